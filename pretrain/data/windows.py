@@ -24,6 +24,8 @@ from pretrain.loop.protocols import MicroBatch
 from pretrain.objectives.base import Block, DocumentObjective, Ids
 from pretrain.objectives.tokens import IGNORED
 
+_MOST_PARTS = 100
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Window:
@@ -66,6 +68,17 @@ class Windows:
         """
         return [0, *(2**power for power in range(4, (self.row - 2).bit_length()))]
 
+    @cached_property
+    def parts(self) -> Ids:
+        """The part of the text that each document is in: at most 100 parts of whole documents.
+
+        They have about as many tokens each, and are the same whatever the length of a window.
+        """
+        lengths: Ids = self.corpus.lengths[self.documents].astype(np.int64)
+        places = (np.cumsum(lengths) - lengths) * _MOST_PARTS // max(1, int(lengths.sum()))
+        numbers: Ids = np.unique(places, return_inverse=True)[1].astype(np.int64)
+        return numbers
+
     def __len__(self) -> int:
         """Number of windows."""
         return int((1 + self._later).sum())
@@ -79,7 +92,7 @@ class Windows:
         """Micro-batches of windows. At most a window and a document are in memory besides.
 
         Short windows share a row, where they do not see each other. In place of its subset each
-        target has its group: subset * len(edges) + the number of its position's edge.
+        target has its group, its place in an array of [subsets, parts, edges].
 
         Args:
             objective: for validation.
@@ -123,17 +136,22 @@ class Windows:
         return later
 
     def _windows(self, objective: DocumentObjective) -> Iterator[_Window]:
-        documents = (self._tokens(objective, document) for document in self.documents)
+        numbered = zip(self.documents, self.parts, strict=True)
+        documents = (self._tokens(objective, document, int(part)) for document, part in numbered)
         for text in [documents] if self.one_text else ([document] for document in documents):
             yield from self._cut(text)
 
-    def _tokens(self, objective: DocumentObjective, document: int) -> Ids:
-        """Of each token of a document: id, what the model reads, subset, and whether a target."""
+    def _tokens(self, objective: DocumentObjective, document: int, part: int) -> Ids:
+        """Of each token of a document: id, what the model reads, its source, whether a target.
+
+        The source is a place in an array of [subsets, parts].
+        """
         ids = self.corpus.document(document).astype(np.int64)
         inputs, positions = objective.mask(ids, validation_key(document))
         is_target = np.zeros_like(ids)
         is_target[positions] = 1
-        return np.stack([ids, inputs, np.full_like(ids, self.corpus.subsets[document]), is_target])
+        source = int(self.corpus.subsets[document]) * (int(self.parts[-1]) + 1) + part
+        return np.stack([ids, inputs, np.full_like(ids, source), is_target])
 
     def _cut(self, text: Iterable[Ids]) -> Iterator[_Window]:
         """The windows of one text, which comes in parts."""
@@ -148,13 +166,13 @@ class Windows:
 
     def _window(self, tokens: Ids, scored: int) -> _Window:
         """A window whose first `scored` tokens were scored before."""
-        ids, inputs, subsets, is_target = tokens
+        ids, inputs, sources, is_target = tokens
         edge = np.searchsorted(self.edges, np.arange(len(ids)), side="right") - 1
         return _Window(
             np.append(Tokenizer.bos_id, ids),
             np.append(Tokenizer.bos_id, inputs),
             np.flatnonzero(is_target[scored:]) + scored + 1,
-            np.append(0, subsets * len(self.edges) + edge),
+            np.append(0, sources * len(self.edges) + edge),
         )
 
     def _micro_batch(

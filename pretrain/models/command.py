@@ -68,7 +68,10 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     packing += "contiguous reads the split as one text, any other every document by itself"
     packings = ["chunked", "best-fit", "complete", "contiguous", "one-document", "sentence-pairs"]
     add("--packing", choices=packings, help=packing)
-    add("--json", type=Path, help="also write the results to this file")
+    text = (
+        "also write the results to this file, those of --lengths with an interval by the bootstrap"
+    )
+    add("--json", type=Path, help=text)
     add("--csv", type=Path, help="also write a table to this file, with a line for each score")
     plot = pictures.HELP.format("perplexity (--lengths) or layers (--layers)")
     add("--plot", type=Path, help=plot)

@@ -36,6 +36,9 @@ from pretrain.objectives.sentence_pairs import SentencePairsLM
 
 _FEWEST_TARGETS = 100
 """Groups of positions with fewer are too noisy for the table and the picture."""
+_RESAMPLES = 1000
+INTERVAL = "95 % interval of the perplexity: bootstrap over documents, in at most 100 groups"
+"""What `Evaluation.interval` is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +140,11 @@ class Evaluation(Scores):
     positions: dict[int, Score] = dataclasses.field(default_factory=dict)
     """Of `evaluate_lengths`: by the number of tokens before the target in its window, from each of
     these numbers to below the next (`Windows.edges`); those with targets alone."""
+    interval: tuple[float, float] | None = None
+    """Of `evaluate_lengths`: see `perplexity_interval`."""
     interpolated: Score | None = None
     """With position interpolation."""
+    interpolated_interval: tuple[float, float] | None = None
     pairs: dict[str, Score] = dataclasses.field(default_factory=dict)
     """Of `evaluate_blocks`, for a model with a pair head: of "masked", "nsp" and "sop"."""
 
@@ -343,12 +349,13 @@ def evaluate_lengths(
             return Refusal(length, f"the model's learned positions end at {longest_input}")
         windows = Windows(corpus, documents, length, stride or length, one_text)
         rows = max(1, tokens // windows.row)
-        interpolated = None
+        interpolated, interpolated_interval = None, None
         try:
-            scores, positions = _window_scores(model, objective, windows, rows)
+            scores, positions, interval = _window_scores(model, objective, windows, rows)
             if interpolate_from and length > interpolate_from and model.config.method.scalable:
                 scale = interpolate_from / length
-                interpolated = _interpolated(model, objective, windows, rows, scale)
+                found = _interpolated(model, objective, windows, rows, scale)
+                interpolated, interpolated_interval = found
         except torch.OutOfMemoryError as error:
             return Refusal(length, str(error).partition("\n")[0])
         return Evaluation(
@@ -358,7 +365,9 @@ def evaluate_lengths(
             coverage=coverage,
             stride=stride,
             positions=positions,
+            interval=interval,
             interpolated=interpolated,
+            interpolated_interval=interpolated_interval,
         )
 
     return map(measure, lengths)
@@ -366,24 +375,27 @@ def evaluate_lengths(
 
 def _interpolated(
     model: LanguageModel, objective: DocumentObjective, windows: Windows, rows: int, scale: float
-) -> Score:
-    """The score over windows with all positions multiplied by `scale`."""
+) -> tuple[Score, tuple[float, float] | None]:
+    """The score over windows with all positions multiplied by `scale`, and its interval."""
     before, model.encoder.position_scale = model.encoder.position_scale, scale
     try:
-        return _window_scores(model, objective, windows, rows)[0].total
+        scores, _, interval = _window_scores(model, objective, windows, rows)
+        return scores.total, interval
     finally:
         model.encoder.position_scale = before
 
 
 def _window_scores(
     model: LanguageModel, objective: DocumentObjective, windows: Windows, rows: int
-) -> tuple[Scores, dict[int, Score]]:
-    """The scores over windows, and those by position; see `Evaluation`."""
+) -> tuple[Scores, dict[int, Score], tuple[float, float] | None]:
+    """The scores over windows, those by position, and the interval; see `Evaluation`."""
     corpus, edges, terms = windows.corpus, windows.edges, objective.terms
+    count = int(windows.parts[-1]) + 1  # of parts
     names = corpus.manifest.subsets
     batches = _with_bar(windows.batches(objective, rows), windows.length, windows.ids)
     # Added one by one: there may be as many passes as tokens.
-    parts = (summed(model, objective, [each], len(names) * len(edges)) for each in batches)
+    groups = len(names) * count * len(edges)
+    parts = (summed(model, objective, [each], groups) for each in batches)
     sums = functools.reduce(torch.add, parts).cpu().numpy()
     if not sums[..., 2].any():
         raise ValueError(
@@ -391,11 +403,33 @@ def _window_scores(
             f"{windows.ids} tokens read is a target ({validation_note(objective.settings)}); "
             "prepare more validation documents"
         )
-    sums = sums.reshape(len(names), len(edges), len(terms), 3)
-    by_position = zip(edges, sums.sum(axis=0), strict=True)
+    sums = sums.reshape(len(names), count, len(edges), len(terms), 3)
+    by_position = zip(edges, sums.sum(axis=(0, 1)), strict=True)
     weights = list(terms.values())
     positions = {edge: Score.of(part, weights) for edge, part in by_position if part[:, 2].any()}
-    return Scores.of(sums.sum(axis=1), terms, names), positions
+    interval = perplexity_interval(sums.sum(axis=(0, 2))[:, 0])
+    return Scores.of(sums.sum(axis=(1, 2)), terms, names), positions, interval
+
+
+def perplexity_interval(sums: npt.NDArray[np.float64]) -> tuple[float, float] | None:
+    """The 95 % interval of a perplexity by the bootstrap (Efron and Tibshirani 1993, chapter 13).
+
+    The parts are drawn with replacement 1,000 times, always with the same seed. The interval is
+    that of the text, as if other documents had been read; the model is the same.
+
+    Args:
+        sums: [parts, 3]: nats, correct predictions, targets of each part of the text.
+
+    Returns:
+        The 2.5th and the 97.5th percentile; None where fewer than two parts have targets.
+    """
+    sums = sums[sums[:, 2] > 0]
+    if len(sums) < 2:
+        return None
+    drawn = np.random.default_rng(0).integers(len(sums), size=(_RESAMPLES, len(sums)))
+    nats, _, targets = sums[drawn].sum(axis=1).T
+    low, high = np.percentile(nats / targets, [2.5, 97.5])
+    return math.exp(min(low, 700.0)), math.exp(min(high, 700.0))
 
 
 def _with_bar(batches: Iterable[MicroBatch], length: int, tokens: int) -> Iterator[MicroBatch]:

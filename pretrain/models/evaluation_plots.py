@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_prep.common import pictures
-from pretrain.models.evaluate import Measured
+from pretrain.models.evaluate import INTERVAL, Measured
 from pretrain.models.layers import LayerChanges
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _ROOM_ABOVE = 1.5
 """The perplexity axis ends at the highest value within the training length, times this."""
+
+_APART = 3.0
+"""Points (1/72 inch) between the error bars of one curve and the next."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,13 @@ class _Curve:
     """Perplexity by length, or by the first position of a group, in order."""
     trained: int
     """Points up to this one are within the training length."""
+    intervals: Mapping[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    """Of the points that have one."""
+
+    @property
+    def tops(self) -> dict[int, float]:
+        """The upper ends of the intervals, or the points without one."""
+        return self.points | {at: high for at, (_, high) in self.intervals.items()}
 
     @property
     def highest(self) -> float:
@@ -54,14 +64,17 @@ def draw_scores(measured: Sequence[Measured], path: Path) -> None:
         name, color, trained = each.model, f"C{number}", each.trained_length
         found = each.evaluations
         points = {result.length: result.total.perplexity for result in found}
-        by_length.append(_Curve(name, color, "o-", points, trained))
+        intervals = {r.length: r.interval for r in found if r.interval}
+        by_length.append(_Curve(name, color, "o-", points, trained, intervals))
         is_interpolated = any(result.interpolated for result in found)
         points = {
             result.length: (result.interpolated or result.total).perplexity
             for result in found
             if result.interpolated or (is_interpolated and result.length == trained)
         }
-        by_length.append(_Curve(f"{name}, interpolated", color, ".:", points, trained))
+        intervals = {r.length: r.interpolated_interval for r in found if r.interpolated_interval}
+        interpolated = f"{name}, interpolated"
+        by_length.append(_Curve(interpolated, color, ".:", points, trained, intervals))
         points = found[-1].perplexity_by_position if found else {}
         by_position.append(_Curve(name, color, "o-", points, trained // 2))
     evaluations = [evaluation for each in measured for evaluation in each.evaluations]
@@ -88,6 +101,8 @@ def _draw_by_length(axes: Axes, curves: Sequence[_Curve]) -> None:
     for curve in curves[::2]:
         _mark_training_length(axes, curve)
     axes.plot([], [], "D", color="black", mfc="white", label="training length")
+    if any(curve.intervals for curve in curves):
+        axes.plot([], [], "|", color="black", ms=8, label=INTERVAL)
     lengths = sorted({length for curve in curves for length in curve.points})
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
@@ -127,16 +142,32 @@ def _draw_curves(axes: Axes, curves: Sequence[_Curve], places: dict[int, int]) -
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return
-    within = [v for curve in curves for at, v in curve.points.items() if at <= curve.trained]
-    lowest = [min(curve.points.values()) for curve in curves]
-    end = min(_ROOM_ABOVE * max(within or lowest), 1.05 * max(curve.highest for curve in curves))
-    for curve in curves:
+    within = [v for curve in curves for at, v in curve.tops.items() if at <= curve.trained]
+    lowest = [
+        min([*curve.points.values(), *(low for low, _ in curve.intervals.values())])
+        for curve in curves
+    ]
+    end = min(
+        _ROOM_ABOVE * max(within or lowest),
+        1.05 * max(max(curve.tops.values()) for curve in curves),
+    )
+    for number, curve in enumerate(curves):
         x = [places.get(point, point) for point in curve.points]
         y = [min(value, 100 * end) for value in curve.points.values()]
         goes_on = f" (leaves the panel, to {short_number(curve.highest)})"
         label = curve.label + goes_on * (curve.highest > end)
         axes.plot(x, y, curve.style, color=curve.color, label=label)
+        _draw_intervals(axes, curve, _APART * (number - (len(curves) - 1) / 2))
     axes.set_ylim(0.95 * min(lowest), end)
+
+
+def _draw_intervals(axes: Axes, curve: _Curve, offset: float) -> None:
+    """Draw error bars so many points (1/72 inch) beside the points, as those of models overlap."""
+    from matplotlib.transforms import ScaledTranslation
+
+    beside = axes.transData + ScaledTranslation(offset / 72, 0, axes.figure.dpi_scale_trans)
+    for point, interval in curve.intervals.items():
+        axes.vlines(point, *interval, color=curve.color, lw=1, transform=beside)
 
 
 def _mark_training_length(axes: Axes, curve: _Curve) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common.files import write_atomically, write_json
-from pretrain.models.evaluate import Evaluation, Measured, Refusal, Score
+from pretrain.models.evaluate import INTERVAL, Evaluation, Measured, Refusal, Score
 from pretrain.models.evaluation_plots import draw_layers, draw_scores, short_number
 from pretrain.models.layers import LayerChanges
 
@@ -165,6 +165,8 @@ def _as_json(measured: Measured, result: Evaluation | Refusal) -> dict[str, obje
         "model": measured.model,
         "trained_length": measured.trained_length,
     }
+    if isinstance(result, Evaluation) and result.interval:
+        values["interval_kind"] = INTERVAL
     if isinstance(result, Evaluation) and measured.pair_task:
         values["pair_task"] = measured.pair_task
         for name, score in result.pairs.items():

@@ -52,13 +52,13 @@ def batches_of(split, length, rows, chosen=None, **reading):
     return [batch.arrays for batch in batches]
 
 
-def targets_of(batches, edges):
+def targets_of(batches, groups):
     """(id, subset, what the model reads in its place) of every target: with an id, its place."""
     found = []
     for arrays in batches:
         used = arrays["labels"] != IGNORED
         read = arrays["input_ids"].ravel()[arrays["target_positions"]]
-        columns = arrays["labels"][used], arrays["subsets"][used] // edges, read[used]
+        columns = arrays["labels"][used], arrays["subsets"][used] // groups, read[used]
         found += zip(*(column.tolist() for column in columns), strict=True)
     return sorted(found)
 
@@ -74,9 +74,10 @@ def test_every_length_and_batch_size_has_the_same_targets(split, settings):
     for length in (2, 3, 17, 64, 128, 301, 1000):
         for rows in (1, 50):
             for reading in ({}, {"one_text": True}, {"stride": 1 + length // 3}):
-                edges = len(windows_of(split, length, **reading).edges)
+                windows = windows_of(split, length, **reading)
+                groups = len(windows.edges) * (windows.parts[-1] + 1)
                 batches = batches_of(split, length, rows, objective(**settings), **reading)
-                assert targets_of(batches, edges) == sorted(expected), (length, rows, reading)
+                assert targets_of(batches, groups) == sorted(expected), (length, rows, reading)
 
 
 @pytest.mark.parametrize("length", [2, 17, 64, 301])
@@ -218,7 +219,7 @@ def test_one_text_is_the_concatenation_of_the_documents(split):
 
 
 @pytest.mark.parametrize("stride", [64, 10])
-def test_groups_say_subset_and_position(split, stride):
+def test_groups_say_subset_part_and_position(split, stride):
     windows = windows_of(split, 64, stride)
     assert windows.edges == [0, 16, 32]
     assert [windows_of(split, length).edges[-1] for length in (2, 17, 18, 33, 34)] == [
@@ -233,8 +234,19 @@ def test_groups_say_subset_and_position(split, stride):
         before = places - begins[np.searchsorted(begins, places, side="right") - 1]
         edge = np.where(before < 16, 0, np.where(before < 32, 1, 2))
         documents = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-        subsets = split.subsets[documents[arrays["labels"][used] - FIRST_WORD_ID]].astype(int)
-        np.testing.assert_array_equal(arrays["subsets"][used], subsets * 3 + edge)
+        read = documents[arrays["labels"][used] - FIRST_WORD_ID]
+        subsets, part = split.subsets[read].astype(int), windows.parts[read]
+        sources = subsets * (windows.parts[-1] + 1) + part
+        np.testing.assert_array_equal(arrays["subsets"][used], sources * 3 + edge)
+
+
+def test_parts_are_whole_documents_of_about_as_many_tokens():
+    many = split_of(1 + np.arange(700) % 50)
+    parts = windows_of(many, 64).parts
+    tokens = np.bincount(parts, weights=many.lengths)
+    assert len(tokens) == 100
+    assert (np.diff(parts) >= 0).all()
+    assert abs(tokens / many.lengths.sum() - 0.01).max() * many.lengths.sum() <= 50
 
 
 def test_targets_of_a_block_as_a_whole_are_not_a_document_s(split):

@@ -251,7 +251,37 @@ def test_memory_does_not_grow_with_the_corpus():
             evaluation._window_scores(model, objective, windows, 2)
         return memory.peak
 
-    assert peak(40) == peak(8)
+    assert peak(240) == peak(120)  # of 100 parts each
+
+
+def test_intervals_hold_the_perplexity_of_all_texts_in_nineteen_of_twenty_texts():
+    """Of texts of documents whose mean loss is 3, with losses that differ from one to another."""
+    drawn = np.random.default_rng(0)
+    found = 0
+    for _ in range(200):
+        targets = drawn.integers(50, 150, size=60)
+        nats = targets * drawn.normal(3.0, 0.5, size=60)
+        low, high = evaluation.perplexity_interval(np.stack([nats, 0 * nats, targets], axis=1))
+        found += low <= math.exp(3.0) <= high
+        # As the standard error of a mean of about 60 values.
+        assert math.log(high / low) == pytest.approx(2 * 1.96 * 0.5 / math.sqrt(60), rel=0.4)
+    assert 180 <= found < 200
+
+
+def test_one_part_with_targets_has_no_interval():
+    assert evaluation.perplexity_interval(np.array([[6.0, 1, 2], [0, 0, 0]])) is None
+
+
+@pytest.mark.parametrize("reading", [*READINGS, {"interpolate_from": 20}], ids=str)
+def test_the_interval_is_around_the_perplexity_at_every_batch_size(corpus, reading):
+    model = model_of(corpus, "alibi" if "stride" in reading else "causal-rotary")
+    one, other = (lengths_of(model, corpus, [40], 20, n, **reading)[0] for n in (1, 800))
+    assert one.interval == pytest.approx(other.interval, rel=1e-6)
+    low, high = one.interval
+    assert low < one.total.perplexity < high
+    if one.interpolated:
+        low, high = one.interpolated_interval
+        assert low < one.interpolated.perplexity < high
 
 
 def test_a_limit_is_of_documents_and_the_same_at_every_length(corpus):

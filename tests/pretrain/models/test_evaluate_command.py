@@ -175,6 +175,10 @@ def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, 
     results = json.loads(files[0].read_text())
     assert [r["model"] for r in results] == ["causal-rotary"] * 3 + ["causal-learned"] * 3
     assert {result["stride"] for result in results if "stride" in result} == {30}
+    for result in results[:5]:
+        low, high = result["interval"]
+        assert low < result["total"]["perplexity"] < high
+        assert result["interval_kind"].startswith("95 % interval of the perplexity")
     lines = list(csv.DictReader(files[1].read_text().splitlines()))
     totals = [float(line["perplexity"]) for line in lines if line["part"] == "all"]
     assert totals == [result["total"]["perplexity"] for result in results[:5]]

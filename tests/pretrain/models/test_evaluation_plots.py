@@ -1,8 +1,10 @@
 """Pictures of `evaluate`."""
 
+import dataclasses
+
 import pytest
 
-from pretrain.models.evaluate import Measured, Refusal
+from pretrain.models.evaluate import INTERVAL, Measured, Refusal
 from pretrain.models.evaluation_plots import draw_layers, draw_scores
 from pretrain.models.layers import LayerChange, LayerChanges
 from tests.pretrain.models.results import evaluation
@@ -41,6 +43,17 @@ def test_the_picture_is_cut_where_curves_explode(measured, figure):
     assert 90 < right.get_ylim()[1] < 150
     edges = " ".join(label.get_text() for label in right.get_xticklabels())
     assert edges == "0 16 256 512 2,048"
+
+
+def test_a_point_has_its_interval_as_an_error_bar(measured, figure):
+    found = measured[1].results[0]
+    measured[1].results[0] = dataclasses.replace(found, interval=(19.0, 20.5))
+    left, _ = figure(measured).axes
+    ((bar,),) = [collection.get_segments() for collection in left.collections]
+    assert bar.tolist() == [[512, 19.0], [512, 20.5]]
+    assert INTERVAL in lines_of(left)
+    measured[1].results[0] = found
+    assert INTERVAL not in lines_of(figure(measured).axes[0])
 
 
 def test_the_training_length_is_marked_on_the_curve(measured, figure):
