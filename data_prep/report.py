@@ -136,6 +136,7 @@ def _lengths(axes: Axes, histogram: LengthHistogram, max_tokens: int | None) -> 
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("tokens, <s> and </s> included")
     axes.set_ylabel("documents")
+    axes.locator_params(axis="y", integer=True)
     axes.set_title("Document lengths before filtering")
 
 
@@ -161,7 +162,7 @@ def _rejects(axes: Axes, manifest: CorpusManifest) -> None:
             axes.barh(y, length, 0.36, color=colour)
             axes.text(length, y, f" {label}", verticalalignment="center")
     axes.set_yticks(range(len(rejected)), [row.name for row in rejected])
-    axes.set_ylim(max(len(rejected), 3) - 0.4, -0.6)
+    _leave_room(axes, len(rejected))
     axes.set_xlim(0, 1.7)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
@@ -210,6 +211,12 @@ def _label(axes: Axes, ends: Sequence[float], labels: Sequence[str]) -> None:
         axes.text(end, number, label, verticalalignment="center")
     axes.margins(x=0.3)
     axes.set_xlim(left=0)
-    axes.set_ylim(max(len(labels), 3) - 0.4, -0.6)
+    _leave_room(axes, len(labels))
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
+
+
+def _leave_room(axes: Axes, bars: int) -> None:
+    """Put the first bar on top, and a few in the middle, so that they do not get thick."""
+    room = max(0.0, (3 - bars) / 2)
+    axes.set_ylim(bars - 0.4 + room, -0.6 - room)
