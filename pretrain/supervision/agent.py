@@ -244,9 +244,11 @@ def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
     run, before = Path(config.folder), control.try_read(Path(config.folder))
     jobs.write_stdout(f"[node {node.rank}] refused, telling node 0 (Ctrl-C ends that): {reason}\n")
     deadline = time.monotonic() + config.supervision.node_wait_seconds
-    reporter = nodes.Reporter(run, node.rank, 1.0)
+    reporter = nodes.Reporter(run, node.rank)
+    report = Report("", nodes.REFUSED, f"is refused: {reason}")
     while time.monotonic() < deadline:
-        reporter.write(Report("", nodes.REFUSED, f"is refused: {reason}"))
+        reporter.write(report)
+        nodes.send_report(run, node.rank, report)  # the folder may be the reason
         newest = control.try_read(run)
         if newest and newest != before and newest.state == control.EXIT:
             return

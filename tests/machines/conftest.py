@@ -175,6 +175,13 @@ def change_code(cluster):
     cluster.run(2, "mount", "--bind", changed, source)
 
 
+def mount_read_only(cluster, folder):
+    """Make a new folder that node2 cannot write to."""
+    folder.mkdir()
+    cluster.run(2, "mount", "--bind", folder, folder)
+    cluster.run(2, "mount", "-o", "remount,ro,bind", folder)
+
+
 def wait_until(condition, seconds=PATIENCE):
     deadline = time.monotonic() + seconds
     while not condition():

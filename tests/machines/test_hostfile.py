@@ -9,7 +9,13 @@ import pytest
 
 from pretrain.config.load import load
 from tests.chaos.conftest import PATIENCE, Chaos
-from tests.machines.conftest import HostfileRun, change_code, skip_without, wait_until
+from tests.machines.conftest import (
+    HostfileRun,
+    change_code,
+    mount_read_only,
+    skip_without,
+    wait_until,
+)
 
 
 @pytest.mark.slow
@@ -290,9 +296,7 @@ def without_folder(cluster, hosts, chaos):
 
 
 def read_only(cluster, hosts, chaos):
-    chaos.run.mkdir()
-    cluster.run(2, "mount", "--bind", chaos.run, chaos.run)
-    cluster.run(2, "mount", "-o", "remount,ro,bind", chaos.run)
+    mount_read_only(cluster, chaos.run)
 
 
 def without_corpus(cluster, hosts, chaos):
