@@ -56,7 +56,7 @@ def styles(arms: Iterable[Arm]) -> dict[Arm, dict[str, Any]]:
     return found
 
 
-def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
+def draw_curves(curves: Mapping[Arm, Mapping[int, Curve]], output: Path) -> None:
     """Draw training and validation loss by tokens: the mean over the seeds, and their range."""
     from matplotlib.ticker import LogLocator
 
@@ -64,9 +64,9 @@ def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
     for suffix in _FORMATS:
         with pictures.picture(output / f"{CURVES}{suffix}", 10, 4.6) as figure:
             left, right = figure.subplots(1, 2)
-            for arm, of_arm in curves.items():
-                _training(left, of_arm, arm.name, kinds[arm])
-                _validation(right, of_arm, arm.name, kinds[arm])
+            for arm, by_seed in curves.items():
+                _training(left, [*by_seed.values()], arm.name, kinds[arm])
+                _validation(right, [*by_seed.values()], arm.name, kinds[arm])
             left.set(title="training, smoothed", ylabel="nats per target")
             right.set(title="validation")
             for axes in (left, right):
@@ -89,16 +89,11 @@ def _training(axes: Axes, curves: Sequence[Curve], label: str, kind: Mapping[str
 
 
 def _validation(axes: Axes, curves: Sequence[Curve], label: str, kind: Mapping[str, Any]) -> None:
-    last = min((curve.measured_at[-1] for curve in curves if curve.measured_at), default=0)
-    first = max((curve.measured_at[0] for curve in curves if curve.measured_at), default=0)
-    places = [n for n in curves[0].measured_at if max(first, _FIRST * last) <= n <= last]
-    if places:
-        lines = [
-            np.interp(places, curve.measured_at, curve.validation)
-            for curve in curves
-            if curve.measured_at
-        ]
-        _band(axes, np.array(places), np.array(lines), label, kind)
+    measured = min(len(curve.validation) for curve in curves)
+    places = np.mean([curve.measured_at[:measured] for curve in curves], axis=0)
+    drawn = places >= _FIRST * max(places, default=0.0)
+    lines = np.array([curve.validation[:measured] for curve in curves])
+    _band(axes, places[drawn], lines[:, drawn], label, kind)
 
 
 def _band(axes: Axes, places: Any, lines: Any, label: str, kind: Mapping[str, Any]) -> None:  # noqa: ANN401 - arrays

@@ -8,12 +8,13 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from data_prep.common.files import write_atomically
 from data_prep.common.wording import in_short
 from finetune.studies import results
 from finetune.studies.picture import draw_curves, draw_lengths
-from finetune.studies.results import Measured, Results
+from finetune.studies.results import Curve, Difference, Measured, Results
 from finetune.studies.study import Arm, CheckedArm, Run, Study, differences
 
 REPORT, TABLE, LATEX = "report.md", "report.csv", "report.tex"
@@ -53,7 +54,7 @@ def _sections(study: Study, checked: Sequence[CheckedArm], found: Results) -> li
     sections = [
         _table("Pretraining", found.pretraining, _median),
         f"Median over at most {seeds} seeds (lowest to highest).{best}\n",
-        _comparison("Differences in pretraining", study, checked, found.pretraining),
+        _comparison("Differences in pretraining", study, checked, found.pretraining, found.curves),
     ]
     if found.finetuning:
         sections += [
@@ -97,35 +98,53 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def _comparison(title: str, study: Study, checked: Sequence[CheckedArm], measured: Measured) -> str:
+def _comparison(
+    title: str,
+    study: Study,
+    checked: Sequence[CheckedArm],
+    measured: Measured,
+    curves: Mapping[Arm, Mapping[int, Curve]] = MappingProxyType({}),
+) -> str:
     """Return a table of the differences of arms that differ in one factor."""
     names = [name for name in results.names_of(measured) if name != "collapsed"]
-    rows, confounded, count, seeds = [], list[str](), 0, 0
+    rows, found, confounded = [], list[Difference](), list[str]()
     for one, other in results.compared(measured, study.best):
-        cells = []
-        for name in names:
-            difference = results.paired(measured, name, one, other)
-            cells.append(_difference(difference))
-            if difference:
-                count, seeds = count + 1, max(seeds, difference.seeds)
+        of_pair = [results.paired(measured, name, one, other) for name in names]
+        found += filter(None, of_pair)
         pair = f"{other.name} − {one.name}"
-        rows.append([pair, *cells])
+        tokens = [_tokens(results.tokens_to_its_loss(curves, one, other))] if curves else []
+        rows.append([pair, *map(_difference, of_pair), *tokens])
         if len(settings := _settings_that_differ(checked, one, other)) > 1:
             confounded.append(f"- {pair}: {', '.join(settings)}")
-    notes = (
+    head = ["difference", *names, *(["tokens"] if curves else [])]
+    seeds = max((each.seeds for each in found), default=0)
+    notes = [
         f"Mean over at most {seeds} seeds that both arms have, with the 95 % interval of Student's "
-        f"t; **bold** where it leaves out 0. One in twenty of these {count} intervals leaves out 0 "
-        "by chance.\n"
-    )
-    if confounded:
-        notes += (
-            "\nConfounded: these differ in several settings, and the difference may come from any "
-            "of them.\n\n" + "\n".join(confounded) + "\n"
+        f"t; **bold** where it leaves out 0. One in twenty of these {len(found)} intervals leaves "
+        "out 0 by chance.\n"
+    ]
+    if curves:
+        notes.append(
+            "Tokens: the share of its tokens after which the first named has the other's last "
+            "validation loss, though its learning rate has not come down by then.\n"
         )
-    return f"{_markdown(title, ['difference', *names], rows)}\n{notes}"
+    if confounded:
+        notes.append(
+            "Confounded: these differ in several settings, and the difference may come from any "
+            f"of them.\n\n{chr(10).join(confounded)}\n"
+        )
+    return "\n".join([_markdown(title, head, rows), *notes])
 
 
-def _difference(found: results.Difference | None) -> str:
+def _tokens(shares: Sequence[float]) -> str:
+    """Write shares of tokens by seed: their median, lowest and highest."""
+    if not shares or math.isinf(max(shares)):
+        return "never" if shares and math.isinf(min(shares)) else "not with every seed"
+    median, low, high = (f"{f(shares):.0%}" for f in (statistics.median, min, max))
+    return median if low == high else f"{median} ({low} to {high})"
+
+
+def _difference(found: Difference | None) -> str:
     if found is None:
         return ""
     if math.isnan(found.half_width):

@@ -35,6 +35,17 @@ class Curve:
     """Tokens read before each evaluation."""
     validation: list[float]
 
+    def tokens_to(self, loss: float) -> float:
+        """Return the tokens after which the validation loss is `loss`; inf if it never is.
+
+        Between two evaluations it is interpolated.
+        """
+        points = list(zip(self.measured_at, self.validation, strict=True))
+        for (x, y), (to_x, to_y) in zip(points[:1] + points, points, strict=False):
+            if to_y <= loss:
+                return to_x - (to_x - x) * (loss - to_y) / (y - to_y) if y > to_y else to_x
+        return math.inf
+
 
 @dataclasses.dataclass(frozen=True)
 class Results:
@@ -47,7 +58,7 @@ class Results:
     over the seeds of fine-tuning; and how many of these runs collapsed."""
     cost: Measured
     """Tokens, device hours, tokens per second, spikes and rollbacks."""
-    curves: dict[Arm, list[Curve]]
+    curves: dict[Arm, dict[int, Curve]]
     unfinished: list[str]
     """Runs whose training has not come to its end."""
 
@@ -89,7 +100,7 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
         figures |= _evaluated(folder / "evaluation.json")
         found.pretraining.setdefault(run.arm, {})[run.seed] = figures
         found.cost.setdefault(run.arm, {})[run.seed] = _cost(seen)
-        found.curves.setdefault(run.arm, []).append(curve)
+        found.curves.setdefault(run.arm, {})[run.seed] = curve
         for way in finetuning_arms(study):
             if scores := _scores(folder / "scores" / (way.folder or "all")):
                 both = Arm((*run.arm.levels, *way.levels), {**run.arm.settings, **way.settings})
@@ -217,6 +228,18 @@ def paired(measured: Measured, name: str, one: Arm, other: Arm) -> Difference | 
         error = statistics.stdev(deltas) / math.sqrt(len(deltas))
         half_width = float(t.ppf(0.975, len(deltas) - 1)) * error
     return Difference(len(deltas), statistics.fmean(deltas), half_width)
+
+
+def tokens_to_its_loss(
+    curves: Mapping[Arm, Mapping[int, Curve]], one: Arm, other: Arm
+) -> list[float]:
+    """Return by seed the share of its tokens that `other` needs to reach `one`'s last loss."""
+    ours, theirs = curves[one], curves[other]
+    return [
+        theirs[seed].tokens_to(ours[seed].validation[-1]) / ours[seed].measured_at[-1]
+        for seed in sorted(ours.keys() & theirs.keys())
+        if ours[seed].validation and theirs[seed].validation
+    ]
 
 
 def compared(measured: Measured, factor: str = "") -> list[tuple[Arm, Arm]]:

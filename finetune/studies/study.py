@@ -191,7 +191,7 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
         changes: `key=value` settings of the command line, which hold for all arms.
 
     Raises:
-        ValueError: the errors of all arms.
+        ValueError: the errors of all arms; two arms are the same.
     """
     found, arms = list[CheckedArm](), arms_of(study.factors, study.settings)
     errors: dict[str, list[str]] = {}
@@ -208,6 +208,10 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
             override(FinetuneConfig(), way.words)
         except ValueError as error:
             errors.setdefault(f"finetune: {error}", []).append(way.name)
+    for one, other in itertools.combinations(found, 2):
+        if not differences(one, other):
+            same = "these arms are one: no setting differs between them"
+            errors.setdefault(same, []).append(f"{one.arm.name} = {other.arm.name}")
     if errors:
         raise ValueError("; ".join(_of_arms(names, len(arms), e) for e, names in errors.items()))
     return found
