@@ -1,0 +1,36 @@
+"""A small study: learned positions and ALiBi, with a recipe and a corpus of the tests."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
+
+STUDY = """
+title: Positions at a tiny size
+recipe: {recipe}
+factors:
+  positions:
+    learned: {{model.variant: baseline}}
+    ALiBi: {{model.variant: alibi}}
+  dropout:
+    some: {{model.overrides.dropout: 0.1}}
+    none: {{model.overrides.dropout: 0.0}}
+settings: {{supervision.processes_per_node: 1, training.steps: 20}}
+seeds: [1, 2]
+lengths: [32, 64, 128]
+toy:
+  factors: {{dropout: {{some: {{model.overrides.dropout: 0.1}}}}}}
+"""
+
+
+@pytest.fixture(scope="session")
+def study_file(recipe, tmp_path_factory) -> Path:  # noqa: F811
+    path = tmp_path_factory.mktemp("study") / "positions.yaml"
+    path.write_text(STUDY.format(recipe=recipe.path))
+    return path
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "finetune", "study", *words]

@@ -1,0 +1,63 @@
+"""Figures of arms: pairs by seed, intervals, the best level, tokens to a loss."""
+
+import math
+
+import pytest
+from scipy import stats
+
+from finetune.studies import results
+from finetune.studies.results import LOSS, Curve, Results
+from finetune.studies.study import Arm
+
+OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
+
+
+def test_the_interval_is_that_of_a_paired_t_test_over_the_seeds_that_both_have():
+    ours, theirs = [4.0, 4.2, 4.5, 4.1], [3.9, 4.0, 4.4, 4.15]
+    measured = {
+        OURS: {seed: {LOSS: loss} for seed, loss in enumerate(ours)} | {9: {LOSS: 99.0}},
+        THEIRS: {seed: {LOSS: loss} for seed, loss in reversed([*enumerate(theirs)])},
+    }
+    found = results.paired(measured, LOSS, OURS, THEIRS)
+    expected = stats.ttest_rel(theirs, ours).confidence_interval(0.95)
+    assert found.seeds == 4
+    assert found.mean - found.half_width == pytest.approx(expected.low)
+    assert found.mean + found.half_width == pytest.approx(expected.high)
+    assert found.is_clear == (expected.low > 0 or expected.high < 0)
+
+
+def test_one_seed_has_no_interval_and_no_seed_no_difference():
+    measured = {OURS: {1: {LOSS: 4.0}}, THEIRS: {1: {LOSS: 3.0}, 2: {LOSS: 2.0}}}
+    found = results.paired(measured, LOSS, OURS, THEIRS)
+    assert (found.mean, math.isnan(found.half_width), found.is_clear) == (-1.0, True, False)
+    assert results.paired(measured, "accuracy", OURS, THEIRS) is None
+    assert results.paired({OURS: {1: {}}, THEIRS: {2: {}}}, LOSS, OURS, THEIRS) is None
+
+
+def test_of_the_best_factor_the_level_with_the_lowest_mean_loss_is_left():
+    def arm(head, rate):
+        return Arm((("head", head), ("rate", rate)), {})
+
+    losses = {
+        arm("RoBERTa", "1e-3"): [4.0, 4.4],
+        arm("RoBERTa", "2e-3"): [4.1, 4.1],
+        arm("CLAP", "1e-3"): [3.8, 3.8],
+        arm("CLAP", "2e-3"): [3.0, math.nan],
+    }
+    measured = {a: {seed: {LOSS: v} for seed, v in enumerate(vs)} for a, vs in losses.items()}
+    found = results._best(Results(measured, {}, measured, {}, []), "rate")
+    assert [*found.pretraining] == [arm("RoBERTa", "2e-3"), arm("CLAP", "1e-3")]
+    assert results.compared(found.pretraining, "rate") == [
+        (arm("RoBERTa", "2e-3"), arm("CLAP", "1e-3"))
+    ]
+
+
+def test_tokens_to_a_loss_are_interpolated():
+    curve = Curve([], [], [100, 200, 300], [5.0, 4.0, 3.5])
+    assert curve.tokens_to(6.0) == 100
+    assert curve.tokens_to(4.5) == 150
+    assert curve.tokens_to(3.5) == 300
+    assert curve.tokens_to(3.0) == math.inf
+    slower = Curve([], [], [100, 200, 300], [5.5, 5.0, 4.0])
+    shares = results.tokens_to_its_loss({OURS: {1: slower}, THEIRS: {1: curve}}, OURS, THEIRS)
+    assert shares == [pytest.approx(2 / 3)]

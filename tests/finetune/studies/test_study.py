@@ -1,0 +1,143 @@
+"""Arms, their comparisons, and what is refused before a study begins."""
+
+import itertools
+
+import pytest
+
+from finetune.__main__ import main
+from finetune.studies import study
+from pretrain.config.settings import apply_override
+from pretrain.convert.recipe import load_complete
+
+NAMES = sorted(path.stem for path in study.STUDIES.glob("*.yaml"))
+
+
+@pytest.mark.parametrize(("name", "toy"), [*itertools.product(NAMES, (False, True))])
+def test_every_study_that_comes_with_the_project_loads_and_its_arms_differ(name, toy):
+    loaded = study.load(name, toy=toy)
+    arms = study.arms_of(loaded.factors, loaded.settings)
+    assert len({arm.folder for arm in arms}) == len(arms) > 1
+    seen = []
+    for arm in arms:
+        config, _ = load_complete(study.recipe_of(loaded, arm), study.without_recipe(arm))
+        checked = study.CheckedArm(arm, config, config.architecture(500), 1)
+        assert all(study.differences(checked, other) for other in seen)
+        seen.append(checked)
+
+
+def test_an_arm_is_a_combination_of_levels_and_each_has_every_seed(study_file):
+    loaded = study.load(str(study_file), toy=False)
+    arms = study.arms_of(loaded.factors, loaded.settings)
+    assert [arm.name for arm in arms] == [
+        "learned, some",
+        "learned, none",
+        "ALiBi, some",
+        "ALiBi, none",
+    ]
+    assert arms[1].settings["model.overrides.dropout"] == 0.0
+    runs = study.runs_of(arms, loaded.seeds)
+    assert len({run.name for run in runs}) == 8
+    assert [run.seed for run in runs] == [1] * 4 + [2] * 4
+    assert len(study.arms_of(study.load(str(study_file), toy=True).factors, {})) == 2
+
+
+def test_arms_are_compared_that_differ_in_one_factor(study_file):
+    arms = study.arms_of(study.load(str(study_file), toy=False).factors, {})
+    pairs = [(one.name, other.name) for one, other in study.comparisons(arms)]
+    assert pairs == [
+        ("learned, some", "ALiBi, some"),
+        ("learned, none", "ALiBi, none"),
+        ("learned, some", "learned, none"),
+        ("ALiBi, some", "ALiBi, none"),
+    ]
+
+
+@pytest.mark.parametrize("value", [1, 0.1, 1e-9, "a # b", "", True, [1, 2], {"a": "x: y"}, "1e-3"])
+def test_settings_are_read_back_from_the_command_line(value):
+    (word,) = study.overrides({"a.b": value})
+    found: dict[str, object] = {}
+    apply_override(found, word)
+    assert found == {"a": {"b": value}}
+
+
+def test_settings_that_differ_are_those_of_the_resolved_architecture(study_file):
+    loaded = study.load(str(study_file), toy=False)
+    checked = study.check_arms(loaded, [])
+    by_name = {each.arm.name: each for each in checked}
+    differ = study.differences(by_name["learned, some"], by_name["ALiBi, none"])
+    assert differ == ["model.dropout", "model.position"]
+
+
+WRONG = [
+    ("no-such-study", [], "neither a file nor one of"),
+    ("factors: {}", [], "at least two arms"),
+    ("seeds: [1, 1]", [], "different numbers"),
+    ("best: size", [], "not one of positions, dropout"),
+    ("factors: {positions: {}}", [], "no levels"),
+    ("colour: red", [], "unknown key"),
+    ("", ["training.steps=0"], "training.steps"),
+    ("", ["model.overrides.dropout=0.0"], "are one"),
+    ("finetune: {tasks: [CoLA], settings: {epoch: 3}}", ["--data", "GLUE"], "epochs"),
+    ("finetune: {tasks: [CoLA]}", [], "--data"),
+    ("finetune: {tasks: [COLLA]}", ["--data", "GLUE"], "CoLA"),
+    ("", ["--jobs", "-1"], "--jobs"),
+    ("", ["--seeds", "1,1"], "--seeds"),
+]
+
+
+@pytest.mark.parametrize(("change", "words", "says"), WRONG)
+def test_what_is_wrong_is_refused_before_anything_is_written(
+    study_file, tmp_path, capsys, change, words, says
+):
+    path = tmp_path / "study.yaml"
+    key = change.partition(":")[0]
+    kept = study_file.read_text()
+    if ":" in change:
+        parts = [part for part in kept.split("\n") if part]
+        tops = [n for n, line in enumerate(parts) if not line.startswith(" ")]
+        own = [n for n in tops if parts[n].startswith(f"{key}:")]
+        for first in own:
+            last = next((n for n in tops if n > first), len(parts))
+            parts = parts[:first] + parts[last:]
+        kept = "\n".join([*parts, change])
+    path.write_text(kept)
+    name = change if change and ":" not in change else str(path)
+    output = tmp_path / "output"
+    try:
+        code = main(["study", name, "--output", str(output), *words])
+    except SystemExit as end:
+        code = end.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert says in error
+    assert error.count("\n") == 1
+    assert not output.exists()
+
+
+def test_an_error_of_every_arm_is_said_once(study_file, tmp_path, capsys):
+    words = ["--output", str(tmp_path / "output"), "data.corpus=nowhere"]
+    assert main(["study", str(study_file), *words]) == 2
+    assert "learned" not in capsys.readouterr().err
+
+
+def test_another_study_in_the_same_folder_is_refused_but_not_further_seeds(study_file, tmp_path):
+    from argparse import Namespace
+
+    from finetune.studies.command import STUDY, _begin
+
+    loaded = study.load(str(study_file), toy=False)
+    options = Namespace(overrides=["training.steps=20"], data="")
+    _begin(tmp_path / STUDY, loaded, options)
+    _begin(tmp_path / STUDY, study.dataclasses.replace(loaded, seeds=[1, 2, 3]), options)
+    with pytest.raises(ValueError, match="other overrides"):
+        _begin(tmp_path / STUDY, loaded, Namespace(overrides=["training.steps=40"], data=""))
+
+
+def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, capsys):
+    output = tmp_path / "output"
+    words = ["--output", str(output), "--dry-run", "--kind", "h100"]
+    assert main(["study", str(study_file), *words]) == 0
+    text = capsys.readouterr().out
+    assert "4 arms with seeds 1, 2: 8 runs" in text
+    assert "hours of one h100" in text
+    assert not output.exists()

@@ -1,0 +1,87 @@
+"""A whole study through its command: killed and continued, its report and pictures."""
+
+import csv
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from finetune.studies import job
+from tests.finetune.studies.conftest import command
+from tests.pretrain.conftest import corpus  # noqa: F401 - fixture
+
+PATIENCE = 600
+FINETUNE = """
+finetune:
+  tasks: [CoLA]
+  settings: {epochs: 1, max_train_examples: 32, batch_size: 16}
+  factors:
+    pooling: {first: {pooling: first}, mean: {pooling: mean}}
+"""
+
+
+def run(folder, *words):
+    done = subprocess.run(command(*words), cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_a_study_that_is_killed_goes_on_without_doing_anything_twice(
+    study_file, easy_glue, tmp_path
+):
+    path = tmp_path / "study.yaml"
+    path.write_text(study_file.read_text() + FINETUNE)
+    output = tmp_path / "output"
+    words = [str(path), "--toy", "--output", str(output), "--data", str(easy_glue), "--jobs", "2"]
+    with (tmp_path / "first.txt").open("w") as log:
+        first = subprocess.Popen(command(*words), cwd=tmp_path, stdout=log, stderr=log)
+        until = time.monotonic() + PATIENCE
+        while not list(output.glob("*/evaluate.done")) and time.monotonic() < until:
+            assert first.poll() is None, (tmp_path / "first.txt").read_text()
+            time.sleep(0.1)
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+    before = {path: path.stat().st_mtime_ns for path in output.glob("*/*.done")}
+    code, text, error = run(tmp_path, *words)
+    assert code == 0, error
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    folders = sorted(path.parent for path in output.glob(f"*/{job.JOB}"))
+    assert len(folders) == 4
+    for folder in folders:
+        log = (folder / job.LOG).read_text()
+        assert log.count("pretrain export") == 1, log
+        assert job.stages_left(folder) == []
+    rows = list(csv.DictReader((output / "report.csv").open()))
+    assert {row["arm"] for row in rows if row["part"] == "pretraining"} == {
+        "learned, some",
+        "ALiBi, some",
+    }
+    refused = [row for row in rows if row["figure"] == "perplexity, 128 tokens"]
+    assert {row["arm"] for row in refused} == {"ALiBi, some"}  # learned positions end at 64
+    assert {row["arm"] for row in rows if row["figure"] == "CoLA"} == {
+        f"{positions}, some, {pooling}"
+        for positions in ("learned", "ALiBi")
+        for pooling in ("first", "mean")
+    }
+    assert "ALiBi, some − learned, some" in text
+    assert "Confounded" not in text
+    for name in ("curves.png", "curves.svg", "lengths.png", "report.tex", "report.md"):
+        assert (output / name).stat().st_size > 0
+    again, text, _ = run(tmp_path, *words)
+    assert again == 0
+    assert "runs to do: 0, finished before: 4" in text
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_named_and_the_others_are_reported(study_file, tmp_path):
+    path = tmp_path / "study.yaml"
+    changes = "{model.variant: alibi, spike.gross_nats: 0.0, spike.max_rollbacks: 0}"
+    path.write_text(study_file.read_text().replace("{model.variant: alibi}", changes))
+    words = [str(path), "--toy", "--seeds", "1", "--output", "output"]
+    noisy = "fault.random_labels=[12, 20]"
+    code, text, error = run(tmp_path, *words, noisy)
+    assert code == 1, (text, error)
+    assert "ALiBi-some-seed1" in error
+    assert "learned, some" in text
