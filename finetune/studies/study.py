@@ -208,6 +208,9 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
             override(FinetuneConfig(), way.words)
         except ValueError as error:
             errors.setdefault(f"finetune: {error}", []).append(way.name)
+    if len({arm.folder for arm in arms}) < len(arms):
+        names = ", ".join(arm.name for arm in arms)
+        errors["their names differ in no letter or digit, and neither would their folders"] = [names]
     for one, other in itertools.combinations(found, 2):
         if not differences(one, other):
             same = "these arms are one: no setting differs between them"

@@ -30,7 +30,7 @@ REGION_STEPS = 1000
 changes more."""
 LOWERED_RATE, LOWERED_STEPS = 0.5, 1000
 """Factor on the learning rate after the third rollback, and the steps after the onset for which it
-holds. Of the models that truly diverge (tests/benchmarks/real_spikes.py) 0.7 did not cure one."""
+holds. Of the models that truly diverge (study spike-cures) 0.7 did not cure one."""
 _NON_FINITE_CHANNELS = ("non-finite", "loss-scale")
 """Channels on which the onset is exact: the loss did not rise unnoticed before it."""
 _BUDGET, _BUDGET_STEPS = 5, 10_000
