@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from data_prep.common.files import lock, write_json
 from data_prep.common.wording import count, duration, in_short
 
 if TYPE_CHECKING:
+    from finetune.studies.job import Stage
     from finetune.studies.study import CheckedArm, Run, Study
 
 _SECONDS_BETWEEN_LINES = 30.0
@@ -126,7 +128,7 @@ def _do(
     arms = {each.arm: each for each in checked}
     folders = {options.output / run.name: run for run in runs}
     for folder, run in folders.items():
-        job.write(folder, _stages(chosen, run, folder, options))
+        job.write(folder, _stages(chosen, arms[run.arm], run.seed, folder, options))
     left = [folder for folder in folders if job.stages_left(folder)]
     print(f"{options.output}: runs to do: {len(left)}, finished before: {len(runs) - len(left)}")
     failed: dict[str, int] = {}
@@ -143,21 +145,24 @@ def _do(
     return failed
 
 
-def _stages(chosen: Study, run: Run, folder: Path, options: argparse.Namespace) -> list[Any]:
+def _stages(
+    chosen: Study, checked: CheckedArm, seed: int, folder: Path, options: argparse.Namespace
+) -> list[Stage]:
     """Return the commands of a run."""
     from finetune.studies.job import Stage
     from finetune.studies.study import finetuning_arms, recipe_of, without_recipe
     from pretrain.config.settings import override
 
     model, trained = str(folder / "model"), str(folder / "run")
-    words = [*without_recipe(run.arm), *options.overrides, f"training.seed={run.seed}"]
+    words = [*without_recipe(checked.arm), *options.overrides, f"training.seed={seed}"]
     words += [override("folder", trained)]
     evaluate = ["pretrain", "evaluate", model, "--json", str(folder / "evaluation.json")]
-    evaluate += ["--data", *_corpora(words, recipe_of(chosen, run.arm))]
-    if chosen.lengths:
-        evaluate += ["--lengths", ",".join(map(str, chosen.lengths))]
+    evaluate += ["--data", checked.config.streams[0].path]
+    longest = checked.model.longest_input or math.inf  # learned positions end
+    if lengths := [length for length in chosen.lengths if length <= longest]:
+        evaluate += ["--lengths", ",".join(map(str, lengths))]
     found = [
-        Stage("train", ["pretrain", "supervise", recipe_of(chosen, run.arm), *words]),
+        Stage("train", ["pretrain", "supervise", recipe_of(chosen, checked.arm), *words]),
         Stage("export", ["pretrain", "export", trained, "--output", model]),
         Stage("evaluate", evaluate),
     ]
@@ -170,13 +175,6 @@ def _stages(chosen: Study, run: Run, folder: Path, options: argparse.Namespace) 
         glue += ["--output", str(folder / "scores" / name), *way.words]
         found.append(Stage(f"glue-{name}", glue))
     return found
-
-
-def _corpora(words: Sequence[str], recipe: str) -> list[str]:
-    from pretrain.convert.recipe import load_complete
-
-    config, _ = load_complete(recipe, words)
-    return [config.streams[0].path]
 
 
 def _engine(options: argparse.Namespace, ranks: int) -> Callable[..., None]:

@@ -149,8 +149,6 @@ def _evaluated(path: Path) -> Figures:
         return {}
     found = Figures()
     for each in json.loads(path.read_text(encoding="utf-8")):
-        if "refused" in each:  # learned positions end at the training length
-            continue
         found[f"perplexity, {each['length']:,} tokens"] = _number(each["total"]["perplexity"])
         for name, score in each.get("pairs", {}).items():
             found[f"{name} accuracy"] = _number(score["accuracy"])

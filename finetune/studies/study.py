@@ -194,7 +194,7 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
         ValueError: the errors of all arms; two arms are the same.
     """
     found, arms = list[CheckedArm](), arms_of(study.factors, study.settings)
-    errors: dict[str, list[str]] = {}
+    errors = _errors_in_finetuning(study)
     for arm in arms:
         try:
             config, _ = load_complete(recipe_of(study, arm), [*without_recipe(arm), *changes])
@@ -203,21 +203,24 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
             found.append(CheckedArm(arm, config, model, ranks))
         except ValueError as error:
             errors.setdefault(str(error), []).append(arm.name)
+    for one, other in itertools.combinations(found, 2):
+        if one.arm.folder == other.arm.folder or not differences(one, other):
+            same = "two arms have the same settings, or names without other letters and digits"
+            errors.setdefault(same, []).append(f"{one.arm.name} = {other.arm.name}")
+    if errors:
+        raise ValueError("; ".join(_of_arms(names, len(arms), e) for e, names in errors.items()))
+    return found
+
+
+def _errors_in_finetuning(study: Study) -> dict[str, list[str]]:
+    """Return the ways of fine-tuning whose settings are refused, by the error."""
+    errors: dict[str, list[str]] = {}
     for way in finetuning_arms(study):
         try:
             override(FinetuneConfig(), way.words)
         except ValueError as error:
             errors.setdefault(f"finetune: {error}", []).append(way.name)
-    if len({arm.folder for arm in arms}) < len(arms):
-        names = ", ".join(arm.name for arm in arms)
-        errors["their names differ in no letter or digit, and neither would their folders"] = [names]
-    for one, other in itertools.combinations(found, 2):
-        if not differences(one, other):
-            same = "these arms are one: no setting differs between them"
-            errors.setdefault(same, []).append(f"{one.arm.name} = {other.arm.name}")
-    if errors:
-        raise ValueError("; ".join(_of_arms(names, len(arms), e) for e, names in errors.items()))
-    return found
+    return errors
 
 
 def _of_arms(names: Sequence[str], arms: int, error: str) -> str:

@@ -76,7 +76,7 @@ WRONG = [
     ("factors: {positions: {}}", [], "no levels"),
     ("colour: red", [], "unknown key"),
     ("", ["training.steps=0"], "training.steps"),
-    ("", ["model.overrides.dropout=0.0"], "are one"),
+    ("", ["model.overrides.dropout=0.0"], "same settings"),
     ("finetune: {tasks: [CoLA], settings: {epoch: 3}}", ["--data", "GLUE"], "epochs"),
     ("finetune: {tasks: [CoLA]}", [], "--data"),
     ("finetune: {tasks: [COLLA]}", ["--data", "GLUE"], "CoLA"),
