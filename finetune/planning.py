@@ -52,14 +52,7 @@ def plan_runs(
             together, or missing data and bad lines, of all tasks at once.
     """
     study = protocols.PROTOCOLS[protocol]
-    configs = {
-        task.name: [_with_known_start(config) for config in study.configs(task, overrides)]
-        for task in tasks
-    }
-    for config in itertools.chain.from_iterable(configs.values()):
-        batch = config.batch(world_size)
-        if config.deepspeed:
-            deepspeed.read_settings(config.deepspeed, batch, config.gradient_clipping, world_size)
+    configs = check_settings(tasks, overrides, protocol, world_size)
     pooled = [configs[t.name][0].pooling for t in tasks if not KINDS[t.kind].labels_tokens]
     model_sha256 = model_digest(model, pooled)
     digests_and_sizes = _read_all(data, tasks, configs)
@@ -87,6 +80,40 @@ def plan_runs(
             )
     order = list(seeds) or sorted({plan.seed for plan in plans})
     return sorted(plans, key=lambda plan: (order.index(plan.seed), -plan.work))
+
+
+def check_settings(
+    tasks: Sequence[Task],
+    overrides: Sequence[str],
+    protocol: str = protocols.DEFAULT,
+    world_size: int = 1,
+) -> dict[str, list[FinetuneConfig]]:
+    """Return the settings of the runs of a seed, by task.
+
+    Raises:
+        ValueError: a bad setting.
+    """
+    study = protocols.PROTOCOLS[protocol]
+    configs = {
+        task.name: [_with_known_start(config) for config in study.configs(task, overrides)]
+        for task in tasks
+    }
+    for config in itertools.chain.from_iterable(configs.values()):
+        batch = config.batch(world_size)
+        if config.deepspeed:
+            deepspeed.read_settings(config.deepspeed, batch, config.gradient_clipping, world_size)
+    return configs
+
+
+def check_tasks(
+    data: str, tasks: Sequence[Task], overrides: Sequence[str], protocol: str, world_size: int
+) -> None:
+    """Refuse settings and data before there is a model.
+
+    Raises:
+        ValueError: as `plan_runs`.
+    """
+    _read_all(data, tasks, check_settings(tasks, overrides, protocol, world_size))
 
 
 def _with_known_start(config: FinetuneConfig) -> FinetuneConfig:

@@ -36,6 +36,7 @@ MAY_CHANGE = (
     "spike",
     "supervision",
     "notify",
+    "evaluation",
     "profile",
     "tracker",
     "tracker_settings",

@@ -26,6 +26,7 @@ from pretrain.records.status import (
     describe_phases,
     view,
 )
+from pretrain.records.tasks import formatted
 
 REPORT = "report.md"
 
@@ -68,6 +69,7 @@ def write_report(run: Path, plot: Path | None = None) -> Path:
         *_phases(seen),
         *_corpora(seen),
         *_validation(seen.validation),
+        *_tasks(seen.tasks),
         "## What happened",
         "",
         *(f"{number}. {text}" for number, (_, text) in enumerate(happened, start=1)),
@@ -153,6 +155,16 @@ def _corpora(seen: RunView) -> list[str]:
 
 def _perplexity(score: Line | None) -> str:
     return format_number(score["perplexity"], ".2f") if score else "-"
+
+
+def _tasks(scores: Sequence[Line]) -> list[str]:
+    """A table of the scores of checkpoints on tasks; nothing without any."""
+    names = ("after steps", "task", "best epoch")
+    rows = [
+        (f"{line['step']:,}", line["task"], ", ".join(map(" ".join, formatted(line))))
+        for line in scores
+    ]
+    return ["## Tasks", "", *_table(names, rows)] if rows else []
 
 
 def _validation(measured: Sequence[Line]) -> list[str]:

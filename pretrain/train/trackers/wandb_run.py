@@ -34,6 +34,7 @@ class WandbRun:
     def __init__(self, shown: Shown) -> None:
         """Begin or rewind a run at W&B."""
         self._say = shown.say
+        self._newest = -1
         self._run: Any = None  # wandb may not be installed where types are checked
         try:
             self._run = self._begin(shown.folder, shown.recipe, shown.attempt, shown.first_step)
@@ -83,10 +84,12 @@ class WandbRun:
         raise AssertionError
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Show named numbers of a step."""
+        """Show named numbers of a step; W&B takes those of an earlier one beside the newest."""
+        late = {"evaluated step": step} if step < self._newest else {}
+        self._newest = max(step, self._newest)
         if self._run is not None:
             try:
-                self._run.log(dict(values), step=step)
+                self._run.log({**values, **late}, step=self._newest)
             except Exception as error:
                 self._fail(error)
 
