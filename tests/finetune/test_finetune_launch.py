@@ -292,7 +292,7 @@ def test_seeds_are_different_whole_numbers(seeds, capsys):
 
 
 def test_a_range_of_seeds_stands_for_each_of_them():
-    assert arguments._seeds("1-3,7") == [1, 2, 3, 7]
+    assert arguments.seeds("1-3,7") == [1, 2, 3, 7]
 
 
 def test_the_errors_of_all_tasks_are_reported_at_once(tiny_model, easy_glue, tmp_path):

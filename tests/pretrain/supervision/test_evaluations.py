@@ -141,7 +141,7 @@ def own_task(folder: Path) -> Path:
 TASKS = ["training.steps=20", "evaluation.interval=10", "evaluation.settings=[epochs=1]"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_is_evaluated_and_has_the_losses_of_one_that_is_not(recipe, tmp_path, capsys):
     file = own_task(tmp_path)
     words = {"plain": TASKS[:1], "scored": [*TASKS, f"evaluation.tasks=[{file}]"]}

@@ -6,6 +6,7 @@ import io
 import json
 import struct
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,19 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_X_DISABLE_STATS", "true")
     return tmp_path
+
+
+def test_numbers_of_an_earlier_step_stand_beside_the_newest_one(tmp_path, monkeypatch):
+    """W&B refuses to go back."""
+    rows = []
+    run = SimpleNamespace(log=lambda values, step: rows.append((step, values)))
+    monkeypatch.setattr(WandbRun, "_begin", lambda *_: run)
+    one = WandbRun(Shown(tmp_path, {}, 1, 0, print))
+    one.scalars(7, {"loss": 2.0})
+    one.scalars(5, {"tasks/CoLA/matthews": 0.5})
+    one.scalars(8, {"loss": 1.0})
+    late = {"tasks/CoLA/matthews": 0.5, "evaluated step": 5}
+    assert rows == [(7, {"loss": 2.0}), (7, late), (8, {"loss": 1.0})]
 
 
 @pytest.mark.slow
