@@ -37,7 +37,7 @@ from pretrain.objectives.sentence_pairs import SentencePairsLM
 _FEWEST_TARGETS = 100
 """Groups of positions with fewer are too noisy for the table and the picture."""
 _RESAMPLES = 1000
-INTERVAL = "95 % interval of the perplexity: bootstrap over documents, in at most 100 groups"
+INTERVAL = "95 % interval of perplexity: bootstrap over documents"
 """What `Evaluation.interval` is."""
 
 

@@ -178,7 +178,7 @@ def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, 
     for result in results[:5]:
         low, high = result["interval"]
         assert low < result["total"]["perplexity"] < high
-        assert result["interval_kind"].startswith("95 % interval of the perplexity")
+        assert result["interval_kind"].startswith("95 % interval of perplexity")
     lines = list(csv.DictReader(files[1].read_text().splitlines()))
     totals = [float(line["perplexity"]) for line in lines if line["part"] == "all"]
     assert totals == [result["total"]["perplexity"] for result in results[:5]]
