@@ -53,7 +53,7 @@ def test_a_study_that_is_killed_goes_on_without_doing_anything_twice(
         log = (folder / job.LOG).read_text()
         assert log.count("$ python -m pretrain export") == 1, log
         assert job.stages_left(folder) == []
-    rows = list(csv.DictReader((output / "report.csv").open()))
+    rows = list(csv.DictReader((output / "report.csv").read_text().splitlines()))
     assert {row["arm"] for row in rows if row["part"] == "pretraining"} == {
         "learned, some",
         "ALiBi, some",
