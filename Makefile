@@ -10,13 +10,12 @@ READY := $(VENV)/.ready
 WORKERS := 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo extrapolation test test-slow test-long test-machines test-all \
+.PHONY: help setup demo test test-slow test-long test-machines test-all \
 	rehearse-gpu test-gpu lint format clean
 
 help:
 	@echo "make setup     make .venv with everything that is needed"
 	@echo "make demo      the main job end to end on an embedded corpus, about 4 minutes on 2 cores"
-	@echo "make extrapolation TEXT=... VALID=...  four position methods beyond their training length"
 	@echo "make test      the fast tests, about 6 minutes on 2 cores"
 	@echo "make test-slow runs that are killed and continue, compiled models: about 20 minutes"
 	@echo "make test-long the commands of the guides, the demo and others of several minutes each"
@@ -38,14 +37,6 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/python -m finetune demo
-
-# TEXT and VALID as for `prepare --input`, such as wikitext:wiki.train.tokens; KIND=masked for encoders.
-KIND := causal
-extrapolation: $(READY)
-	@test -n "$(TEXT)" -a -n "$(VALID)" || { echo "make extrapolation TEXT=... VALID=...: the text" \
-		"to train on and the text to measure on, such as wikitext:wiki.train.tokens"; exit 2; }
-	PATH="$(abspath $(BIN)):$$PATH" bash pretrain/recipes/extrapolation.sh \
-		$(KIND) "$(TEXT)" "$(VALID)" runs/extrapolation-$(KIND)
 
 test: $(READY)
 	$(PYTEST) -m "not slow and not long and not machines and not rehearsal"
