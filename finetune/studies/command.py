@@ -18,6 +18,7 @@ from data_prep.common.files import lock, write_json
 from data_prep.common.wording import count, duration, in_short
 
 if TYPE_CHECKING:
+    from finetune.studies.engines import Engine
     from finetune.studies.job import Stage
     from finetune.studies.study import CheckedArm, Run, Study
 
@@ -37,11 +38,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--engine", choices=("local", "slurm"), default="local", help="(default: %(default)s)")
     add(
         "--slurm",
-        nargs="+",
-        action="extend",
+        action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="what submitit asks Slurm for, such as partition=gpu timeout_min=600 gpus_per_node=8",
+        help="what submitit asks Slurm for: --slurm partition=gpu --slurm gpus_per_node=8 "
+        "--slurm timeout_min=600",
     )
     add("--dry-run", action="store_true", help="print arms, runs and costs, and do nothing")
     kinds = ("a100-40gb", "a100", "h100", "h200")
@@ -71,11 +72,12 @@ def study(options: argparse.Namespace) -> int:
     if options.dry_run:
         sys.stdout.write(_forecast(chosen, checked, runs, options))
         return EXIT_DONE
+    engine = _engine(options, max(each.ranks for each in checked))
     options.output.mkdir(parents=True, exist_ok=True)
     with lock(options.output / "lock", "another process works on this study"):
         _begin(options.output / STUDY, chosen, options)
         try:
-            failed = _do(chosen, checked, runs, options)
+            failed = _do(chosen, checked, runs, options, engine)
         finally:  # a study that is stopped has a report of what is finished
             sys.stdout.write(f"\n{write_report(chosen, checked, runs, options.output)}\n")
     for name, code in failed.items():
@@ -120,7 +122,11 @@ def _begin(path: Path, chosen: Study, options: argparse.Namespace) -> None:
 
 
 def _do(
-    chosen: Study, checked: Sequence[CheckedArm], runs: Sequence[Run], options: argparse.Namespace
+    chosen: Study,
+    checked: Sequence[CheckedArm],
+    runs: Sequence[Run],
+    options: argparse.Namespace,
+    engine: Engine,
 ) -> dict[str, int]:
     """Do what is left of all runs; returns exit codes of those that failed."""
     from finetune.studies import job
@@ -140,8 +146,7 @@ def _do(
         progress.ended(folder, code)
 
     if left:
-        ranks = max(each.ranks for each in arms.values())
-        _engine(options, ranks)(left, ended, progress)
+        engine(left, ended, progress)
     return failed
 
 
@@ -177,12 +182,13 @@ def _stages(
     return found
 
 
-def _engine(options: argparse.Namespace, ranks: int) -> Callable[..., None]:
+def _engine(options: argparse.Namespace, ranks: int) -> Engine:
     from finetune.launch import slots
-    from finetune.studies.engines import Local, Slurm
+    from finetune.studies.engines import Local, Slurm, check_slurm
     from pretrain.processes.gpus import visible_gpus
 
     if options.engine == "slurm":
+        check_slurm()
         parameters = dict(_parameter(word) for word in options.slurm)
         return Slurm(options.output / "slurm", {"name": "zeroclap-study", **parameters})
     if options.slurm:

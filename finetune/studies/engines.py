@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -121,7 +123,7 @@ class Slurm:
         for folder in folders:
             known = _known(self.folder, folder)
             if known is None:
-                known = executor.submit(Command(str(folder.resolve())))
+                known = self._submit(executor, folder)
                 replace_json(folder / "slurm.json", {"job": known.job_id})
             jobs[folder] = known
         while jobs:
@@ -131,6 +133,26 @@ class Slurm:
                     ended(folder, 1 if found.exception() else found.result())
             tick([*jobs])
             time.sleep(_SLURM_POLL_SECONDS)
+
+    def _submit(self, executor: Any, folder: Path) -> Any:  # noqa: ANN401 - submitit's
+        import submitit
+
+        try:
+            return executor.submit(Command(str(folder.resolve())))
+        except submitit.core.utils.FailedJobError as error:
+            raise ValueError(f"{folder}: Slurm refuses the job: {error}") from None
+
+
+def check_slurm() -> None:
+    """Refuse where jobs cannot be submitted.
+
+    Raises:
+        ValueError: submitit is not installed, or there is no sbatch.
+    """
+    if importlib.util.find_spec("submitit") is None:
+        raise ValueError("--engine slurm: needs submitit; run `pip install 'zeroclap[slurm]'`")
+    if shutil.which("sbatch") is None:
+        raise ValueError("--engine slurm: there is no sbatch on PATH; is this a login node?")
 
 
 def _known(logs: Path, folder: Path) -> Any | None:  # noqa: ANN401 - a job of submitit

@@ -82,13 +82,16 @@ WRONG = [
     ("finetune: {tasks: [COLLA]}", ["--data", "GLUE"], "CoLA"),
     ("", ["--jobs", "-1"], "--jobs"),
     ("", ["--seeds", "1,1"], "--seeds"),
+    ("", ["--slurm", "partition=gpu"], "--engine slurm"),
+    ("", ["--engine", "slurm"], "sbatch"),
 ]
 
 
 @pytest.mark.parametrize(("change", "words", "says"), WRONG)
 def test_what_is_wrong_is_refused_before_anything_is_written(
-    study_file, tmp_path, capsys, change, words, says
+    study_file, tmp_path, monkeypatch, capsys, change, words, says
 ):
+    monkeypatch.setattr("shutil.which", lambda name: None)
     path = tmp_path / "study.yaml"
     key = change.partition(":")[0]
     kept = study_file.read_text()
