@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from data_prep.common.files import write_atomically
 from data_prep.common.wording import in_short
 from finetune.studies import results
@@ -83,7 +85,7 @@ def _median(name: str, values: Sequence[float]) -> str:
     """Median, lowest and highest of a figure."""
     if not values:
         return ""
-    median, low, high = (_number(f(values)) for f in (statistics.median, min, max))
+    median, low, high = (_number(f(values)) for f in (np.median, np.min, np.max))  # NaN if one is
     return median if low == high else f"{median} ({low} to {high})"
 
 
@@ -223,7 +225,7 @@ def _with_deviation(values: Sequence[float]) -> str:
     if not values:
         return ""
     average = _number(statistics.fmean(values))
-    return f"{average} $\\pm$ {_number(statistics.stdev(values))}" if len(values) > 1 else average
+    return f"{average} $\\pm$ {_number(results.deviation(values))}" if len(values) > 1 else average
 
 
 def _escaped(text: str) -> str:

@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from finetune import benchmarks
 from finetune.plan import RESULT
 from finetune.planning import result_of
@@ -87,7 +89,9 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
         output: the folder of the runs' folders.
     """
     found = Results({}, {}, {}, {}, [])
-    for run in runs:
+    # An arm that lacks its first seeds keeps its place: the others are compared with the first one.
+    arms = [*dict.fromkeys(run.arm for run in runs)]
+    for run in sorted(runs, key=lambda run: arms.index(run.arm)):
         folder = output / run.name
         seen = _view(folder / "run")
         if seen is None:
@@ -223,9 +227,14 @@ def paired(measured: Measured, name: str, one: Arm, other: Arm) -> Difference | 
         return None
     half_width = math.nan
     if len(deltas) > 1:
-        error = statistics.stdev(deltas) / math.sqrt(len(deltas))
+        error = deviation(deltas) / math.sqrt(len(deltas))
         half_width = float(t.ppf(0.975, len(deltas) - 1)) * error
     return Difference(len(deltas), statistics.fmean(deltas), half_width)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of a sample; NaN if one is NaN, of a run that diverged."""
+    return float(np.std(values, ddof=1))  # statistics.stdev raises
 
 
 def tokens_to_its_loss(

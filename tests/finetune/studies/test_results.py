@@ -1,13 +1,15 @@
 """Figures of arms: pairs by seed, intervals, the best level, tokens to a loss."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from scipy import stats
 
-from finetune.studies import results
+from finetune.studies import report, results
 from finetune.studies.results import LOSS, Curve, Results
-from finetune.studies.study import Arm
+from finetune.studies.study import Arm, runs_of
+from pretrain.records import status
 
 OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
 
@@ -61,3 +63,27 @@ def test_tokens_to_a_loss_are_interpolated():
     slower = Curve([], [], [100, 200, 300], [5.5, 5.0, 4.0])
     shares = results.tokens_to_its_loss({OURS: {1: slower}, THEIRS: {1: curve}}, OURS, THEIRS)
     assert shares == [pytest.approx(2 / 3)]
+
+
+def test_a_run_that_diverged_makes_its_figures_nan_and_ends_no_report():
+    measured = {
+        OURS: {1: {LOSS: 4.0}, 2: {LOSS: 4.1}},
+        THEIRS: {1: {LOSS: math.nan}, 2: {LOSS: 4.0}},
+    }
+    found = results.paired(measured, LOSS, OURS, THEIRS)
+    assert (math.isnan(found.mean), math.isnan(found.half_width), found.is_clear) == (1, 1, 0)
+    text = report._table("Pretraining", measured, report._median)
+    assert "nan" in text
+    assert report._with_deviation([math.nan, 4.0]) == r"nan $\pm$ nan"
+
+
+def test_arms_keep_their_order_where_the_first_one_lacks_a_seed(monkeypatch, tmp_path):
+    """Else the others would be the ones that it is compared with."""
+    runs = runs_of([OURS, THEIRS], [1, 2])
+    seen = {run.name: SimpleNamespace(activity=status.FINISHED) for run in runs[1:]}
+    monkeypatch.setattr(results, "_view", lambda run: seen.get(run.parent.name))
+    monkeypatch.setattr(results, "_curve", lambda view: Curve([], [], [], []))
+    monkeypatch.setattr(results, "_cost", lambda view: {})
+    study = SimpleNamespace(finetune=None, best="")
+    found = results.collect(study, runs, tmp_path)
+    assert [*found.pretraining] == [OURS, THEIRS]
