@@ -20,6 +20,11 @@ from finetune.studies.results import Curve, Difference, Measured, Results
 from finetune.studies.study import Arm, CheckedArm, Run, Study, differences
 
 REPORT, TABLE, LATEX = "report.md", "report.csv", "report.tex"
+_LATEX = str.maketrans(
+    {character: rf"\{character}" for character in "&%#_${}"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+)
 Cell = Callable[[str, Sequence[float]], str]
 """Writes the values of a figure, by its name."""
 
@@ -172,7 +177,8 @@ def _settings_that_differ(checked: Sequence[CheckedArm], one: Arm, other: Arm) -
 
 
 def _markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells)]
     return "\n".join([f"## {title}", "", *lines, ""])
 
 
@@ -202,11 +208,11 @@ def _latex(study: Study, found: Results) -> str:
 def _latex_table(title: str, measured: Measured) -> str:
     names = results.names_of(measured)
     rows = [
-        [arm.name, *(_with_deviation(_values(by_seed, name)) for name in names)]
+        [_escaped(arm.name), *(_with_deviation(_values(by_seed, name)) for name in names)]
         for arm, by_seed in measured.items()
     ]
-    head, *lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (["arm", *names], *rows)]
-    caption = f"{_escaped(title)} Mean and standard deviation over seeds."
+    head, *lines = [" & ".join(row) + r" \\" for row in (["arm", *map(_escaped, names)], *rows)]
+    caption = f"{_escaped(title)}. Mean and standard deviation over seeds."
     return "\n".join(
         [
             r"\begin{table}",
@@ -229,9 +235,5 @@ def _with_deviation(values: Sequence[float]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape what LaTeX would read in the names of arms; our own cells have a formula."""
-    if "$" in text:
-        return text
-    for character in "&%#_":
-        text = text.replace(character, f"\\{character}")
-    return text.replace("<", r"\textless{}").replace(">", r"\textgreater{}")
+    """Escape what LaTeX would read in a text."""
+    return text.translate(_LATEX)

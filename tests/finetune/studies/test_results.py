@@ -1,6 +1,7 @@
 """Figures of arms: pairs by seed, intervals, the best level, tokens to a loss."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -87,3 +88,16 @@ def test_arms_keep_their_order_where_the_first_one_lacks_a_seed(monkeypatch, tmp
     study = SimpleNamespace(finetune=None, best="")
     found = results.collect(study, runs, tmp_path)
     assert [*found.pretraining] == [OURS, THEIRS]
+
+
+def test_names_of_arms_are_text_in_every_table():
+    arm = Arm((("cost", r"$5 | a_b \ {x}^2 ~ 6 %"),), {})
+    measured = {arm: {1: {LOSS: 4.0}, 2: {LOSS: 5.0}}}
+    row = report._table("Pretraining", measured, report._median).splitlines()[4]
+    assert len(re.split(r"(?<!\\)\|", row)) == 4
+    latex = report._latex_table("a & b", measured).splitlines()
+    assert latex[6] == (
+        r"\$5 \textbar{} a\_b \textbackslash{} \{x\}\textasciicircum{}2 \textasciitilde{} 6 \%"
+        r" & 4.5000 $\pm$ 0.7071 \\"
+    )
+    assert r"\caption{a \& b. Mean" in latex[9]
