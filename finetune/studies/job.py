@@ -67,16 +67,24 @@ def do(folder: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for stage in stages_left(folder):
             print(f"$ python -m {shlex.join(stage.arguments)}", flush=True)
-            if code := _run(stage.arguments):
+            if code := _run(stage.arguments, lock.fileno()):
                 return code
             _mark(folder, stage).touch()
     return EXIT_DONE
 
 
-def _run(arguments: Sequence[str]) -> int:
-    """Run a command; a request to stop is passed on to it, and it is waited for."""
-    command = [sys.executable, "-m", *arguments]
-    process = subprocess.Popen(command, env=children.environment(), start_new_session=True)
+def _run(arguments: Sequence[str], lock: int) -> int:
+    """Run a command; a request to stop is passed on to it, and it is waited for.
+
+    If this process is killed the command is asked to stop. Until it has, it holds the lock.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        env=children.environment(),
+        start_new_session=True,
+        preexec_fn=children.end_with_parent,
+        pass_fds=[lock],
+    )
     stopped = list[int]()
 
     def stop(number: int, frame: object) -> None:

@@ -18,7 +18,7 @@ def commands(monkeypatch):
     """What was run instead of the stages' commands, and what each returns."""
     ran, codes = [], {}
 
-    def run(arguments):
+    def run(arguments, lock):
         ran.append(arguments[1])
         return codes.get(arguments[1], 0)
 
@@ -44,21 +44,34 @@ def test_only_commands_of_the_project_are_run(tmp_path):
         job.do(tmp_path)
 
 
-def test_a_request_to_stop_reaches_the_command_and_waits_for_it(tmp_path):
-    """`supervise` gets SIGTERM, saves and ends; the job does not end before it."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_is_saving_holds_up_the_next_job_of_its_run(tmp_path, number):
+    """`supervise` gets SIGTERM, saves and ends, also where the job itself is killed."""
     code = (
-        "import sys\nfrom finetune.studies import job\n"
+        "import sys\nfrom pathlib import Path\nfrom finetune.studies import job\n"
         "job.sys = type('S', (), {'executable': sys.argv[1]})\n"
-        "sys.exit(job._run(sys.argv[2:]))"
+        "sys.exit(job.do(Path(sys.argv[2])))"
     )
-    slow = tmp_path / "python"
-    slow.write_text(f'#!/bin/sh\ntrap "sleep 1; echo saved > {tmp_path}/saved; exit 76" TERM\n')
-    slow.write_text(slow.read_text() + f"touch {tmp_path}/begun\nwhile true; do sleep 0.1; done\n")
-    slow.chmod(0o755)
-    process = subprocess.Popen([sys.executable, "-c", code, str(slow), "pretrain", "supervise"])
+    job.write(tmp_path, [Stage("train", ["pretrain", "supervise"])])
+    saving = tmp_path / "python"
+    saving.write_text(
+        f'#!/bin/sh\ntrap "sleep 1; echo saved > {tmp_path}/saved; exit 76" TERM\n'
+        f"touch {tmp_path}/begun\nwhile true; do sleep 0.1; done\n"
+    )
+    saving.chmod(0o755)
+    quick = tmp_path / "next"
+    quick.write_text(f"#!/bin/sh\ntest -e {tmp_path}/saved\n")
+    quick.chmod(0o755)
+    process = subprocess.Popen([sys.executable, "-c", code, str(saving), str(tmp_path)])
     until = time.monotonic() + PATIENCE
     while not (tmp_path / "begun").exists() and time.monotonic() < until:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE) == 128 + signal.SIGTERM
-    assert (tmp_path / "saved").exists()
+    process.send_signal(number)
+    if number == signal.SIGTERM:
+        assert process.wait(PATIENCE) == 128 + number
+        assert (tmp_path / "saved").exists()
+    after = subprocess.run(
+        [sys.executable, "-c", code, str(quick), str(tmp_path)], timeout=PATIENCE
+    )
+    assert after.returncode == 0
+    process.wait(PATIENCE)
