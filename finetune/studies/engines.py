@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data_prep.common import children
+from data_prep.common.exit_codes import EXIT_FAILED
 from data_prep.common.files import replace_json
 from finetune.studies import job
 from pretrain.processes.gpus import VARIABLE
@@ -127,10 +128,11 @@ class Slurm:
                 replace_json(folder / "slurm.json", {"job": known.job_id})
             jobs[folder] = known
         while jobs:
+            queue = _queue()
             for folder, found in list(jobs.items()):
-                if found.done():
+                if _is_over(found, queue):
                     del jobs[folder]
-                    ended(folder, 1 if found.exception() else found.result())
+                    ended(folder, _exit_code(found))
             tick([*jobs])
             time.sleep(_SLURM_POLL_SECONDS)
 
@@ -163,4 +165,33 @@ def _known(logs: Path, folder: Path) -> Any | None:  # noqa: ANN401 - a job of s
     if not path.exists():
         return None
     found: Any = submitit.SlurmJob(logs, json.loads(path.read_text(encoding="utf-8"))["job"])
-    return None if found.done() else found
+    return None if _is_over(found, _queue()) else found
+
+
+def _queue() -> set[str] | None:
+    """Return the numbers of this user's jobs that wait or run; None if Slurm does not say."""
+    command = ["squeue", "--me", "--noheader", "--format=%A"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if done.returncode else {*done.stdout.split()}
+
+
+def _is_over(found: Any, queue: set[str] | None) -> bool:  # noqa: ANN401 - a job of submitit
+    """Return whether a job has a result, or ended without one: it was cancelled, say.
+
+    submitit learns of the latter from sacct alone, which not every cluster has.
+    """
+    has_left = queue is not None and found.job_id not in queue
+    return has_left or _has_result(found)
+
+
+def _has_result(found: Any) -> bool:  # noqa: ANN401 - a job of submitit
+    # A list of the folder is asked of a shared file system anew; a file's absence is remembered.
+    path = found.paths.result_pickle
+    return path.name in os.listdir(path.parent)
+
+
+def _exit_code(found: Any) -> int:  # noqa: ANN401 - a job of submitit
+    """Return what the command of a job that is over returned; 1 if it came to no end."""
+    if not _has_result(found) or found.exception():
+        return EXIT_FAILED
+    return int(found.result())
