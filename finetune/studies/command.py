@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.common.arguments import Command, seeds
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
-from data_prep.common.files import lock, write_json
+from data_prep.common.files import lock, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def _begin(path: Path, chosen: Study, options: argparse.Namespace) -> None:
     import json
 
     now = dataclasses.asdict(chosen) | {"overrides": options.overrides, "data": options.data}
+    now = json.loads(strict_json(now))  # as it is read back: JSON has no infinity
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         for changed in (key for key in now if before.get(key) != now[key] and key != "seeds"):

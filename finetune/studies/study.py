@@ -26,6 +26,7 @@ from pretrain.model.config import ModelConfig
 from pretrain.supervision.launch import world_size
 
 STUDIES = Path(__file__).parent
+_SAME = "two arms have the same settings, or names without other letters and digits"
 Settings = Mapping[str, Any]
 """Values by their dotted keys."""
 Factors = dict[str, dict[str, dict[str, Any]]]
@@ -64,10 +65,11 @@ class Study:
     finetune: FineTuning | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what has no arms.
+        """Refuse what has no arms, or arms that cannot be told apart.
 
         Raises:
-            ValueError: no factor, a factor without levels, no seeds or one twice.
+            ValueError: no factor, a factor without levels or with another's name, no seeds or one
+                twice.
         """
         for name, levels in self.factors.items():
             if not levels:
@@ -76,6 +78,9 @@ class Study:
             raise ValueError("factors: there is none; a study compares at least two arms")
         if not self.seeds or len({*self.seeds}) < len(self.seeds):
             raise ValueError(f"seeds {self.seeds}: must be different numbers, at least one")
+        both = self.factors.keys() & (self.finetune.factors if self.finetune else {})
+        if both:
+            raise ValueError(f"finetune.factors.{min(both)}: is the name of a factor above as well")
         if self.best and self.best not in self.factors:
             raise ValueError(f"best: {self.best!r} is not one of {', '.join(self.factors)}")
 
@@ -141,17 +146,21 @@ def load(name: str, *, toy: bool) -> Study:
     if path is None:
         known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.yaml")))
         raise ValueError(f"study {name!r} is neither a file nor one of {known}")
-    values = parse(path.read_text(encoding="utf-8"), str(path))
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: is not a mapping of keys to values")
-    small = values.pop("toy", None)
-    if toy and small is None:
-        raise ValueError(f"{path}: has no section `toy`; leave --toy out")
     try:
+        values = parse(path.read_text(encoding="utf-8"), "YAML")
+        if not isinstance(values, dict):
+            raise ValueError("is not a mapping of keys to values")
+        small = values.pop("toy", None)
+        if not toy:
+            return decode(Study, values)
+        if not isinstance(small, dict):
+            raise ValueError("has no section `toy`; leave --toy out")
+        decode(Study, values)
+        merged = merge(values, small)
         # A factor that is tried at a small size has the levels that stand there, not more.
-        factors = {**values.get("factors", {}), **(small or {}).get("factors", {})} if toy else None
-        merged = merge(values, small) if toy else values
-        return decode(Study, merged if factors is None else {**merged, "factors": factors})
+        if isinstance(levels := small.get("factors"), dict):
+            merged["factors"] = values["factors"] | levels
+        return decode(Study, merged)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -205,21 +214,24 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
             errors.setdefault(str(error), []).append(arm.name)
     for one, other in itertools.combinations(found, 2):
         if one.arm.folder == other.arm.folder or not differences(one, other):
-            same = "two arms have the same settings, or names without other letters and digits"
-            errors.setdefault(same, []).append(f"{one.arm.name} = {other.arm.name}")
+            errors.setdefault(_SAME, []).append(f"{one.arm.name} = {other.arm.name}")
     if errors:
         raise ValueError("; ".join(_of_arms(names, len(arms), e) for e, names in errors.items()))
     return found
 
 
 def _errors_in_finetuning(study: Study) -> dict[str, list[str]]:
-    """Return the ways of fine-tuning whose settings are refused, by the error."""
+    """Return the ways of fine-tuning that are refused, by the error."""
     errors: dict[str, list[str]] = {}
+    found: dict[Arm, FinetuneConfig] = {}
     for way in finetuning_arms(study):
         try:
-            override(FinetuneConfig(), way.words)
+            found[way] = override(FinetuneConfig(), way.words)
         except ValueError as error:
             errors.setdefault(f"finetune: {error}", []).append(way.name)
+    for one, other in itertools.combinations(found, 2):
+        if one.folder == other.folder or found[one] == found[other]:
+            errors.setdefault(f"finetune: {_SAME}", []).append(f"{one.name} = {other.name}")
     return errors
 
 

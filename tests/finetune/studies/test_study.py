@@ -1,6 +1,7 @@
 """Arms, their comparisons, and what is refused before a study begins."""
 
 import itertools
+import math
 
 import pytest
 
@@ -78,6 +79,24 @@ WRONG = [
     ("", ["training.steps=0"], "training.steps"),
     ("", ["model.overrides.dropout=0.0"], "same settings"),
     ("finetune: {tasks: [CoLA], settings: {epoch: 3}}", ["--data", "GLUE"], "epochs"),
+    (
+        "finetune: {tasks: [CoLA], factors: {dropout: {some: {dropout: 0.1}}}}",
+        ["--data", "GLUE"],
+        "factor above",
+    ),
+    (
+        "finetune: {tasks: [CoLA], factors: {e: {a-b: {epochs: 1}, a b: {epochs: 2}}}}",
+        ["--data", "GLUE"],
+        "letters and digits",
+    ),
+    (
+        "finetune: {tasks: [CoLA], factors: {e: {a: {}, b: {epochs: 10}}}}",
+        ["--data", "GLUE"],
+        "same settings",
+    ),
+    ("toy: 3", ["--toy"], "study.yaml: has no section"),
+    ("factors: [a]", ["--toy"], "study.yaml: factors"),
+    ("toy: {factors: [a]}", ["--toy"], "study.yaml: factors"),
     ("finetune: {tasks: [CoLA]}", [], "--data"),
     ("finetune: {tasks: [COLLA]}", ["--data", "GLUE"], "CoLA"),
     ("", ["--jobs", "-1"], "--jobs"),
@@ -117,6 +136,13 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
     assert not output.exists()
 
 
+def test_a_study_that_is_not_text_is_refused_by_its_name(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_bytes(b"title: \xff")
+    with pytest.raises(ValueError, match=r"study\.yaml: "):
+        study.load(str(path), toy=False)
+
+
 def test_an_error_of_every_arm_is_said_once(study_file, tmp_path, capsys):
     words = ["--output", str(tmp_path / "output"), "data.corpus=nowhere"]
     assert main(["study", str(study_file), *words]) == 2
@@ -130,6 +156,7 @@ def test_another_study_in_the_same_folder_is_refused_but_not_further_seeds(study
 
     loaded = study.load(str(study_file), toy=False)
     options = Namespace(overrides=["training.steps=20"], data="")
+    loaded = study.dataclasses.replace(loaded, settings={"spike.deviations": math.inf})
     _begin(tmp_path / STUDY, loaded, options)
     _begin(tmp_path / STUDY, study.dataclasses.replace(loaded, seeds=[1, 2, 3]), options)
     with pytest.raises(ValueError, match="other overrides"):
