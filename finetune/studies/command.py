@@ -186,7 +186,7 @@ def _stages(
 def _engine(options: argparse.Namespace, ranks: int) -> Engine:
     from finetune.launch import slots
     from finetune.studies.engines import Local, Slurm, check_slurm
-    from pretrain.processes.gpus import visible_gpus
+    from pretrain.processes.gpus import gpus_of, visible_gpus
 
     if options.engine == "slurm":
         check_slurm()
@@ -194,6 +194,7 @@ def _engine(options: argparse.Namespace, ranks: int) -> Engine:
         return Slurm(options.output / "slurm", {"name": "zeroclap-study", **parameters})
     if options.slurm:
         raise ValueError("--slurm: is for --engine slurm")
+    gpus_of(ranks)
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, options.jobs, ranks)
     return Local(devices, max(1, cores // (len(devices) * ranks)))

@@ -171,3 +171,11 @@ def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, c
     assert "4 arms with seeds 1, 2: 8 runs" in text
     assert "hours of one h100" in text
     assert not output.exists()
+
+
+def test_more_ranks_than_gpus_are_refused(study_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pretrain.processes.gpus.visible_gpus", lambda: ["0"])
+    words = ["--output", str(tmp_path / "output"), "supervision.processes_per_node=2"]
+    assert main(["study", str(study_file), *words]) == 2
+    assert "2 ranks" in capsys.readouterr().err
+    assert not (tmp_path / "output").exists()
