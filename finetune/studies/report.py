@@ -46,12 +46,13 @@ def write_report(
         sections.append(f"Not finished, and left out: {', '.join(found.unfinished)}.\n")
     if found.pretraining:
         sections += _sections(study, checked, found)
-        draw_curves(found.curves, output)
-        draw_lengths(found.pretraining, output)
         write_atomically(output / LATEX, _latex(study, found).encode())
     text = "\n".join(sections)
     write_atomically(output / REPORT, text.encode())
     write_atomically(output / TABLE, _csv(found).encode())
+    if found.pretraining:  # last: the tables do not need matplotlib
+        draw_curves(found.curves, output)
+        draw_lengths(found.pretraining, output)
     return text
 
 

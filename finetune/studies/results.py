@@ -16,7 +16,7 @@ from finetune.plan import RESULT
 from finetune.planning import result_of
 from finetune.scores import mean
 from finetune.studies.study import Arm, Run, Study, comparisons, finetuning_arms
-from pretrain.records import metrics, status
+from pretrain.records import ledger, metrics, status
 
 LOSS = "validation loss"
 Figures = dict[str, float]
@@ -62,7 +62,7 @@ class Results:
     """Tokens, device hours, tokens per second, spikes and rollbacks."""
     curves: dict[Arm, dict[int, Curve]]
     unfinished: list[str]
-    """Runs whose training has not come to its end."""
+    """Runs whose training has not come to its end, or whose ledger does not verify."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +93,12 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
     arms = [*dict.fromkeys(run.arm for run in runs)]
     for run in sorted(runs, key=lambda run: arms.index(run.arm)):
         folder = output / run.name
-        seen = _view(folder / "run")
-        if seen is None:
+        if not (folder / "run" / ledger.FILE_NAME).exists():  # not begun
+            continue
+        try:
+            seen = status.view(folder / "run")
+        except ValueError as error:
+            found.unfinished.append(f"{run.name} ({error})")
             continue
         if seen.activity != status.FINISHED:
             found.unfinished.append(run.name)
@@ -110,13 +114,6 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
                 both = Arm((*run.arm.levels, *way.levels), {**run.arm.settings, **way.settings})
                 found.finetuning.setdefault(both, {})[run.seed] = scores
     return _best(found, study.best) if study.best else found
-
-
-def _view(run: Path) -> status.RunView | None:
-    try:
-        return status.view(run)
-    except (ValueError, OSError):  # not begun
-        return None
 
 
 def _curve(seen: status.RunView) -> Curve:

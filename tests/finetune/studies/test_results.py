@@ -10,7 +10,7 @@ from scipy import stats
 from finetune.studies import report, results
 from finetune.studies.results import LOSS, Curve, Results
 from finetune.studies.study import Arm, runs_of
-from pretrain.records import status
+from pretrain.records import ledger, status
 
 OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
 
@@ -78,16 +78,42 @@ def test_a_run_that_diverged_makes_its_figures_nan_and_ends_no_report():
     assert report._with_deviation([math.nan, 4.0]) == r"nan $\pm$ nan"
 
 
-def test_arms_keep_their_order_where_the_first_one_lacks_a_seed(monkeypatch, tmp_path):
-    """Else the others would be the ones that it is compared with."""
-    runs = runs_of([OURS, THEIRS], [1, 2])
-    seen = {run.name: SimpleNamespace(activity=status.FINISHED) for run in runs[1:]}
-    monkeypatch.setattr(results, "_view", lambda run: seen.get(run.parent.name))
+@pytest.fixture
+def view(monkeypatch, tmp_path):
+    """Runs that have begun, and how each is; a text is an error."""
+    found = {}
+
+    def look(run):
+        if isinstance(found[run.parent.name], str):
+            raise ValueError(found[run.parent.name])
+        return SimpleNamespace(activity=status.FINISHED)
+
+    def begin(runs):
+        found.update(runs)
+        for name in runs:
+            (tmp_path / name / "run").mkdir(parents=True)
+            (tmp_path / name / "run" / ledger.FILE_NAME).touch()
+
+    monkeypatch.setattr(status, "view", look)
     monkeypatch.setattr(results, "_curve", lambda view: Curve([], [], [], []))
     monkeypatch.setattr(results, "_cost", lambda view: {})
-    study = SimpleNamespace(finetune=None, best="")
-    found = results.collect(study, runs, tmp_path)
+    return begin
+
+
+def test_arms_keep_their_order_where_the_first_one_lacks_a_seed(view, tmp_path):
+    """Else the others would be the ones that it is compared with."""
+    runs = runs_of([OURS, THEIRS], [1, 2])
+    view({run.name: True for run in runs[1:]})
+    found = results.collect(SimpleNamespace(finetune=None, best=""), runs, tmp_path)
     assert [*found.pretraining] == [OURS, THEIRS]
+
+
+def test_a_run_that_cannot_be_read_is_named(view, tmp_path):
+    runs = runs_of([OURS, THEIRS], [1])
+    view({runs[0].name: "ledger.jsonl: record 3 was changed", runs[1].name: True})
+    found = results.collect(SimpleNamespace(finetune=None, best=""), runs, tmp_path)
+    assert found.unfinished == [f"{runs[0].name} (ledger.jsonl: record 3 was changed)"]
+    assert [*found.pretraining] == [THEIRS]
 
 
 def test_names_of_arms_are_text_in_every_table():

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 
+import psutil
 import pytest
 
 from finetune.studies import job
@@ -85,3 +86,22 @@ def test_a_run_that_fails_is_named_and_the_others_are_reported(study_file, tmp_p
     assert code == 1, (text, error)
     assert "ALiBi-some-seed1" in error
     assert "learned, some" in text
+
+
+@pytest.mark.slow
+def test_a_study_that_is_stopped_ends_its_runs_and_reports_what_is_finished(study_file, tmp_path):
+    output = tmp_path / "output"
+    words = [str(study_file), "--toy", "--seeds", "1", "--output", str(output), "--jobs", "2"]
+    with (tmp_path / "text").open("w") as log:
+        process = subprocess.Popen(command(*words), cwd=tmp_path, stdout=log, stderr=log)
+        until = time.monotonic() + PATIENCE
+        while not list(output.glob("*/run/metrics.jsonl")) and time.monotonic() < until:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        code = process.wait(PATIENCE)
+    text = (tmp_path / "text").read_text()
+    assert code == 130, text
+    assert "Traceback" not in text
+    assert (output / "report.md").exists()
+    left = [each for each in psutil.process_iter() if str(output) in " ".join(each.cmdline())]
+    assert left == []
