@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,9 @@ def find(recipe: str) -> Path:
         if path.is_file():
             return path
     names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
-    raise ValueError(f"recipe {recipe!r} is neither a file nor one of {', '.join(names)}")
+    near = difflib.get_close_matches(recipe, names, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(f"recipe {recipe!r}{hint} is neither a file nor one of {', '.join(names)}")
 
 
 def differences(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -19,9 +20,10 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `plan`."""
     add_recipe(command)
     add = command.add_argument
-    add("--gpus", type=int, default=8, help="number of GPUs in all (default: %(default)s)")
+    gpus = "number of GPUs in all (default: 8, or fewer where those do not share the batch evenly)"
+    add("--gpus", type=int, help=gpus)
     kinds = ("a100-40gb", "a100", "h100", "h200")
-    add("--kind", default="a100", choices=kinds, help="(default: %(default)s)")
+    add("--kind", default="a100", choices=kinds, help="which GPUs (default: %(default)s)")
     measured = "correct the expected speed by this file, which bench --json wrote on such a GPU"
     add("--bench", type=Path, metavar="FILE", help=measured)
     details = "also print phases, FLOPs, and the memory of every ZeRO stage and attention back end"
@@ -44,18 +46,26 @@ def plan(options: argparse.Namespace) -> None:
 
     config, architecture = load_complete(options.recipe, options.overrides)
     sys.stdout.write(architecture)
-    if options.gpus < 1:
-        raise ValueError(f"--gpus {options.gpus}: accepted: 1 or more")
+    gpus = _most_gpus(config) if options.gpus is None else options.gpus
+    if gpus < 1:
+        raise ValueError(f"--gpus {gpus}: accepted: 1 or more")
     corpora = [Path(stream.path) for stream in config.streams]
     has_corpora = corpora and all(corpus.exists() for corpus in corpora)
-    (check_recipe if has_corpora else check_settings)(config, options.gpus)
+    (check_recipe if has_corpora else check_settings)(config, gpus)
     measured = options.bench and measured_speed.correction(options.bench, options.kind, config)
-    planned = planning.plan(config, options.gpus, options.kind, measured or planning.NOT_MEASURED)
+    planned = planning.plan(config, gpus, options.kind, measured or planning.NOT_MEASURED)
     if config.model.init_from:
         sys.stdout.write(f"{_initial_weights(config)}\n")
     sys.stdout.write(table(planned, details=options.details))
     if options.json:
         write_json(options.json, dataclasses.asdict(planned))
+
+
+def _most_gpus(config: RunConfig) -> int:
+    """The most GPUs, of 8 at most, that share the batches of all phases evenly."""
+    batches = [phase.config.batch for phase in config.resolved_phases]
+    shares = [batch.global_batch_size // batch.micro_batch_size for batch in batches]
+    return math.gcd(8, *shares)
 
 
 def _initial_weights(config: RunConfig) -> str:

@@ -338,11 +338,20 @@ def test_a_plan_without_a_vocabulary_assumes_roberta_s_and_says_so(capsys):
 
 
 @pytest.mark.parametrize(
+    ("recipe", "gpus"), [("pile-base", 8), ("small", 2), ("small batch.micro_batch_size=16", 1)]
+)
+def test_without_a_number_there_are_as_many_gpus_as_share_the_batch(recipe, gpus, capsys):
+    assert main(["plan", *recipe.split()]) == 0
+    assert f" on {gpus} a100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["pile-base", "--gpus", "0"], "--gpus 0: accepted: 1 or more"),
         (["pile-base", "--gpus", "3"], "is not a multiple of"),
-        (["pile-small"], "'pile-small' is neither a file nor one of"),
+        (["recipe-of-none"], "'recipe-of-none' is neither a file nor one of"),
+        (["smal"], "'smal' (did you mean small?) is neither a file nor one of"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message, capsys):
