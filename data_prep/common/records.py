@@ -133,6 +133,7 @@ def unknown_key(path: str, siblings: Iterable[str], elsewhere: Iterable[str] = (
     meant = _SYNONYMS.get(name, name)
     found = (
         beside.get(meant)
+        or _nearest(name, beside, 0.85)  # one letter: training.step is not fork_from.step
         or by_name.get(meant)
         or _nearest(name, beside, 0.6)
         or _nearest(name, by_name, 0.75)

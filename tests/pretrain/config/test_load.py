@@ -279,6 +279,7 @@ def test_a_recipe_that_is_not_utf_8_is_refused_by_name(tmp_path):
         ("batch_size", "'batch.global_batch_size'"),
         ("model.hidden_size", "'model.overrides.hidden_size'"),
         ("spike.deviatons", "'spike.deviations'"),
+        ("training.step", "'training.steps'"),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_whole_key_that_was_meant(key, meant):
