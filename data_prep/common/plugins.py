@@ -70,9 +70,13 @@ def load(entry: EntryPoint) -> Any:  # noqa: ANN401 - a class or a function
     Raises:
         ValueError: That fails, or it is neither a class nor a function.
     """
-    named = f"{entry.group}: {entry.name} ({entry.value})"
+    value = "" if entry.name == entry.value else f" ({entry.value})"
+    named = f"{entry.group}: {entry.name}{value}"
     try:
         found = entry.load()
+    except ModuleNotFoundError as error:
+        places = "only installed packages and PYTHONPATH are searched, not the working directory"
+        raise ValueError(f"{named}: cannot be imported: {error}; {places}") from error
     except Exception as error:  # whatever a package raises
         raise ValueError(f"{named}: cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
