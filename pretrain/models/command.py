@@ -125,7 +125,9 @@ def fill_mask(options: argparse.Namespace) -> None:
     model = loaded.model.to(device)
     for fillers in fill(model, loaded.tokenizer, options.text, options.top_k):
         for filler in fillers:
-            sys.stdout.write(f"{filler.probability:8.4f}  {filler.token!r:<16} {filler.text}\n")
+            # A filler may be a new line, and each has one line here.
+            text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in filler.text)
+            sys.stdout.write(f"{filler.probability:8.4f}  {filler.token!r:<16} {text}\n")
 
 
 def add_generate_arguments(command: argparse.ArgumentParser) -> None:

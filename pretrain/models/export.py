@@ -99,9 +99,11 @@ def best_step(run: Path) -> tuple[int, str]:
         )
     last = metrics.surviving(validation)[-1]
     loss, last_loss = (metrics.format_number(line["loss"], ".4f") for line in (best, last))
+    is_last = best["step"] == last["step"]
+    compared = f"; {last_loss} at the last evaluation, after {last['step']}"
     return best["step"], (
         f"validation loss {loss} after {best['step']} steps, the lowest of the checkpoints that "
-        f"were kept and evaluated; {last_loss} at the last evaluation, after {last['step']}"
+        f"were kept and evaluated{'' if is_last else compared}"
     )
 
 

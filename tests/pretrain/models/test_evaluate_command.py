@@ -347,3 +347,9 @@ def test_a_command_takes_the_device_that_is_asked_for(corpus, folder, capsys, mo
     monkeypatch.setattr(LanguageModel, "to", lambda self, device: moved.append(device) or self)
     assert command_line.main(words) == 0
     assert moved == [torch.device("meta")]
+
+
+def test_a_filler_has_one_line_even_if_it_is_a_new_line(folder, capsys):
+    words = ["fill-mask", folder("baseline"), "a <mask> b", "--top-k", "400"]
+    assert command_line.main(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 400
