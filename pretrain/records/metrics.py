@@ -262,7 +262,7 @@ class ProgressPrinter:
             return
         self._next, self._newest = now + self._seconds, newest
         end = clock_time(seconds_left(lines, self._last_step))
-        text = f"{self._prefix}{progress_line(lines, self._last_step)}, until {end}"
+        text = f"{self._prefix}{progress_line(lines, self._last_step)}  ends {end}"
         if not self._renews:
             self._write(text + "\n")
             return
@@ -292,9 +292,10 @@ def progress_line(records: Sequence[Line], last_step: int) -> str:
     return (
         f"step {done:>{len(str(last_step))}}/{last_step}  "
         f"loss {format_number(record['loss'], '.4f')}  "
+        f"{duration(seconds_left(records, last_step))} left  "  # a terminal cuts off the end
         f"gradient norm {format_number(record['gradient_norm'], '.2f')}  "
         f"lr {record['learning_rate']:.2e}  "
-        f"{speed:,.0f} tokens/s  {duration(seconds_left(records, last_step))} left"
+        f"{speed:,.0f} tokens/s"
     )
 
 

@@ -52,7 +52,7 @@ def test_a_number_that_is_not_finite_is_null_for_json_has_none(json_lines, tmp_p
     assert (tmp_path / "a.jsonl").read_text().count("null") == 3
     assert metrics.read_metrics(tmp_path / "a.jsonl") == [{"step": 1, "loss": None}] * 3
     line = {**metrics.line_of(record(7)), "loss": None, "gradient_norm": None}
-    assert "loss not finite  gradient norm not finite" in metrics.progress_line([line], 9)
+    assert metrics.progress_line([line], 9).count("not finite") == 2
 
 
 def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(json_lines, tmp_path):
@@ -235,9 +235,10 @@ def test_progress_is_printed_now_and_then_and_at_the_end():
         printer(record(step))
     assert len(written) == 2
     assert written[0].startswith("step 1/3  loss 2.0000")
-    assert "600 tokens/s  0:00:04 left" in written[0]
+    assert "600 tokens/s" in written[0]
+    assert "0:00:04 left" in written[0][:50]
     assert written[1].startswith("step 3/3")
-    assert re.search(r" 0:00:00 left, until (\d{4}-\d\d-\d\d )?\d\d:\d\d\n$", written[1])
+    assert re.search(r" 0:00:00 left .* ends (\d{4}-\d\d-\d\d )?\d\d:\d\d\n$", written[1])
 
 
 def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch):
@@ -250,7 +251,7 @@ def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch)
     printer.leave()
     printer.leave()
     printer(record(3))
-    shown = [f"\r\x1b[K[s] step {done}/4  loss 2.0000  gr" for done in range(1, 5)]
+    shown = [f"\r\x1b[K[s] step {done}/4  loss 2.0000  0:" for done in range(1, 5)]
     assert written == [*shown[:3], "\n", shown[3], "\n"]  # 29 columns: the cursor has the last
 
 
