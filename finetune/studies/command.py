@@ -35,7 +35,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--seeds", type=seeds, help="such as 1-5; more may be added later (default: the study's)")
     add("--data", default="", help="GLUE's data, as for glue; needed where models are fine-tuned")
     add("--jobs", type=int, default=0, help="runs at once (default: as the devices allow)")
-    add("--engine", choices=("local", "slurm"), default="local", help="(default: %(default)s)")
+    engine = "on this machine, or each run as a job of Slurm (default: %(default)s)"
+    add("--engine", choices=("local", "slurm"), default="local", help=engine)
     add(
         "--slurm",
         action="append",
@@ -46,7 +47,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     add("--dry-run", action="store_true", help="print arms, runs and costs, and do nothing")
     kinds = ("a100-40gb", "a100", "h100", "h200")
-    add("--kind", choices=kinds, help="with --dry-run: the GPUs, to estimate hours")
+    add("--kind", choices=kinds, help="with --dry-run: which GPUs, to estimate hours on them")
     overrides = "settings of all arms, such as data.corpus=corpora/wikitext"
     add("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
 
@@ -254,11 +255,15 @@ def _forecast(
     chosen: Study, checked: Sequence[CheckedArm], runs: Sequence[Run], options: argparse.Namespace
 ) -> str:
     """Say what a study will do and cost."""
+    from finetune.studies.study import recipe_of, without_recipe
     from pretrain.checks.needs import parameters
     from pretrain.plan import plan as planning
 
-    lines, tokens, hours, disk = [chosen.title, ""], 0, 0.0, 0
-    for each in checked:
+    tokens, hours, disk = 0, 0.0, 0
+    words = [[f"recipe={recipe_of(chosen, c.arm)}", *without_recipe(c.arm)] for c in checked]
+    shared = [word for word in words[0] if all(word in others for others in words)]
+    lines = [chosen.title, "", f"all arms: {' '.join([*shared, *options.overrides])}"]
+    for each, own in zip(checked, words, strict=True):
         planned = planning.plan(each.config, each.ranks, options.kind or "a100")
         tokens += planned.tokens * len(chosen.seeds)
         hours += planned.seconds / 3600 * each.ranks * len(chosen.seeds)
@@ -266,15 +271,17 @@ def _forecast(
             planned.checkpoint * planned.checkpoints_usual + planned.exported
         )
         size = in_short(parameters(each.model))
-        lines.append(f"{each.arm.name}: {size} parameters; {' '.join(each.arm.words)}")
+        differs = " ".join(word for word in own if word not in shared)
+        lines.append(f"{each.arm.name}: {size} parameters; {differs}")
     numbers = ", ".join(map(str, chosen.seeds))
     lines += ["", f"{count(len(checked), 'arm')} with seeds {numbers}: {count(len(runs), 'run')}"]
     lines.append(f"tokens: at most {in_short(tokens)}, padding included")
     lines.append(f"disk: about {disk / 1e9:,.1f} GB of checkpoints and models")
     if options.kind:
-        lines.append(f"pretraining: about {hours:,.1f} hours of one {options.kind}, an estimate")
+        about = f"{hours:,.1f} hours" if hours >= 1 else duration(3600 * hours)
+        lines.append(f"pretraining: about {about} of one {options.kind}, an estimate")
     else:
-        lines.append("hours: --kind says the GPU to estimate them for; a run's own say it on CPUs")
+        lines.append("hours: not estimated; --kind names a GPU to estimate them for")
     if chosen.finetune:
         tasks, ways = chosen.finetune.tasks, max(1, _ways(chosen))
         number = len(runs) * ways * len(tasks) * len(chosen.finetune.seeds)

@@ -169,7 +169,9 @@ def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, c
     assert main(["study", str(study_file), *words]) == 0
     text = capsys.readouterr().out
     assert "4 arms with seeds 1, 2: 8 runs" in text
-    assert "hours of one h100" in text
+    assert "of one h100" in text
+    assert text.count("recipe=") == 1  # what holds for all arms is said once
+    assert text.count("model.overrides.dropout=0.0") == 2  # in the arms that have it
     assert not output.exists()
 
 
