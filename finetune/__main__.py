@@ -254,6 +254,7 @@ def _run(
     )
     if any(options.output.glob(f"*/{RESULT}")):
         print(f"\n{write_report(options.output)}")
+        print(f"report: {options.output / 'report.md'}")
     if failed:
         print(f"{options.parser.prog}: error: runs that failed: {len(failed)}", file=sys.stderr)
         for cause in dict.fromkeys(failed.values()):

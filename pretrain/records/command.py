@@ -113,7 +113,8 @@ def report(options: argparse.Namespace) -> None:
 
     if options.plot:
         pictures.check_name("--plot", options.plot)
-    sys.stdout.write(f"{write_report(options.run, options.plot)}\n")
+    report = write_report(options.run, options.plot)
+    sys.stdout.write(f"{report}\n{report.with_suffix('.html')}\n")
 
 
 COMMANDS = {

@@ -43,7 +43,7 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
     best = {**line, "attempt": 1, "step": 5, "loss": 4.9, "perplexity": 134.0}
     (run / metrics.VALIDATION).write_text(json.dumps(best) + "\n" + json.dumps(line) + "\n")
     assert command_line.main(["report", str(run)]) == 0
-    assert capsys.readouterr().out == f"{run / 'report.md'}\n"
+    assert capsys.readouterr().out == f"{run / 'report.md'}\n{run / 'report.html'}\n"
     text = (run / "report.md").read_text()
     assert (run / "loss.png").stat().st_size > 10_000
     for part in (
