@@ -38,7 +38,7 @@ class CorpusConfig:
     """One of several corpora."""
 
     path: str = ""
-    """Folder that `data_prep prepare` made."""
+    """Folder that `zeroclap prepare` made."""
     weight: NonNegativeFloat = 1.0
     """Share of the blocks that are read from this corpus, relative to the weights of the others. A
     corpus of weight 0 is used for validation only."""
@@ -49,7 +49,7 @@ class DataConfig:
     """The corpus or corpora, and how they are cut into blocks."""
 
     corpus: str = ""
-    """Folder that `data_prep prepare` made."""
+    """Folder that `zeroclap prepare` made."""
     corpora: dict[str, CorpusConfig] = dataclasses.field(default_factory=dict)
     """Several corpora by name, in place of `corpus`, such as {web: {path: corpora/web, weight: 3},
     books: {path: corpora/books, weight: 1}}. Each has an order and epochs of its own. Their order
