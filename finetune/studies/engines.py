@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -83,27 +85,45 @@ class Local:
         return _Running(folder, process)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Command:
     """What a job of Slurm does; submitit sends it there."""
 
     folder: str
+    _process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
         """Do the run and return its exit code."""
-        command = [sys.executable, "-m", "finetune.studies.job", self.folder]
         with (Path(self.folder) / job.LOG).open("ab") as log:
-            environment = children.environment()
-            done = subprocess.run(
-                command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "finetune.studies.job", self.folder],
+                env=children.environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_ignore_signal_of_submitit,
             )
-        return done.returncode
+        return self._process.wait()
 
     def checkpoint(self) -> Any:  # noqa: ANN401 - submitit has no type for it
-        """Queue the job again when its time is up: a run goes on where it was."""
+        """Queue the job again when its time is up: the run saves, and goes on from there.
+
+        submitit calls it in the handler of a signal, so within `wait`, whose lock is held.
+        """
         import submitit
 
-        return submitit.helpers.DelayedSubmission(self)
+        if self._process:
+            self._process.terminate()
+            with contextlib.suppress(ChildProcessError):  # it has ended
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        return submitit.helpers.DelayedSubmission(Command(self.folder))
+
+
+def _ignore_signal_of_submitit() -> None:
+    """Let the signal that a job's time is up reach submitit alone, which asks the run to stop.
+
+    Some clusters send it to every process of a job, and it would kill them.
+    """
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,18 @@
 """Runs as jobs of Slurm, with an `squeue` of the test's own."""
 
+import os
 import pickle
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from finetune.studies import engines
+
+PATIENCE = 60
 
 
 @pytest.fixture
@@ -54,3 +61,30 @@ def test_a_job_that_left_the_queue_without_a_result_has_failed(
     slurm(folders, lambda folder, code: codes.setdefault(folder.name, code), seen.append)
     assert codes == {"17": 1, "18": 76, "19": 1}
     assert [len(running) for running in seen] == [2, 2, 2, 2, 1, 1, 0]
+
+
+def test_a_job_whose_time_is_up_waits_until_its_run_has_saved(tmp_path):
+    pytest.importorskip("submitit")
+    slow = tmp_path / "python"
+    slow.write_text(
+        f'#!/bin/sh\ntrap "sleep 0.5; echo saved > {tmp_path}/saved; exit 76" TERM\n'
+        f"touch {tmp_path}/begun\nwhile true; do sleep 0.1; done\n"
+    )
+    slow.chmod(0o755)
+    code = (
+        "import os, signal, sys\nfrom finetune.studies import engines\n"
+        "engines.sys = type('S', (), {'executable': sys.argv[1]})\n"
+        "command = engines.Command(sys.argv[2])\n"
+        "def handle(*_):\n"
+        "    command.checkpoint()\n"
+        "    os._exit(0 if os.path.exists(sys.argv[2] + '/saved') else 1)\n"
+        "signal.signal(signal.SIGUSR2, handle)\n"
+        "command()"
+    )
+    words = [sys.executable, "-c", code, str(slow), str(tmp_path)]
+    process = subprocess.Popen(words, start_new_session=True)
+    until = time.monotonic() + PATIENCE
+    while not (tmp_path / "begun").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGUSR2)
+    assert process.wait(PATIENCE) == 0
