@@ -76,7 +76,7 @@ def study(options: argparse.Namespace) -> int:
     engine = _engine(options, max(each.ranks for each in checked))
     options.output.mkdir(parents=True, exist_ok=True)
     with lock(options.output / "lock", "another process works on this study"):
-        _begin(options.output / STUDY, chosen, options)
+        _begin(options.output / STUDY, chosen, checked, options)
         try:
             failed = _do(chosen, checked, runs, options, engine)
         finally:  # a study that is stopped has a report of what is finished
@@ -104,14 +104,17 @@ def _check_data(chosen: Study, data: str) -> None:
             examples.read_split(task, data, split)
 
 
-def _begin(path: Path, chosen: Study, options: argparse.Namespace) -> None:
-    """Write what the study is; refuse to continue another one.
+def _begin(
+    path: Path, chosen: Study, checked: Sequence[CheckedArm], options: argparse.Namespace
+) -> None:
+    """Write what the study is, its recipes included; refuse to continue another one.
 
     Further seeds may be added.
     """
     import json
 
     now = dataclasses.asdict(chosen) | {"overrides": options.overrides, "data": options.data}
+    now["recipes"] = {each.arm.name: dataclasses.asdict(each.config) for each in checked}
     now = json.loads(strict_json(now))  # as it is read back: JSON has no infinity
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))

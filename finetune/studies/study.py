@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.records import PositiveInt, decode
-from finetune.config import FinetuneConfig, override
+from finetune import benchmarks, planning
 from pretrain.checks.recipe import check
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten, merge, parse, to_yaml
@@ -223,10 +223,11 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
 def _errors_in_finetuning(study: Study) -> dict[str, list[str]]:
     """Return the ways of fine-tuning that are refused, by the error."""
     errors: dict[str, list[str]] = {}
-    found: dict[Arm, FinetuneConfig] = {}
+    found = dict[Arm, object]()
+    tasks = [benchmarks.find(name) for name in study.finetune.tasks] if study.finetune else []
     for way in finetuning_arms(study):
         try:
-            found[way] = override(FinetuneConfig(), way.words)
+            found[way] = planning.check_settings(tasks, way.words)
         except ValueError as error:
             errors.setdefault(f"finetune: {error}", []).append(way.name)
     for one, other in itertools.combinations(found, 2):

@@ -154,13 +154,20 @@ def test_another_study_in_the_same_folder_is_refused_but_not_further_seeds(study
 
     from finetune.studies.command import STUDY, _begin
 
+    replace = study.dataclasses.replace
     loaded = study.load(str(study_file), toy=False)
+    checked = study.check_arms(loaded, [])
+    loaded = replace(loaded, settings={"spike.deviations": math.inf})
     options = Namespace(overrides=["training.steps=20"], data="")
-    loaded = study.dataclasses.replace(loaded, settings={"spike.deviations": math.inf})
-    _begin(tmp_path / STUDY, loaded, options)
-    _begin(tmp_path / STUDY, study.dataclasses.replace(loaded, seeds=[1, 2, 3]), options)
+    _begin(tmp_path / STUDY, loaded, checked, options)
+    _begin(tmp_path / STUDY, replace(loaded, seeds=[1, 2, 3]), checked, options)
+    other = Namespace(overrides=["training.steps=40"], data="")
     with pytest.raises(ValueError, match="other overrides"):
-        _begin(tmp_path / STUDY, loaded, Namespace(overrides=["training.steps=40"], data=""))
+        _begin(tmp_path / STUDY, loaded, checked, other)
+    # A recipe is a file as well, which may have changed since.
+    checked[0] = replace(checked[0], config=replace(checked[0].config, tracker="mlflow"))
+    with pytest.raises(ValueError, match="other recipes"):
+        _begin(tmp_path / STUDY, loaded, checked, options)
 
 
 def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, capsys):
