@@ -104,7 +104,7 @@ class Evaluations:
         self._child: subprocess.Popen[bytes] | None = None
         self._commands: deque[list[str]] = deque()
         self._commit: dict[str, Any] = {}
-        """Of the checkpoint that is evaluated; the ledger's record."""
+        """The ledger's record of the checkpoint that is evaluated; {} if none is."""
         self._failed: set[str] = set()
         """Hashes of checkpoints that are not tried again by this supervisor."""
 
@@ -194,10 +194,12 @@ class Evaluations:
             self._start()
         else:
             self._record(sorted(self._folder.glob("*/*/result.json")))
-            self._forget_model()
+            self._end()
 
-    def _forget_model(self) -> None:
+    def _end(self) -> None:
+        """Forget the checkpoint and its model."""
         shutil.rmtree(self._folder / "model", ignore_errors=True)
+        self._commit = {}
 
     def _record(self, paths: Sequence[Path]) -> None:
         """Write the scores of each task's best epoch, all or none."""
@@ -214,9 +216,10 @@ class Evaluations:
         self._say(described(lines))
 
     def _fail(self, reason: str) -> None:
-        step = self._commit.get("step", 0)
-        self._failed.add(self._commit.get("manifest", ""))
-        if self._commit:
-            self._forget_model()
-        where = f" (log: {self._folder / 'log.txt'})" if self._commit else ""
-        self._say(f"WARNING: no evaluation of step {step:,}: {reason}{where}")
+        if not self._commit:  # none was begun
+            self._say(f"WARNING: no evaluation: {reason}")
+            return
+        self._failed.add(self._commit["manifest"])
+        step, log = self._commit["step"], self._folder / "log.txt"
+        self._say(f"WARNING: no evaluation of step {step:,}: {reason} (log: {log})")
+        self._end()

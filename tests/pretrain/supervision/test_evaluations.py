@@ -107,6 +107,18 @@ def test_a_failure_is_a_warning_that_names_the_log_and_is_not_repeated(run):
     assert run.steps == [10]
 
 
+def test_a_ledger_that_cannot_be_read_is_not_said_of_the_last_checkpoint(run):
+    one = run.open()
+    run.commit(10)
+    run.finish(one)
+    with (run.folder / "ledger.jsonl").open("a") as file:
+        file.write("{}\n")
+    assert not one.look()
+    assert "WARNING: no evaluation: " in run.said[-1]
+    assert not one.look()
+    assert sum(said.startswith("WARNING") for said in run.said) == 1
+
+
 def test_scores_of_a_checkpoint_that_a_rollback_undid_do_not_count(run):
     one = run.open()
     run.commit(10, "a" * 8)
