@@ -59,7 +59,8 @@ class Results:
     """Of each arm with each way of fine-tuning: the tasks' scores after the last epoch, the mean
     over the seeds of fine-tuning; and how many of these runs collapsed."""
     cost: Measured
-    """Tokens, device hours, tokens per second, spikes and rollbacks."""
+    """Tokens, device hours of the steps (not of starts, evaluations and saves), tokens per second,
+    spikes and rollbacks."""
     curves: dict[Arm, dict[int, Curve]]
     unfinished: list[str]
     """Runs whose training has not come to its end, or whose ledger does not verify."""
@@ -134,10 +135,10 @@ def _curve(seen: status.RunView) -> Curve:
 def _cost(seen: status.RunView) -> Figures:
     """Return the cost of a run; its abandoned steps count."""
     lines = metrics.read_metrics(seen.folder / metrics.METRICS)
-    ranks = max((r["ranks"] for r in seen.records if r["kind"] == "attempt"), default=1)
+    ranks = {r["attempt"]: r["ranks"] for r in seen.records if r["kind"] == "attempt"}
     return {
         "tokens": sum(line["tokens"] for line in lines),
-        "device hours": ranks * sum(line["seconds"] for line in lines) / 3600,
+        "device hours": sum(ranks[line["attempt"]] * line["seconds"] for line in lines) / 3600,
         "tokens/s": statistics.median(line["tokens"] / line["seconds"] for line in lines),
         "spikes": len(seen.state.spikes),
         "rollbacks": len(seen.state.rollbacks),

@@ -1,5 +1,6 @@
 """Figures of arms: pairs by seed, intervals, the best level, tokens to a loss."""
 
+import json
 import math
 import re
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from scipy import stats
 from finetune.studies import report, results
 from finetune.studies.results import LOSS, Curve, Results
 from finetune.studies.study import Arm, runs_of
-from pretrain.records import ledger, status
+from pretrain.records import ledger, metrics, status
 
 OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
 
@@ -127,3 +128,16 @@ def test_names_of_arms_are_text_in_every_table():
         r" & 4.5000 $\pm$ 0.7071 \\"
     )
     assert r"\caption{a \& b. Mean" in latex[9]
+
+
+def test_the_cost_has_abandoned_steps_and_the_devices_of_each_attempt(tmp_path):
+    steps = [(1, 0), (1, 1), (2, 1)]  # the second attempt repeats step 1
+    line = dict.fromkeys(metrics.NEEDED[metrics.METRICS]) | {"tokens": 100, "seconds": 1800}
+    text = "".join(json.dumps({**line, "attempt": a, "step": s}) + "\n" for a, s in steps)
+    (tmp_path / metrics.METRICS).write_text(text)
+    records = [{"kind": "attempt", "attempt": n, "ranks": ranks} for n, ranks in ((1, 8), (2, 4))]
+    seen = SimpleNamespace(
+        folder=tmp_path, records=records, state=SimpleNamespace(spikes=[], rollbacks=[1])
+    )
+    found = results._cost(seen)
+    assert (found["tokens"], found["device hours"], found["rollbacks"]) == (300, 10, 1)
