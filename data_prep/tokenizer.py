@@ -7,6 +7,7 @@ The ids follow RoBERTa's order: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then th
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -397,6 +398,9 @@ def _download(name: str) -> Path:
     """Download the `tokenizer.json` of a model on the hub; return its path in the hub's cache."""
     from huggingface_hub import hf_hub_download
 
+    # Without a network that takes half a minute, in which a mistyped path may be noticed.
+    asks = f"note: tokenizer {name}: no such file here; asking the Hugging Face hub"
+    print(asks, file=sys.stderr, flush=True)
     try:
         return Path(hf_hub_download(name, FILE_NAME))
     except (OSError, ValueError) as error:

@@ -90,7 +90,7 @@ def test_user_errors_give_one_line_and_exit_code_2(home, capsys, arguments, mess
     words = shlex.split(arguments.format(h=home))
     assert main(words) == 2
     error = capsys.readouterr().err
-    lines = [line for line in error.splitlines() if not line.startswith("prepare: ")]
+    lines = [line for line in error.splitlines() if not line.startswith(("prepare: ", "note: "))]
     assert len(lines) == 1
     assert lines[0].startswith(f"python -m data_prep {words[0]}: error: ")
     assert message.format(h=home) in lines[0]

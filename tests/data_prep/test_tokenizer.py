@@ -279,7 +279,7 @@ def hub(monkeypatch):
     return install
 
 
-def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(tokenizer, tmp_path, hub):
+def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(tokenizer, tmp_path, hub, capsys):
     asked = hub(write_hub(tokenizer, tmp_path / "tokenizer.json"))
     copies = [
         load(write_gpt2(tokenizer, tmp_path / "gpt2")),
@@ -288,6 +288,7 @@ def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(tokenizer, tmp
         load("someone/roberta-2.0"),
     ]
     assert asked == [("roberta-base", "tokenizer.json"), ("someone/roberta-2.0", "tokenizer.json")]
+    assert capsys.readouterr().err.count("Hugging Face hub") == 2
     texts = [*make_texts(20, 30, seed=3), CONTROL_TEXT, " naïve  東京\n\U0001f600 "]
     for copy in copies:
         assert copy.digest() == tokenizer.digest()
