@@ -75,7 +75,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit."""
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} -h)\n")
+        setting = re.match(r"unrecognized arguments: --(\w+\.[\w.]+)", message)
+        hint = f"; a setting has no dashes: {setting[1]}=VALUE" if setting else ""
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}{hint} (see {self.prog} -h)\n")
 
 
 class _StoreOnce(argparse.Action):

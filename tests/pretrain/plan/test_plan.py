@@ -345,6 +345,13 @@ def test_without_a_number_there_are_as_many_gpus_as_share_the_batch(recipe, gpus
     assert f" on {gpus} a100" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["--training.steps=150"], ["--training.steps", "150"]])
+def test_a_setting_with_dashes_is_answered_with_how_to_write_it(words, capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "small", *words])
+    assert "training.steps=VALUE" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
