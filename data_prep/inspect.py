@@ -112,7 +112,7 @@ def _rejects(manifest: CorpusManifest) -> Iterator[str]:
 def _histogram(histogram: LengthHistogram) -> Iterator[str]:
     yield ""
     yield (
-        f"tokens per document before filtering ({histogram.share_over_1024:.1%} over 1024, "
+        f"tokens per encoded document ({histogram.share_over_1024:.1%} over 1024, "
         f"{histogram.share_over_2048:.1%} over 2048)"
     )
     octaves: Counter[int] = Counter()

@@ -165,7 +165,7 @@ class ShardFiles:
 
 @dataclass(frozen=True)
 class LengthHistogram:
-    """Document lengths before filtering, counting `<s>`, the ids and `</s>`.
+    """Lengths of encoded documents before filtering by length, with `<s>` and `</s>`.
 
     counts[i] documents have upper_edges[i-1] < length <= upper_edges[i] tokens.
     """

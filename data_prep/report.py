@@ -137,7 +137,7 @@ def _lengths(axes: Axes, histogram: LengthHistogram, max_tokens: int | None) -> 
     axes.set_xlabel("tokens, <s> and </s> included")
     axes.set_ylabel("documents")
     axes.locator_params(axis="y", integer=True)
-    axes.set_title("Document lengths before filtering")
+    axes.set_title("Lengths of encoded documents")
 
 
 def _tokens(axes: Axes, subsets: Mapping[str, Mapping[str, int]]) -> None:
