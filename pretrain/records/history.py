@@ -42,7 +42,7 @@ def suspicion(since: int | None) -> str:
 def _attempt(r: Record) -> str:
     origin = f"from the checkpoint of step {r['step']:,}" if r["step"] else "from initial weights"
     ranks = count(r["ranks"], "rank")
-    return f"attempt {r['attempt']} began {origin}: {ranks}, seed {r['seed']}, {r['host']}"
+    return f"attempt {r['attempt']} began {origin}: {ranks}, seed {r['seed']}, on {r['host']}"
 
 
 def _rise(r: Record) -> str:
