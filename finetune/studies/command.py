@@ -258,7 +258,7 @@ def _forecast(
     chosen: Study, checked: Sequence[CheckedArm], runs: Sequence[Run], options: argparse.Namespace
 ) -> str:
     """Say what a study will do and cost."""
-    from finetune.studies.study import recipe_of, without_recipe
+    from finetune.studies.study import finetuning_arms, recipe_of, without_recipe
     from pretrain.checks.needs import parameters
     from pretrain.plan import plan as planning
 
@@ -286,16 +286,10 @@ def _forecast(
     else:
         lines.append("hours: not estimated; --kind names a GPU to estimate them for")
     if chosen.finetune:
-        tasks, ways = chosen.finetune.tasks, max(1, _ways(chosen))
-        number = len(runs) * ways * len(tasks) * len(chosen.finetune.seeds)
+        tasks, ways = chosen.finetune.tasks, finetuning_arms(chosen)
+        number = len(runs) * len(ways) * len(tasks) * len(chosen.finetune.seeds)
         lines.append(f"fine-tuning: {count(number, 'run')} on {', '.join(tasks)}")
     return "\n".join(lines) + "\n"
-
-
-def _ways(chosen: Study) -> int:
-    from finetune.studies.study import finetuning_arms
-
-    return len(finetuning_arms(chosen))
 
 
 COMMANDS: Mapping[str, Command] = {"study": (add_arguments, study)}

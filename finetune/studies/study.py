@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.records import PositiveInt, decode
+from data_prep.common.records import NonNegativeInt, PositiveInt, decode
 from finetune import benchmarks, planning
 from pretrain.checks.recipe import check
 from pretrain.config.run import RunConfig
@@ -40,12 +40,22 @@ class FineTuning:
 
     tasks: list[str]
     """Tasks of GLUE or SuperGLUE."""
-    seeds: list[int] = dataclasses.field(default_factory=lambda: [1])
+    seeds: list[NonNegativeInt] = dataclasses.field(default_factory=lambda: [1])
     """Of each fine-tuning of each model."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     factors: Factors = dataclasses.field(default_factory=dict)
     """As those of the study, of the settings of fine-tuning: each model is fine-tuned in every
     combination."""
+
+    def __post_init__(self) -> None:
+        """Refuse what would fine-tune nothing.
+
+        Raises:
+            ValueError: no tasks, a factor without levels, no seeds or one twice.
+        """
+        if not self.tasks:
+            raise ValueError("finetune.tasks: there is none")
+        _check(self.factors, self.seeds, "finetune.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Study:
     title: str
     recipe: str
     factors: Factors
-    seeds: list[int]
+    seeds: list[NonNegativeInt]
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     best: str = ""
     """A factor of which only the level with the lowest validation loss is reported, such as the
@@ -71,18 +81,22 @@ class Study:
             ValueError: no factor, a factor without levels or with another's name, no seeds or one
                 twice.
         """
-        for name, levels in self.factors.items():
-            if not levels:
-                raise ValueError(f"factors.{name}: has no levels")
+        _check(self.factors, self.seeds)
         if not self.factors:
             raise ValueError("factors: there is none; a study compares at least two arms")
-        if not self.seeds or len({*self.seeds}) < len(self.seeds):
-            raise ValueError(f"seeds {self.seeds}: must be different numbers, at least one")
         both = self.factors.keys() & (self.finetune.factors if self.finetune else {})
         if both:
             raise ValueError(f"finetune.factors.{min(both)}: is the name of a factor above as well")
         if self.best and self.best not in self.factors:
             raise ValueError(f"best: {self.best!r} is not one of {', '.join(self.factors)}")
+
+
+def _check(factors: Factors, seeds: Sequence[int], section: str = "") -> None:
+    for name, levels in factors.items():
+        if not levels:
+            raise ValueError(f"{section}factors.{name}: has no levels")
+    if not seeds or len({*seeds}) < len(seeds):
+        raise ValueError(f"{section}seeds {seeds}: must be different numbers, at least one")
 
 
 @dataclasses.dataclass(frozen=True)
