@@ -110,6 +110,8 @@ def _fit(fit: Fit, planned: Plan) -> str:
     text += f", which {'fits' if is_small else 'does not fit'} ({has})"
     if not fit.largest:
         return f"{text}; none fits"
+    if fit.largest == fit.micro_batch_size:
+        return f"{text}; no larger ones fit and divide the batch"
     return f"{text}; the largest that fit are of {fit.largest} ({_size(fit.largest_bytes)})"
 
 

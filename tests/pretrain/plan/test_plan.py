@@ -342,7 +342,9 @@ def test_a_plan_without_a_vocabulary_assumes_roberta_s_and_says_so(capsys):
 )
 def test_without_a_number_there_are_as_many_gpus_as_share_the_batch(recipe, gpus, capsys):
     assert main(["plan", *recipe.split()]) == 0
-    assert f" on {gpus} a100" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert f" on {gpus} a100" in table
+    assert ("the largest that fit" in table) == (recipe == "pile-base")  # another than the recipe's
 
 
 @pytest.mark.parametrize("words", [["--training.steps=150"], ["--training.steps", "150"]])
