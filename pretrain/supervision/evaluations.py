@@ -126,8 +126,8 @@ class Evaluations:
         """Wait for the evaluation in progress and that of the last checkpoint, unless stopped."""
         if self.look():
             self._say(
-                f"waiting for the evaluation of step {self._commit['step']:,}, which can be stopped"
-                f"; its log: {self._folder / 'log.txt'}"
+                f"waiting for the evaluation of step {self._commit['step']:,} (Ctrl-C stops the "
+                f"wait, the same command continues it); its log: {self._folder / 'log.txt'}"
             )
         while not is_stopped() and self.look():
             time.sleep(poll_seconds)
