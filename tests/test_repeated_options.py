@@ -58,6 +58,9 @@ def test_a_repeated_option_adds_or_is_refused(parser, name, command, option, cap
     elif isinstance(option, argparse._ExtendAction):
         found = parse_arguments(parser, [name, *others, *once, spelling, "3", "4"])
         assert getattr(found, option.dest) == [value_of(option), "3", "4"]
+    elif isinstance(option, argparse._AppendAction):
+        found = parse_arguments(parser, [name, *others, *once, spelling, "3"])
+        assert getattr(found, option.dest) == [value_of(option), "3"]
     else:
         with pytest.raises(SystemExit) as ended:
             parse_arguments(parser, [name, *others, *once, *once])

@@ -65,7 +65,7 @@ def write_report(run: Path, plot: Path | None = None) -> Path:
     head = [f"# {run.name}", "", current_activity(seen) + ".", ""]
     picture = [f"![training and validation loss]({LOSS_PLOT})", ""]
     rest = [
-        *_table(["", ""], rows.items()),
+        *_table(("figure", "value"), rows.items()),
         *_phases(seen),
         *_corpora(seen),
         *_validation(seen.validation),
@@ -120,7 +120,7 @@ def _phases(seen: RunView) -> list[str]:
         score = format_number(measured["loss"], ".4f") if measured else "-"
         name, _, settings = text.partition(": ")
         rows.append((name, settings, score))
-    return ["## Phases", "", *_table(("", "settings", "last validation loss, nats"), rows)]
+    return ["## Phases", "", *_table(("phase", "settings", "last validation loss, nats"), rows)]
 
 
 def _last(seen: RunView, phase: Phase) -> Line | None:
@@ -199,7 +199,9 @@ def _settings(seen: RunView) -> list[str]:
         if value != default.get(key) and key != "phases"
     ]
     return (
-        ["## Settings that differ from the defaults", "", *_table(("", ""), rows)] if rows else []
+        ["## Settings that differ from the defaults", "", *_table(("setting", "value"), rows)]
+        if rows
+        else []
     )
 
 
@@ -208,7 +210,7 @@ def _environment(seen: RunView) -> list[str]:
         (name, ", ".join(dict.fromkeys(value)) if isinstance(value, list) else value)
         for name, value in flatten(machine(seen)).items()
     ]
-    return ["## Environment", "", *_table(("", ""), rows)] if rows else []
+    return ["## Environment", "", *_table(("part", "version"), rows)] if rows else []
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
