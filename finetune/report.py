@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common.files import write_atomically
+from data_prep.common.markup import latex_table, markdown_table
 from data_prep.common.wording import count
 from finetune import benchmarks, comparison, glue, protocols, published
 from finetune.acceptability import PROVENANCE
@@ -318,19 +319,7 @@ def _latex(tables: Tables) -> str:
         f"Scores on dev in per cent: median of at most {count(runs, 'seed')}, with the standard "
         f"error of the mean. Collapsed runs among them: {collapsed}."
     )
-    lines = [" & ".join(row) + r" \\" for row in (["weights", *tables], *rows)]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\begin{{tabular}}{{l{'r' * len(tables)}}}",
-            *(r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"),
-            r"\end{tabular}",
-            rf"\caption{{{caption}}}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    return latex_table(["weights", *tables], rows, caption)
 
 
 def _with_error(values: Sequence[float]) -> str:
@@ -346,8 +335,7 @@ def _section_of(
 ) -> str:
     """Return a Markdown section; `rows` has cells by column, by the name in the first column."""
     cells = [[name, *(row.get(column, "") for column in head[1:])] for name, row in rows.items()]
-    table = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells)]
-    return "\n".join([f"## {title}", "", *table, "", notes, ""])
+    return "\n".join([f"## {title}", "", *markdown_table(head, cells), notes, ""])
 
 
 def _cell(spread: Spread) -> str:

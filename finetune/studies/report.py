@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from data_prep.common.files import write_atomically
+from data_prep.common.markup import latex_table, markdown_table
 from data_prep.common.wording import in_short
 from finetune.studies import results
 from finetune.studies.picture import draw_curves, draw_lengths
@@ -20,11 +21,6 @@ from finetune.studies.results import Curve, Difference, Measured, Results
 from finetune.studies.study import Arm, CheckedArm, Run, Study, differences
 
 REPORT, TABLE, LATEX = "report.md", "report.csv", "report.tex"
-_LATEX = str.maketrans(
-    {character: rf"\{character}" for character in "&%#_${}"}
-    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
-)
 Cell = Callable[[str, Sequence[float]], str]
 """Writes the values of a figure, by its name."""
 
@@ -178,9 +174,7 @@ def _settings_that_differ(checked: Sequence[CheckedArm], one: Arm, other: Arm) -
 
 
 def _markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-    lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells)]
-    return "\n".join([f"## {title}", "", *lines, ""])
+    return "\n".join([f"## {title}", "", *markdown_table(head, rows)])
 
 
 def _csv(found: Results) -> str:
@@ -209,23 +203,11 @@ def _latex(study: Study, found: Results) -> str:
 def _latex_table(title: str, measured: Measured) -> str:
     names = results.names_of(measured)
     rows = [
-        [_escaped(arm.name), *(_with_deviation(_values(by_seed, name)) for name in names)]
+        [arm.name, *(_with_deviation(_values(by_seed, name)) for name in names)]
         for arm, by_seed in measured.items()
     ]
-    head, *lines = [" & ".join(row) + r" \\" for row in (["arm", *map(_escaped, names)], *rows)]
-    caption = f"{_escaped(title)}. Mean and standard deviation over seeds."
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\begin{{tabular}}{{l{'r' * len(names)}}}",
-            *(r"\toprule", head, r"\midrule", *lines, r"\bottomrule"),
-            r"\end{tabular}",
-            rf"\caption{{{caption}}}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    caption = f"{title}. Mean and standard deviation over seeds."
+    return latex_table(["arm", *names], rows, caption)
 
 
 def _with_deviation(values: Sequence[float]) -> str:
@@ -233,8 +215,3 @@ def _with_deviation(values: Sequence[float]) -> str:
         return ""
     average = _number(statistics.fmean(values))
     return f"{average} $\\pm$ {_number(results.deviation(values))}" if len(values) > 1 else average
-
-
-def _escaped(text: str) -> str:
-    """Escape what LaTeX would read in a text."""
-    return text.translate(_LATEX)

@@ -56,7 +56,6 @@ div.table { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #ddd; padding: 0.25rem 1.2rem 0.25rem 0; text-align: left;
          vertical-align: top; }
-thead:not(:has(th:not(:empty))) { display: none; }
 code { background: #f3f3f3; padding: 0 0.2em; }
 """
 

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.common.files import write_atomically
+from data_prep.common.markup import markdown_table
 from data_prep.common.wording import duration
 from pretrain.config.load import public
 from pretrain.config.run import Phase, RunConfig
@@ -65,7 +66,7 @@ def write_report(run: Path, plot: Path | None = None) -> Path:
     head = [f"# {run.name}", "", current_activity(seen) + ".", ""]
     picture = [f"![training and validation loss]({LOSS_PLOT})", ""]
     rest = [
-        *_table(("figure", "value"), rows.items()),
+        *markdown_table(("figure", "value"), rows.items()),
         *_phases(seen),
         *_corpora(seen),
         *_validation(seen.validation),
@@ -120,7 +121,11 @@ def _phases(seen: RunView) -> list[str]:
         score = format_number(measured["loss"], ".4f") if measured else "-"
         name, _, settings = text.partition(": ")
         rows.append((name, settings, score))
-    return ["## Phases", "", *_table(("phase", "settings", "last validation loss, nats"), rows)]
+    return [
+        "## Phases",
+        "",
+        *markdown_table(("phase", "settings", "last validation loss, nats"), rows),
+    ]
 
 
 def _last(seen: RunView, phase: Phase) -> Line | None:
@@ -150,7 +155,7 @@ def _corpora(seen: RunView) -> list[str]:
         )
         for c in seen.drawn
     ]
-    return ["## What was read", "", *_table(titles, rows)]
+    return ["## What was read", "", *markdown_table(titles, rows)]
 
 
 def _perplexity(score: Line | None) -> str:
@@ -164,7 +169,7 @@ def _tasks(scores: Sequence[Line]) -> list[str]:
         (f"{line['step']:,}", line["task"], ", ".join(map(" ".join, formatted(line))))
         for line in scores
     ]
-    return ["## Tasks", "", *_table(names, rows)] if rows else []
+    return ["## Tasks", "", *markdown_table(names, rows)] if rows else []
 
 
 def _validation(measured: Sequence[Line]) -> list[str]:
@@ -187,7 +192,7 @@ def _validation(measured: Sequence[Line]) -> list[str]:
         for name, row in rows.items()
     ]
     title = f"## Validation after {newest['step']:,} steps"
-    return [title, "", *_table(("subset", "targets", "loss, nats", "perplexity"), cells)]
+    return [title, "", *markdown_table(("subset", "targets", "loss, nats", "perplexity"), cells)]
 
 
 def _settings(seen: RunView) -> list[str]:
@@ -199,7 +204,11 @@ def _settings(seen: RunView) -> list[str]:
         if value != default.get(key) and key != "phases"
     ]
     return (
-        ["## Settings that differ from the defaults", "", *_table(("setting", "value"), rows)]
+        [
+            "## Settings that differ from the defaults",
+            "",
+            *markdown_table(("setting", "value"), rows),
+        ]
         if rows
         else []
     )
@@ -210,12 +219,4 @@ def _environment(seen: RunView) -> list[str]:
         (name, ", ".join(dict.fromkeys(value)) if isinstance(value, list) else value)
         for name, value in flatten(machine(seen)).items()
     ]
-    return ["## Environment", "", *_table(("part", "version"), rows)] if rows else []
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a table, with a blank one after it."""
-    cells = [[" ".join(str(cell).replace("|", r"\|").split()) for cell in row] for row in rows]
-    lines = [" | ".join(row) for row in (names, *cells)]
-    lines.insert(1, " | ".join("---" for _ in names))
-    return [*(f"| {line} |" for line in lines), ""]
+    return ["## Environment", "", *markdown_table(("part", "version"), rows)] if rows else []
