@@ -106,7 +106,11 @@ def check_settings(
 
 
 def check_tasks(
-    data: str, tasks: Sequence[Task], overrides: Sequence[str], protocol: str, world_size: int
+    data: str,
+    tasks: Sequence[Task],
+    overrides: Sequence[str],
+    protocol: str = protocols.DEFAULT,
+    world_size: int = 1,
 ) -> None:
     """Refuse settings and data before there is a model.
 

@@ -16,10 +16,12 @@ from data_prep.common.arguments import Command, seeds
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.common.files import lock, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
+from finetune.studies import job
+from finetune.studies.job import Stage
+from pretrain.checks.devices import DEVICES
 
 if TYPE_CHECKING:
     from finetune.studies.engines import Engine
-    from finetune.studies.job import Stage
     from finetune.studies.study import CheckedArm, Run, Study
 
 _SECONDS_BETWEEN_LINES = 30.0
@@ -46,8 +48,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--slurm timeout_min=600",
     )
     add("--dry-run", action="store_true", help="print arms, runs and costs, and do nothing")
-    kinds = ("a100-40gb", "a100", "h100", "h200")
-    add("--kind", choices=kinds, help="with --dry-run: which GPUs, to estimate hours on them")
+    add("--kind", choices=DEVICES, help="with --dry-run: which GPUs, to estimate hours on them")
     overrides = "settings of all arms, such as data.corpus=corpora/wikitext"
     add("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
 
@@ -82,7 +83,7 @@ def study(options: argparse.Namespace) -> int:
         finally:  # a study that is stopped has a report of what is finished
             sys.stdout.write(f"\n{write_report(chosen, checked, runs, options.output)}\n")
     for name, code in failed.items():
-        log = options.output / name / "log.txt"
+        log = options.output / name / job.LOG
         print(
             f"{options.parser.prog}: error: {name} ended with exit code {code}: {log}",
             file=sys.stderr,
@@ -92,16 +93,14 @@ def study(options: argparse.Namespace) -> int:
 
 def _check_data(chosen: Study, data: str) -> None:
     """Refuse tasks whose data are not there."""
-    from finetune import benchmarks, examples
+    from finetune import benchmarks, planning
 
     if not chosen.finetune:
         return
     if not data:
         raise ValueError("--data: the study fine-tunes its models; name the folder of GLUE's data")
-    for name in chosen.finetune.tasks:
-        task = benchmarks.find(name)
-        for split in ("train", *task.dev):
-            examples.read_split(task, data, split)
+    tasks = [benchmarks.find(name) for name in chosen.finetune.tasks]
+    planning.check_tasks(data, tasks, [])
 
 
 def _begin(
@@ -134,8 +133,6 @@ def _do(
     engine: Engine,
 ) -> dict[str, int]:
     """Do what is left of all runs; returns exit codes of those that failed."""
-    from finetune.studies import job
-
     arms = {each.arm: each for each in checked}
     folders = {options.output / run.name: run for run in runs}
     for folder, run in folders.items():
@@ -159,12 +156,11 @@ def _stages(
     chosen: Study, checked: CheckedArm, seed: int, folder: Path, options: argparse.Namespace
 ) -> list[Stage]:
     """Return the commands of a run."""
-    from finetune.studies.job import Stage
-    from finetune.studies.study import finetuning_arms, recipe_of, without_recipe
+    from finetune.studies.study import finetuning_arms
     from pretrain.config.settings import override
 
     model, trained = str(folder / "model"), str(folder / "run")
-    words = [*without_recipe(checked.arm), *options.overrides, f"training.seed={seed}"]
+    words = [*checked.arm.words, *options.overrides, f"training.seed={seed}"]
     words += [override("folder", trained)]
     evaluate = ["pretrain", "evaluate", model, "--json", str(folder / "evaluation.json")]
     evaluate += ["--data", checked.config.streams[0].path]
@@ -172,7 +168,7 @@ def _stages(
     if lengths := [length for length in chosen.lengths if length <= longest]:
         evaluate += ["--lengths", ",".join(map(str, lengths))]
     found = [
-        Stage("train", ["pretrain", "supervise", recipe_of(chosen, checked.arm), *words]),
+        Stage("train", ["pretrain", "supervise", checked.arm.recipe, *words]),
         Stage("export", ["pretrain", "export", trained, "--output", model]),
         Stage("evaluate", evaluate),
     ]
@@ -226,9 +222,7 @@ class _Progress:
         after = time.monotonic() - self._began
         rest = (self._left - self._done) * after / self._done
         end = f", about {duration(rest)} left" if rest else ""
-        how = (
-            "done" if code == EXIT_DONE else f"failed (exit code {code}), see {folder / 'log.txt'}"
-        )
+        how = "done" if code == EXIT_DONE else f"failed (exit code {code}), see {folder / job.LOG}"
         number = self._total - self._left + self._done
         self._tell(f"[{number}/{self._total}{end}] {folder.name}: {how}")
 
@@ -242,7 +236,6 @@ class _Progress:
 
 def _state(folder: Path) -> str:
     """Say at which stage a run is, and at which step."""
-    from finetune.studies import job
     from pretrain.records import metrics
 
     left = job.stages_left(folder)
@@ -258,12 +251,12 @@ def _forecast(
     chosen: Study, checked: Sequence[CheckedArm], runs: Sequence[Run], options: argparse.Namespace
 ) -> str:
     """Say what a study will do and cost."""
-    from finetune.studies.study import finetuning_arms, recipe_of, without_recipe
+    from finetune.studies.study import finetuning_arms
     from pretrain.checks.needs import parameters
     from pretrain.plan import plan as planning
 
     tokens, hours, disk = 0, 0.0, 0
-    words = [[f"recipe={recipe_of(chosen, c.arm)}", *without_recipe(c.arm)] for c in checked]
+    words = [[f"recipe={c.arm.recipe}", *c.arm.words] for c in checked]
     shared = [word for word in words[0] if all(word in others for others in words)]
     lines = [chosen.title, "", f"all arms: {' '.join([*shared, *options.overrides])}"]
     for each, own in zip(checked, words, strict=True):

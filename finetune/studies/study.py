@@ -118,9 +118,14 @@ class Arm:
         return re.sub(r"[^\w.]+", "-", self.name).strip("-")
 
     @property
+    def recipe(self) -> str:
+        """The study's, or that which a level names; "" of a way of fine-tuning."""
+        return str(self.settings.get("recipe", ""))
+
+    @property
     def words(self) -> list[str]:
-        """The settings as a command line has them."""
-        return overrides(self.settings)
+        """The other settings as `key=value`."""
+        return overrides({key: value for key, value in self.settings.items() if key != "recipe"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,11 +221,11 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
     Raises:
         ValueError: the errors of all arms; two arms are the same.
     """
-    found, arms = list[CheckedArm](), arms_of(study.factors, study.settings)
+    found, arms = list[CheckedArm](), pretraining_arms(study)
     errors = _errors_in_finetuning(study)
     for arm in arms:
         try:
-            config, _ = load_complete(recipe_of(study, arm), [*without_recipe(arm), *changes])
+            config, _ = load_complete(arm.recipe, [*arm.words, *changes])
             ranks = world_size(config.supervision, 1)
             model, _ = check(config, ranks)
             found.append(CheckedArm(arm, config, model, ranks))
@@ -255,14 +260,9 @@ def _of_arms(names: Sequence[str], arms: int, error: str) -> str:
     return error if len(names) == arms > 1 else f"{' | '.join(names)}: {error}"
 
 
-def recipe_of(study: Study, arm: Arm) -> str:
-    """Return the recipe of an arm: a level may name another one."""
-    return str(arm.settings.get("recipe", study.recipe))
-
-
-def without_recipe(arm: Arm) -> list[str]:
-    """Return an arm's settings as `key=value`."""
-    return overrides({key: value for key, value in arm.settings.items() if key != "recipe"})
+def pretraining_arms(study: Study) -> list[Arm]:
+    """Return the arms of a study."""
+    return arms_of(study.factors, {"recipe": study.recipe, **study.settings})
 
 
 def finetuning_arms(study: Study) -> list[Arm]:

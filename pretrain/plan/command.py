@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.common.files import write_json
+from pretrain.checks.devices import DEVICES
 from pretrain.config.settings import add_recipe
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     gpus = "number of GPUs in all (default: 8, or fewer where those do not share the batch evenly)"
     add("--gpus", type=int, help=gpus)
-    kinds = ("a100-40gb", "a100", "h100", "h200")
-    add("--kind", default="a100", choices=kinds, help="which GPUs (default: %(default)s)")
+    add("--kind", default="a100", choices=DEVICES, help="which GPUs (default: %(default)s)")
     measured = "correct the expected speed by this file, which bench --json wrote on such a GPU"
     add("--bench", type=Path, metavar="FILE", help=measured)
     details = "also print phases, FLOPs, and the memory of every ZeRO stage and attention back end"

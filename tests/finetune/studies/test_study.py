@@ -16,11 +16,11 @@ NAMES = sorted(path.stem for path in study.STUDIES.glob("*.yaml"))
 @pytest.mark.parametrize(("name", "toy"), [*itertools.product(NAMES, (False, True))])
 def test_every_study_that_comes_with_the_project_loads_and_its_arms_differ(name, toy):
     loaded = study.load(name, toy=toy)
-    arms = study.arms_of(loaded.factors, loaded.settings)
+    arms = study.pretraining_arms(loaded)
     assert len({arm.folder for arm in arms}) == len(arms) > 1
     seen = []
     for arm in arms:
-        config, _ = load_complete(study.recipe_of(loaded, arm), study.without_recipe(arm))
+        config, _ = load_complete(arm.recipe, arm.words)
         checked = study.CheckedArm(arm, config, config.architecture(500), 1)
         assert all(study.differences(checked, other) for other in seen)
         seen.append(checked)
@@ -28,7 +28,7 @@ def test_every_study_that_comes_with_the_project_loads_and_its_arms_differ(name,
 
 def test_an_arm_is_a_combination_of_levels_and_each_has_every_seed(study_file):
     loaded = study.load(str(study_file), toy=False)
-    arms = study.arms_of(loaded.factors, loaded.settings)
+    arms = study.pretraining_arms(loaded)
     assert [arm.name for arm in arms] == [
         "learned, some",
         "learned, none",
