@@ -25,9 +25,6 @@ from pretrain.engine.distributed import choose_device
 from pretrain.models import evaluation_report as report
 from pretrain.models import model_folder
 from pretrain.models.evaluate import (
-    Evaluation,
-    Measured,
-    Refusal,
     evaluate_blocks,
     evaluate_lengths,
     pair_objectives,
@@ -35,6 +32,7 @@ from pretrain.models.evaluate import (
 )
 from pretrain.models.layers import LayerChanges, layer_changes
 from pretrain.models.model_folder import LoadedModel
+from pretrain.models.scores import Evaluation, Measured, Refusal
 from pretrain.objectives.base import PretrainingObjective
 
 _LAYER_BLOCKS = 32

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_prep.common import pictures
-from pretrain.models.evaluate import INTERVAL, Measured
 from pretrain.models.layers import LayerChanges
+from pretrain.models.scores import INTERVAL, Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

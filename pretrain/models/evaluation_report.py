@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common.files import write_atomically, write_json
-from pretrain.models.evaluate import INTERVAL, Evaluation, Measured, Refusal, Score
 from pretrain.models.evaluation_plots import draw_layers, draw_scores, short_number
 from pretrain.models.layers import LayerChanges
+from pretrain.models.scores import INTERVAL, Evaluation, Measured, Refusal, Score
 
 _COLUMNS = (
     "model,trained length,length,stride,part,targets,loss,perplexity,accuracy,"

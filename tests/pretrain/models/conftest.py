@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.models.evaluate import Measured, Refusal
+from pretrain.models.scores import Measured, Refusal
 from tests.pretrain.models.results import evaluation
 
 

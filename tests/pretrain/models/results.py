@@ -2,7 +2,7 @@
 
 import math
 
-from pretrain.models.evaluate import Evaluation, Score
+from pretrain.models.scores import Evaluation, Score
 
 
 def score(perplexity, targets=1000):

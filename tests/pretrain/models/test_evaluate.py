@@ -16,14 +16,8 @@ from pretrain.data.windows import Windows
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.models import evaluate as evaluation
-from pretrain.models.evaluate import (
-    Refusal,
-    Score,
-    Scores,
-    evaluate_blocks,
-    evaluate_lengths,
-    validation_objective,
-)
+from pretrain.models.evaluate import evaluate_blocks, evaluate_lengths, validation_objective
+from pretrain.models.scores import Refusal, Score, Scores, perplexity_interval
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
@@ -261,7 +255,7 @@ def test_intervals_hold_the_perplexity_of_all_texts_in_nineteen_of_twenty_texts(
     for _ in range(200):
         targets = drawn.integers(50, 150, size=60)
         nats = targets * drawn.normal(3.0, 0.5, size=60)
-        low, high = evaluation.perplexity_interval(np.stack([nats, 0 * nats, targets], axis=1))
+        low, high = perplexity_interval(np.stack([nats, 0 * nats, targets], axis=1))
         found += low <= math.exp(3.0) <= high
         # As the standard error of a mean of about 60 values.
         assert math.log(high / low) == pytest.approx(2 * 1.96 * 0.5 / math.sqrt(60), rel=0.4)
@@ -269,7 +263,7 @@ def test_intervals_hold_the_perplexity_of_all_texts_in_nineteen_of_twenty_texts(
 
 
 def test_one_part_with_targets_has_no_interval():
-    assert evaluation.perplexity_interval(np.array([[6.0, 1, 2], [0, 0, 0]])) is None
+    assert perplexity_interval(np.array([[6.0, 1, 2], [0, 0, 0]])) is None
 
 
 @pytest.mark.parametrize("reading", [*READINGS, {"interpolate_from": 20}], ids=str)

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from pretrain.models.evaluate import INTERVAL, Measured, Refusal
 from pretrain.models.evaluation_plots import draw_layers, draw_scores
 from pretrain.models.layers import LayerChange, LayerChanges
+from pretrain.models.scores import INTERVAL, Measured, Refusal
 from tests.pretrain.models.results import evaluation
 
 

@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from pretrain.models.evaluate import Measured, Refusal, Score
 from pretrain.models.evaluation_report import (
     heading,
     layer_table,
@@ -16,6 +15,7 @@ from pretrain.models.evaluation_report import (
     table_rows,
 )
 from pretrain.models.layers import LayerChange, LayerChanges
+from pretrain.models.scores import Measured, Refusal, Score
 from tests.pretrain.models.results import evaluation, score
 
 
