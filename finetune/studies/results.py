@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from finetune.studies.study import Arm, Run, Study, comparisons, finetuning_arms
 from pretrain.records import ledger, metrics, status
 
 LOSS = "validation loss"
+T = TypeVar("T")
 Figures = dict[str, float]
 """By name, of one arm with one seed."""
 Measured = dict[Arm, dict[int, Figures]]
@@ -194,16 +196,18 @@ def _best(found: Results, factor: str) -> Results:
         average = statistics.fmean(losses)
         return math.inf if math.isnan(average) else average
 
-    kept = {min(group, key=loss) for group in groups.values()}
+    best = [set(min(group, key=loss).levels) for group in groups.values()]
+
+    def kept(measured: dict[Arm, T]) -> dict[Arm, T]:
+        return {
+            arm: each for arm, each in measured.items() if any(b <= {*arm.levels} for b in best)
+        }
+
     return Results(
-        {arm: each for arm, each in found.pretraining.items() if arm in kept},
-        {
-            arm: each
-            for arm, each in found.finetuning.items()
-            if any(set(one.levels) <= set(arm.levels) for one in kept)
-        },
-        {arm: each for arm, each in found.cost.items() if arm in kept},
-        {arm: each for arm, each in found.curves.items() if arm in kept},
+        kept(found.pretraining),
+        kept(found.finetuning),
+        kept(found.cost),
+        kept(found.curves),
         found.unfinished,
     )
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from finetune.studies import report, results
 from finetune.studies.results import LOSS, Curve, Results
-from finetune.studies.study import Arm, runs_of
+from finetune.studies.study import Arm, check_arms, finetuning_arms, load, runs_of
 from pretrain.records import ledger, metrics, status
 
 OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
@@ -141,3 +141,29 @@ def test_the_cost_has_abandoned_steps_and_the_devices_of_each_attempt(tmp_path):
     )
     found = results._cost(seen)
     assert (found["tokens"], found["device hours"], found["rollbacks"]) == (300, 10, 1)
+
+
+def test_arms_that_differ_in_several_settings_are_confounded_setting_by_setting(
+    study_file, tmp_path
+):
+    """Also those of fine-tuning; a level that changes one setting confounds nothing."""
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        study_file.read_text().replace("variant: alibi}", "variant: learned-clap}")
+        + "finetune: {tasks: [CoLA], factors: {way: {a: {}, b: {pooling: mean, epochs: 3}}}}\n"
+    )
+    loaded = load(str(path), toy=False)
+    checked = check_arms(loaded, [])
+    arms = [each.arm for each in checked]
+    pretraining = {arm: {1: {LOSS: 4.0}} for arm in arms}
+    text = report._comparison("Differences", loaded, checked, pretraining)
+    listed = dict(line[2:].split(": ") for line in text.splitlines() if line.startswith("- "))
+    clap = "model.embedding_norm, model.head, model.normalize_embeddings"
+    assert set(listed.values()) == {clap}
+    assert len(listed) == 2  # with and without dropout, which alone is one setting
+    ways = [
+        Arm((*arms[0].levels, *way.levels), {**arms[0].settings, **way.settings})
+        for way in finetuning_arms(loaded)
+    ]
+    text = report._comparison("Differences", loaded, checked, {w: {1: {"CoLA": 1.0}} for w in ways})
+    assert "learned, some, b − learned, some, a: epochs, pooling" in text
