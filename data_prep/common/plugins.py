@@ -68,8 +68,13 @@ def load(entry: EntryPoint) -> Any:  # noqa: ANN401 - a class or a function
     """Import what an entry point names.
 
     Raises:
-        ValueError: That fails, or it is neither a class nor a function.
+        ValueError: That fails, or it is neither a class nor a function, or another package has
+            registered the name for something else.
     """
+    same = {each.value: each for each in entry_points(group=entry.group, name=entry.name)}
+    if len(same) > 1:
+        packages = ", ".join(f"{package_of(each)} ({each.value})" for each in same.values())
+        raise ValueError(f"{entry.group}: {entry.name} is registered twice: {packages}")
     value = "" if entry.name == entry.value else f" ({entry.value})"
     named = f"{entry.group}: {entry.name}{value}"
     try:

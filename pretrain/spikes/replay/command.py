@@ -25,26 +25,29 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--tag", default="train/loss", help="tag of the loss in TensorBoard files (%(default)s)")
     attempts = "judge each stretch between restarts, not only the lineage that survived"
     add("--every-attempt", action="store_true", help=attempts)
-    interval = "steps between the checkpoints that the policy assumes (default: %(default)s)"
-    add("--checkpoint-interval", type=int, default=500, help=interval)
+    interval = "steps between checkpoints, for the policy (default: those of the run, or 500)"
+    add("--checkpoint-interval", type=int, help=interval)
 
 
 def replay(options: argparse.Namespace) -> None:
     """Run the spike detector over recorded loss curves.
 
+    A run's folder is judged with the thresholds of its own recipe, other curves with the defaults.
+
     example: python -m pretrain replay runs/base other.csv spike.deviations=5 --plot curves.png
     """
     from pretrain.spikes.replay import curves, detect, report
 
-    if options.checkpoint_interval < 1:
+    if options.checkpoint_interval is not None and options.checkpoint_interval < 1:
         raise ValueError(f"--checkpoint-interval {options.checkpoint_interval}: must be above 0")
     if options.plot:
         pictures.check_name("--plot", options.plot)
     settings = [word for word in options.curves if "=" in word and not Path(word).exists()]
-    config = detect.spike_config(settings)
+    detect.spike_config(settings)  # refused before anything is read
     paths = [Path(word) for word in options.curves if word not in settings]
     recorded = curves.read_all(paths, options.tag, options.every_attempt)
-    found = [detect.detect(curve, config, options.checkpoint_interval) for curve in recorded]
+    interval = options.checkpoint_interval or 0
+    found = [detect.detect_as_trained(curve, settings, interval) for curve in recorded]
     sys.stdout.write(report.report(found))
     if options.json:
         write_json(options.json, report.as_json(found))

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pretrain.config.load import RUN_FILE
 from pretrain.records import metrics
 from pretrain.records.metrics import METRICS, VALIDATION, surviving
 from pretrain.spikes.live import evaluations
@@ -49,6 +50,8 @@ class Curve:
     """Messages on records that were left out or replaced."""
     evaluations: tuple[Evaluation, ...] = ()
     """Of a run of this package; in the order in which they were done."""
+    run: Path | None = None
+    """The folder of this run, if it has a recipe."""
 
     @property
     def seen(self) -> list[Seen]:
@@ -104,6 +107,7 @@ def read_curves(
         raise ValueError(f"{path}: holds no record with a step and a loss")
     name = name or _name(path)
     validation = metrics.read_metrics(path / VALIDATION) if (path / METRICS).is_file() else []
+    run = path if (path / METRICS).is_file() and (path / RUN_FILE).is_file() else None
     starts = [n for n in range(1, len(rows)) if rows[n]["step"] <= rows[n - 1]["step"]]
     if starts and not every_attempt:
         notes.append(
@@ -119,6 +123,7 @@ def read_curves(
             ),
             tuple(notes),
             tuple(evaluations(metrics.surviving_validation(known, kept) if known else [])),
+            run,
         )
         for number, end in enumerate(ends, start=1)
         for kept in [surviving(rows[:end])]

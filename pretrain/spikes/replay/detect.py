@@ -11,12 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_prep.common import records
+from pretrain.config.load import RUN_FILE, load
+from pretrain.config.run import RunConfig
 from pretrain.config.sections import SpikeConfig
 from pretrain.config.settings import apply_override
 from pretrain.spikes import policy
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Event
 from pretrain.spikes.replay.curves import Curve
+
+_CHECKPOINT_INTERVAL = 500
+"""Of curves that are not of a run of this package."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,19 +46,37 @@ class Detections:
     spikes: tuple[ConfirmedSpike, ...]
 
 
-def spike_config(overrides: Sequence[str]) -> SpikeConfig:
-    """The default thresholds, changed by `spike.key=value` overrides.
+def spike_config(overrides: Sequence[str], recipe: RunConfig | None = None) -> SpikeConfig:
+    """The thresholds of a recipe, or the default ones, changed by `spike.key=value` overrides.
 
     Raises:
         ValueError: a key does not exist, or a value is not accepted.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"spike": dataclasses.asdict(recipe.spike)} if recipe else {}
     for override in overrides:
         apply_override(values, override)
     other = sorted(set(values) - {"spike"})
     if other:
         raise ValueError(records.unknown_key(other[0], ["spike"]))
     return records.decode(SpikeConfig, values.get("spike", {}), "spike.")
+
+
+def detect_as_trained(
+    curve: Curve, overrides: Sequence[str], checkpoint_interval: int
+) -> Detections:
+    """Run the detector over a curve, with the settings of the run that it was read from.
+
+    Args:
+        curve: read from a run's folder, or from any file.
+        overrides: see `spike_config`.
+        checkpoint_interval: 0 for the run's own, or 500 where there is no run.
+
+    Raises:
+        ValueError: an override, or the run's recipe, is not accepted.
+    """
+    recipe = load(str(curve.run / RUN_FILE)) if curve.run else None
+    interval = recipe.training.checkpoint_interval if recipe else _CHECKPOINT_INTERVAL
+    return detect(curve, spike_config(overrides, recipe), checkpoint_interval or interval)
 
 
 def detect(curve: Curve, config: SpikeConfig, checkpoint_interval: int) -> Detections:

@@ -29,5 +29,15 @@ def test_what_cannot_be_imported_is_named(example_package):
         Plugins(GROUP, {})["gone"]
 
 
+def test_a_name_that_two_packages_register_is_refused(example_package, tmp_path, monkeypatch):
+    metadata = tmp_path / "other-2.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: other\nVersion: 2.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\nno-short = other:keep\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"no-short is registered twice: .*other 2\.0 \(other:keep"):
+        Plugins(GROUP, {})["no-short"]
+
+
 def test_nothing_is_installed_without_the_package():
     assert names_of(Plugins(GROUP, {})) == []

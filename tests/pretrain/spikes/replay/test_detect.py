@@ -61,6 +61,18 @@ def test_thresholds_can_be_overridden(files, capsys):
     assert "0 confirmed spikes" in out
 
 
+def test_a_run_is_judged_by_its_own_recipe(tmp_path, capsys):
+    recipe = {"spike": {"deviations": 9e9}, "training": {"checkpoint_interval": 77}}
+    (tmp_path / "run.yaml").write_text(json.dumps(recipe))
+    losses = curve("fast", 5).losses
+    lines = ({"attempt": 1, "step": step, "loss": loss} for step, loss in enumerate(losses))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "0 confirmed spikes" in replay(capsys, tmp_path)[1]
+    replay(capsys, tmp_path, "spike.deviations=6", "--json", tmp_path / "found.json")
+    ((spike,),) = [f["spikes"] for f in json.loads((tmp_path / "found.json").read_text()).values()]
+    assert spike["plan"]["step"] % 77 == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
