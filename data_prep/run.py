@@ -255,13 +255,16 @@ def _work_on(
         for task, outcome in outcomes:
             if isinstance(outcome, ValueError | OSError):
                 failures[task.index] = str(outcome)
-                report.say(f"{task.name} failed: {outcome}")
+                if len(tasks) > 1:  # the others may take hours
+                    report.say(f"{task.name} failed: {outcome}")
             else:
                 results[task.index] = outcome
                 report.finish_shard()
     if failures:
         kept = f" ({len(results)} other shards are done and kept)" if results else ""
-        raise ValueError("; ".join(failures[index] for index in sorted(failures)) + kept)
+        first = failures[min(failures)]
+        more = f" ({len(failures)} inputs failed, as said above)" if len(failures) > 1 else ""
+        raise ValueError(first + more + kept)
     return results
 
 
