@@ -99,7 +99,8 @@ def run_on_ray(
     All machines must see the inputs and the corpus folder under the same paths. Ray transfers the
     tasks, the code of this package, and the results. Progress is reported when a task ends.
     """
-    with _ray(workers) as ray:
+    # Machines need not have this package, and cannot use another version of it.
+    with connected_ray(workers, [Path(__file__).parent]) as ray:
         remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_work_and_count)
         waiting = list(reversed(tasks))
         running: dict[Any, ShardTask] = {}
@@ -186,24 +187,40 @@ def _work_and_count(work: WorkFunction[T], task: ShardTask, folder: Path) -> tup
     return result, reports[-1]._replace(input_bytes=input_state(task.input)[0])
 
 
-@contextmanager
-def _ray(workers: int) -> Iterator[ModuleType]:
-    """Connect to a running Ray cluster, or start a local Ray with `workers` processes."""
-    # Turn off Ray's usage reports.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+def import_ray() -> ModuleType:
+    """Import Ray, which is an extra.
+
+    Raises:
+        ValueError: It is not installed.
+    """
     try:
-        ray = import_module("ray")
+        return import_module("ray")
     except ImportError as error:
         raise ValueError(
             "--engine ray: Ray is not installed; run `pip install 'zeroclap[ray]'`, or use "
             "--engine local"
         ) from error
+
+
+@contextmanager
+def connected_ray(workers: int, packages: Sequence[Path] = ()) -> Iterator[ModuleType]:
+    """Connect to a running Ray cluster, or start a local Ray with `workers` processes.
+
+    Args:
+        workers: at once, where no cluster is running.
+        packages: folders of packages that are sent to the machines.
+
+    Raises:
+        ValueError: See `import_ray`; or no cluster answers at RAY_ADDRESS.
+    """
+    # Turn off Ray's usage reports.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray = import_ray()
     options: dict[str, Any] = {
         "logging_level": "error",
-        # Machines need not have this package, and cannot use another version of it.
         "runtime_env": {
-            "py_modules": [str(Path(__file__).parent)],
             "env_vars": {"TOKENIZERS_PARALLELISM": "false"},
+            **({"py_modules": [*map(str, packages)]} if packages else {}),
         },
     }
     try:

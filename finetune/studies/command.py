@@ -37,8 +37,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--seeds", type=seeds, help="such as 1-5; more may be added later (default: the study's)")
     add("--data", default="", help="GLUE's data, as for glue; needed where models are fine-tuned")
     add("--jobs", type=int, default=0, help="runs at once (default: as the devices allow)")
-    engine = "on this machine, or each run as a job of Slurm (default: %(default)s)"
-    add("--engine", choices=("local", "slurm"), default="local", help=engine)
+    engine = "on this machine, or each run as a job of Slurm, or of Ray (default: %(default)s)"
+    add("--engine", choices=("local", "slurm", "ray"), default="local", help=engine)
     add(
         "--slurm",
         action="append",
@@ -194,6 +194,12 @@ def _engine(options: argparse.Namespace, ranks: int) -> Engine:
         return Slurm(options.output / "slurm", {"name": "zeroclap-study", **parameters})
     if options.slurm:
         raise ValueError("--slurm: is for --engine slurm")
+    if options.engine == "ray":
+        from data_prep.engines import import_ray
+        from finetune.studies.on_ray import Ray
+
+        import_ray()
+        return Ray(ranks, options.jobs)
     gpus_of(ranks)
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, options.jobs, ranks)

@@ -1,4 +1,7 @@
-"""Where the runs of a study are done: on this machine's devices, or as jobs of Slurm (submitit)."""
+"""Where the runs of a study are done: on this machine's devices, or as jobs of Slurm (submitit).
+
+on_ray.py has a third one, tasks of Ray.
+"""
 
 from __future__ import annotations
 
