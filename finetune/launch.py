@@ -228,7 +228,7 @@ def _start(
         del environment[name]
     port = str(free_port())
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment["OMP_NUM_THREADS"] = str(threads)
+    environment.setdefault("OMP_NUM_THREADS", str(threads))  # a study has runs of its own at once
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     command = [sys.executable, "-m"]

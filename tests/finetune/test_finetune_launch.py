@@ -165,6 +165,24 @@ def test_runs_share_the_devices(gpus, jobs, world_size, expected):
     assert launch.slots(gpus, 4, jobs, world_size) == expected
 
 
+@pytest.mark.parametrize(("given", "threads"), [(None, "5"), ("1", "1")])
+def test_a_run_has_its_share_of_the_cores_unless_the_environment_says_otherwise(
+    given, threads, tiny_model, easy_glue, tmp_path, monkeypatch
+):
+    """A study runs several of these commands beside each other, with one thread each."""
+    (planned,) = plans(tiny_model, easy_glue)
+    (tmp_path / planned.name).mkdir()
+    started = {}
+    monkeypatch.setattr(
+        launch.subprocess, "Popen", lambda command, **options: started.update(options["env"])
+    )
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    launch._start(tmp_path, planned, [], 5, 1)
+    assert started["OMP_NUM_THREADS"] == threads
+
+
 def test_more_processes_than_gpus_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "visible_gpus", lambda: ["0", "1"])
     with pytest.raises(ValueError, match="--world-size: 3 ranks on a machine with 2 usable GPUs"):
