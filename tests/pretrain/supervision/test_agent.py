@@ -240,7 +240,7 @@ def test_an_agent_of_an_earlier_start_starts_nothing(stage):
     show_life(stage.run, "127.0.0.1", stage.listener.port)
     stage.wait_for_state("old", nodes.ENDED)
     control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2, start="s2"))
-    stage.wait_for(lambda: stage.report()["state"] == nodes.READY)
+    stage.wait_for(lambda: stage.report().get("state") == nodes.READY)
     assert processes.members(stage.run, 1) == []
     assert stage.report()["start"] == "s1"
 
