@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -76,16 +75,7 @@ class Local:
         environment = children.environment() | {"OMP_NUM_THREADS": str(self.threads)}
         if gpus:
             environment[VARIABLE] = ",".join(gpus)
-        with (folder / job.LOG).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "finetune.studies.job", str(folder)],
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=children.end_with_parent,
-            )
-        return _Running(folder, process)
+        return _Running(folder, job.start(folder, environment=environment))
 
 
 @dataclasses.dataclass
@@ -97,14 +87,9 @@ class Command:
 
     def __call__(self) -> int:
         """Do the run and return its exit code."""
-        with (Path(self.folder) / job.LOG).open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "finetune.studies.job", self.folder],
-                env=children.environment(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=_ignore_signal_of_submitit,
-            )
+        self._process = job.start(
+            Path(self.folder), new_session=False, preexec=_ignore_signal_of_submitit
+        )
         return self._process.wait()
 
     def checkpoint(self) -> Any:  # noqa: ANN401 - submitit has no type for it

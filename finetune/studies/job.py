@@ -14,7 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common import children
@@ -39,6 +39,35 @@ def write(folder: Path, stages: Sequence[Stage]) -> None:
     """Write what a run has to do."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / JOB, [dataclasses.asdict(stage) for stage in stages])
+
+
+def start(
+    folder: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    new_session: bool = True,
+    preexec: Callable[[], None] = children.end_with_parent,
+) -> subprocess.Popen[bytes]:
+    """Start the process that does a run; what it prints is appended to the run's log.
+
+    Args:
+        folder: of the run.
+        environment: by default this process's, as its children have it.
+        directory: which the paths in the run's commands are relative to; by default this one.
+        new_session: whether a terminal's Ctrl-C does not reach it.
+        preexec: `preexec_fn` of Popen.
+    """
+    with (folder / LOG).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "finetune.studies.job", str(folder)],
+            env=environment or children.environment(),
+            cwd=directory,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=new_session,
+            preexec_fn=preexec,
+        )
 
 
 def stages_left(folder: Path) -> list[Stage]:

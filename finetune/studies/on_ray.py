@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common import children
 from data_prep.common.exit_codes import EXIT_FAILED
 from data_prep.engines import connected_ray
 from finetune.studies import job
@@ -66,16 +63,7 @@ class Ray:
 
 def _do(folder: str, directory: str) -> int:
     """Do a run on the machine that Ray has chosen, and return its exit code."""
-    with (Path(folder) / job.LOG).open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "finetune.studies.job", folder],
-            cwd=directory,  # the paths of recipes are relative to it
-            env=children.environment(),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=children.end_with_parent,
-        ).wait()
+    return job.start(Path(folder), directory=Path(directory)).wait()
 
 
 def _exit_code(ray: Any, done: Any, folder: Path) -> int:  # noqa: ANN401 - a module, a reference
