@@ -193,6 +193,7 @@ def import_ray() -> ModuleType:
     Raises:
         ValueError: It is not installed.
     """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to its makers
     try:
         return import_module("ray")
     except ImportError as error:
@@ -213,8 +214,6 @@ def connected_ray(workers: int, packages: Sequence[Path] = ()) -> Iterator[Modul
     Raises:
         ValueError: See `import_ray`; or no cluster answers at RAY_ADDRESS.
     """
-    # Turn off Ray's usage reports.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = import_ray()
     options: dict[str, Any] = {
         "logging_level": "error",

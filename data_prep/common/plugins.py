@@ -74,7 +74,9 @@ def load(entry: EntryPoint) -> Any:  # noqa: ANN401 - a class or a function
     same = {each.value: each for each in entry_points(group=entry.group, name=entry.name)}
     if len(same) > 1:
         packages = ", ".join(f"{package_of(each)} ({each.value})" for each in same.values())
-        raise ValueError(f"{entry.group}: {entry.name} is registered twice: {packages}")
+        raise ValueError(
+            f"{entry.group}: {entry.name} is registered twice: {packages}; uninstall one"
+        )
     value = "" if entry.name == entry.value else f" ({entry.value})"
     named = f"{entry.group}: {entry.name}{value}"
     try:
