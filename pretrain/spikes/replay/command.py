@@ -42,12 +42,14 @@ def replay(options: argparse.Namespace) -> None:
         raise ValueError(f"--checkpoint-interval {options.checkpoint_interval}: must be above 0")
     if options.plot:
         pictures.check_name("--plot", options.plot)
-    settings = [word for word in options.curves if "=" in word and not Path(word).exists()]
-    detect.spike_config(settings)  # refused before anything is read
-    paths = [Path(word) for word in options.curves if word not in settings]
+    overrides = [word for word in options.curves if "=" in word and not Path(word).exists()]
+    detect.settings(overrides)  # refused before anything is read
+    paths = [Path(word) for word in options.curves if word not in overrides]
     recorded = curves.read_all(paths, options.tag, options.every_attempt)
-    interval = options.checkpoint_interval or 0
-    found = [detect.detect_as_trained(curve, settings, interval) for curve in recorded]
+    found = []
+    for curve in recorded:
+        config, interval = detect.settings(overrides, curve.run)
+        found.append(detect.detect(curve, config, options.checkpoint_interval or interval))
     sys.stdout.write(report.report(found))
     if options.json:
         write_json(options.json, report.as_json(found))

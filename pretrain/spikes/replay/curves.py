@@ -107,7 +107,7 @@ def read_curves(
         raise ValueError(f"{path}: holds no record with a step and a loss")
     name = name or _name(path)
     validation = metrics.read_metrics(path / VALIDATION) if (path / METRICS).is_file() else []
-    run = path if (path / METRICS).is_file() and (path / RUN_FILE).is_file() else None
+    run = path if (path / RUN_FILE).is_file() else None
     starts = [n for n in range(1, len(rows)) if rows[n]["step"] <= rows[n - 1]["step"]]
     if starts and not every_attempt:
         notes.append(

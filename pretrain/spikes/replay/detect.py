@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from data_prep.common import records
@@ -46,37 +47,25 @@ class Detections:
     spikes: tuple[ConfirmedSpike, ...]
 
 
-def spike_config(overrides: Sequence[str], recipe: RunConfig | None = None) -> SpikeConfig:
-    """The thresholds of a recipe, or the default ones, changed by `spike.key=value` overrides.
+def settings(overrides: Sequence[str], run: Path | None = None) -> tuple[SpikeConfig, int]:
+    """The thresholds for a curve, and the steps between its checkpoints.
+
+    Args:
+        overrides: `spike.key=value`, each in place of the recipe's or the default value.
+        run: the folder of the run that the curve is of.
 
     Raises:
-        ValueError: a key does not exist, or a value is not accepted.
+        ValueError: the run's recipe is not valid, a key does not exist, or a value is not accepted.
     """
-    values: dict[str, Any] = {"spike": dataclasses.asdict(recipe.spike)} if recipe else {}
+    config = load(str(run / RUN_FILE)) if run else RunConfig()
+    values: dict[str, Any] = {"spike": dataclasses.asdict(config.spike)}
     for override in overrides:
         apply_override(values, override)
     other = sorted(set(values) - {"spike"})
     if other:
         raise ValueError(records.unknown_key(other[0], ["spike"]))
-    return records.decode(SpikeConfig, values.get("spike", {}), "spike.")
-
-
-def detect_as_trained(
-    curve: Curve, overrides: Sequence[str], checkpoint_interval: int
-) -> Detections:
-    """Run the detector over a curve, with the settings of the run that it was read from.
-
-    Args:
-        curve: read from a run's folder, or from any file.
-        overrides: see `spike_config`.
-        checkpoint_interval: 0 for the run's own, or 500 where there is no run.
-
-    Raises:
-        ValueError: an override, or the run's recipe, is not accepted.
-    """
-    recipe = load(str(curve.run / RUN_FILE)) if curve.run else None
-    interval = recipe.training.checkpoint_interval if recipe else _CHECKPOINT_INTERVAL
-    return detect(curve, spike_config(overrides, recipe), checkpoint_interval or interval)
+    interval = config.training.checkpoint_interval if run else _CHECKPOINT_INTERVAL
+    return records.decode(SpikeConfig, values["spike"], "spike."), interval
 
 
 def detect(curve: Curve, config: SpikeConfig, checkpoint_interval: int) -> Detections:

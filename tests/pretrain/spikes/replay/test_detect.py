@@ -12,7 +12,7 @@ from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.observations import Observation
 from pretrain.spikes.policy import Rollback
 from pretrain.spikes.replay.curves import Curve, read_curves
-from pretrain.spikes.replay.detect import detect, spike_config
+from pretrain.spikes.replay.detect import detect, settings
 from tests.benchmarks.published_rules import RULES, incidents
 from tests.benchmarks.spikes import SPIKES, curve
 
@@ -136,8 +136,8 @@ def test_nearby_alarms_are_one_incident():
 
 
 def test_overrides_make_a_spike_config():
-    assert spike_config([]) == SpikeConfig()
-    assert spike_config(["spike.patience=4"]).patience == 4
+    assert settings([]) == (SpikeConfig(), 500)
+    assert settings(["spike.patience=4"])[0].patience == 4
 
 
 def test_real_curves_without_labelled_spikes_give_no_spike():
