@@ -266,6 +266,19 @@ def test_failed_shard_is_reported_and_the_others_are_kept(inputs, tokenizer_fold
 
 
 @pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("number", "said", "end"), [(1, 0, "body"), (2, 2, r"\(2 inputs failed.*")]
+)
+def test_the_error_of_one_input_is_said_once(number, said, end, tokenizer_folder, tmp_path, capsys):
+    inputs = [tmp_path / f"{n}.jsonl" for n in range(number)]
+    for path in inputs:
+        path.write_text('{"body": "some text"}\n')
+    with pytest.raises(ValueError, match=rf"0\.jsonl: no record has the key text.*{end}$"):
+        prepare(inputs, tmp_path / "corpus", tokenizer_folder, SETTINGS)
+    assert capsys.readouterr().err.count("no record has the key") == said
+
+
+@pytest.mark.usefixtures("in_process")
 def test_corpus_without_documents_is_refused_with_the_reasons(tokenizer_folder, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")

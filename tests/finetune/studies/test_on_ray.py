@@ -10,6 +10,7 @@ from finetune.studies import job
 from finetune.studies.job import Stage
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -24,35 +25,61 @@ except ValueError as error:
     print(error)
 print(sorted(ended.items()))
 """
+LOST_MACHINE = """
+import fcntl, os, subprocess, sys, time
+import psutil
+from ray.cluster_utils import Cluster
+
+def working():
+    lines = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
+    return any("finetune.studies.job" in line and line[-1].endswith(FOLDER) for line in lines)
+
+PROGRAM, FOLDER = sys.argv[1:]
+cluster = Cluster()
+cluster.add_node(num_cpus=0, include_dashboard=False)
+first = cluster.add_node(num_cpus=1)
+os.environ["RAY_ADDRESS"] = cluster.address
+with open(FOLDER + "/lock", "a") as lock:  # as a command that still works on the run
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    study = subprocess.Popen([sys.executable, "-c", PROGRAM, "1", FOLDER])
+    while not working():
+        time.sleep(0.1)
+    cluster.remove_node(first, allow_graceful=False)
+    while working():
+        time.sleep(0.1)
+    cluster.add_node(num_cpus=1)
+study.wait()
+cluster.shutdown()
+"""
 
 
-def run(tmp_path, *words):
+def run(folder, program, *words):
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", program, *words]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.slow
 def test_each_run_is_a_task_in_the_folder_of_the_command(tmp_path):
     (tmp_path / "mine.yaml").write_text("extends: small\n")
     for name, recipe in (("right", "mine.yaml"), ("wrong", "nowhere.yaml")):
         job.write(tmp_path / name, [Stage("show", ["pretrain", "show", recipe])])
-    assert run(tmp_path, "1", "right", "wrong").endswith("[('right', 0), ('wrong', 2)]\n")
+    text = run(tmp_path, PROGRAM, "1", "right", "wrong")
+    assert text.endswith("[('right', 0), ('wrong', 2)]\n")
     assert (tmp_path / "right" / "show.done").exists()
     assert "nowhere.yaml" in (tmp_path / "wrong" / job.LOG).read_text()
 
 
-@pytest.mark.slow
+def test_a_run_whose_machine_is_lost_goes_on_on_another(tmp_path):
+    job.write(tmp_path / "one", [Stage("show", ["pretrain", "show", "small"])])
+    assert "[('one', 0)]" in run(tmp_path, LOST_MACHINE, PROGRAM, "one")
+    assert (tmp_path / "one" / job.LOG).read_text().count("$ python -m pretrain show") == 1
+
+
 def test_a_run_that_fits_no_machine_is_refused(tmp_path):
     job.write(tmp_path / "large", [Stage("show", ["pretrain", "show", "small"])])
-    text = run(tmp_path, "999", "large")
+    text = run(tmp_path, PROGRAM, "999", "large")
     assert "a run has 999 ranks, and no machine of the cluster has more than" in text
