@@ -72,8 +72,8 @@ def test_a_job_whose_time_is_up_waits_until_its_run_has_saved(tmp_path):
     )
     slow.chmod(0o755)
     code = (
-        "import os, signal, sys\nfrom finetune.studies import engines\n"
-        "engines.sys = type('S', (), {'executable': sys.argv[1]})\n"
+        "import os, signal, sys\nfrom finetune.studies import engines, job\n"
+        "job.sys = type('S', (), {'executable': sys.argv[1]})\n"
         "command = engines.Command(sys.argv[2])\n"
         "def handle(*_):\n"
         "    command.checkpoint()\n"
@@ -88,3 +88,4 @@ def test_a_job_whose_time_is_up_waits_until_its_run_has_saved(tmp_path):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGUSR2)
     assert process.wait(PATIENCE) == 0
+    assert (tmp_path / "saved").exists()
