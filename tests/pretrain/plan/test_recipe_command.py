@@ -92,32 +92,34 @@ def test_the_schema_is_written_as_json(tmp_path, schema, capsys):
     assert str(path) in capsys.readouterr().out
 
 
+SHOWN = [
+    ("demo", ["folder=a # b: c", "optimizer.learning_rate=3e-3", "model.overrides.dropout=0.1"]),
+    ("demo", ["model.overrides={}", "data.corpus='yes'", "objective.longest_ngram=3"]),
+    ("demo", ["profile.steps=[1, 3]", "notify.command=[mail, 'a: # b', ']']", "tracker=wandb"]),
+    (
+        "small",
+        [
+            "data.corpora={web: {path: w, weight: 3}, dropout: {path: b}}",
+            "data.corpora.web.weight=0.5",
+            "phases=[{steps: 200, data: {corpora: {web: {weight: 0}}}}, {}]",
+        ],
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("recipe", "overrides"),
+    ("recipe", "words"),
     [
-        *((path.stem, []) for path in sorted(RECIPES.glob("*.yaml"))),
-        (
-            "demo",
-            ["folder=a # b: c", "optimizer.learning_rate=3e-3", "model.overrides.dropout=0.1"],
-        ),
-        ("demo", ["model.overrides={}", "data.corpus='yes'", "objective.longest_ngram=3"]),
-        ("demo", ["profile.steps=[1, 3]", "notify.command=[mail, 'a: # b', ']']", "tracker=wandb"]),
-        (
-            "small",
-            [
-                "data.corpora={web: {path: w, weight: 3}, dropout: {path: b}}",
-                "data.corpora.web.weight=0.5",
-                "phases=[{steps: 200, data: {corpora: {web: {weight: 0}}}}, {}]",
-            ],
-        ),
+        *((path.stem, [*more]) for path in RECIPES.glob("*.yaml") for more in ([], ["--changed"])),
+        *((recipe, [*words, *more]) for recipe, words in SHOWN for more in ([], ["--changed"])),
+        *((recipe, [*words, "--all"]) for recipe, words in SHOWN),
     ],
 )
-@pytest.mark.parametrize("more", [[], ["--all"], ["--changed"]])
-def test_what_show_prints_is_a_recipe_of_the_same_run(recipe, overrides, more, tmp_path, capsys):
-    assert main(["show", recipe, *overrides, *more]) == 0
+def test_what_show_prints_is_a_recipe_of_the_same_run(recipe, words, tmp_path, capsys):
+    assert main(["show", recipe, *words]) == 0
     shown = tmp_path / "shown.yaml"
     shown.write_text(capsys.readouterr().out)
-    expected = load(recipe, overrides)
+    expected = load(recipe, [word for word in words if not word.startswith("--")])
     if expected.folder == f"runs/{recipe}":
         expected = dataclasses.replace(expected, folder="runs/shown")
     assert load(str(shown)) == expected
