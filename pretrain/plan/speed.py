@@ -118,12 +118,14 @@ def measure(recipe: RunConfig, seconds: float) -> Speed | None:
     config, vocab_size = recipe.phase(0).config, vocabulary_size(recipe)
     process = start()
     try:
-        return _measure(config, vocab_size, seconds, process)
+        speed = _measure(config, vocab_size, seconds, process)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"batch.micro_batch_size {config.batch.micro_batch_size}: does not fit the device's "
             f"memory ({str(error).splitlines()[0]}); set a smaller one"
         ) from error
+    torch.distributed.destroy_process_group()  # NCCL warns of groups that are left
+    return speed
 
 
 def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Process) -> Speed | None:

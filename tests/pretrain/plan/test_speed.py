@@ -7,6 +7,7 @@ import json
 import math
 
 import pytest
+import torch
 
 from pretrain.__main__ import main
 from pretrain.config import load as recipes
@@ -24,6 +25,7 @@ def test_a_recipe_is_measured_and_the_file_holds_what_is_printed(tmp_path, run_r
     def measure():
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             assert main(["bench", "small", *TINY, "--seconds", "0", "--json", str(path)]) == 0
+        assert not torch.distributed.is_initialized()
         return printed.getvalue()
 
     (printed,) = run_ranks(1, measure)
