@@ -182,6 +182,7 @@ def test_record_that_is_too_large_is_rejected_alone(tmp_path, monkeypatch):
     assert (two.text, two.line) == ("= Two = \n \nshort", 304)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_for_a_line_without_end(tmp_path):
     file = tmp_path / "a.jsonl"
     with file.open("wb") as output:
@@ -203,6 +204,7 @@ def test_memory_is_bounded_for_a_line_without_end(tmp_path):
     assert found.stdout == "['too-large', 'kept']\n"
 
 
+@pytest.mark.slow
 def test_document_of_100_megabytes_is_read(tmp_path):
     line = b'{"text": "' + b"word " * 20_000_000 + b'"}\n'
     file = tmp_path / "a.jsonl.zst"

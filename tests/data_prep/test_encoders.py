@@ -110,6 +110,7 @@ def test_every_character_is_split_from_its_neighbours_as_the_reference_does(toke
     assert_same_ids(Encoder(tokenizer), tokenizer, texts)
 
 
+@pytest.mark.slow
 def test_runs_of_a_megabyte_are_encoded(tokenizer):
     units = ("a", " ", "\n", "\xe9", "\U0001f9ff", "ACGTTGCA", "!?", "0")
     texts = [unit * (1_000_000 // len(unit.encode())) for unit in units]

@@ -137,7 +137,7 @@ CASES["stages"] = Case(
     "fp32",
     tuple((f"zero{n}", (*DROPOUT, f"training.deepspeed=zero{n}_fp32")) for n in (0, 2, 3)),
 )
-FAST = ("fp32-2", "causal-fp32-2")
+FAST = ("fp32-2",)
 
 
 def train_all(case, run_ranks, recipe, folder):

@@ -134,7 +134,7 @@ def test_the_audit_proves_each_corpus_in_each_way_it_was_cut(straight):
         assert f"{name}, epoch 0: {blocks} blocks read, none twice" in said
 
 
-@pytest.mark.parametrize("fails_at", [6, 10, *slow([4], [5])])
+@pytest.mark.parametrize("fails_at", [10, *slow([4], [5], [6])])
 def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
     attempt, phases, straight, tmp_path, fails_at
 ):

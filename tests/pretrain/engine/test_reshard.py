@@ -81,14 +81,13 @@ def fp16():
 @pytest.mark.parametrize(
     ("name", "others", "optimizer"),
     [
-        ("zero1_bf16", 3, ADAMW),
-        ("zero2_fp32", 1, ADAMW),
         ("zero3_fp32", 3, ADAMW),
         ("zero3_fp16", 1, ADAMW),
         ("zero2_bf16", 3, LAMB),
         ("zero3_fp32", 1, MUON),
         ("zero1_bf16", 1, STABLE),
-        *slow(("zero1_bf16", 3, LAMB), ("zero3_fp32", 1, LAMB), ("zero1_bf16", 3, MUON)),
+        *slow(("zero1_bf16", 3, ADAMW), ("zero2_fp32", 1, ADAMW), ("zero1_bf16", 3, LAMB)),
+        *slow(("zero3_fp32", 1, LAMB), ("zero1_bf16", 3, MUON)),
     ],
 )
 def test_resharding_and_back_gives_the_same_bits(name, others, optimizer, run_ranks, tmp_path):
@@ -134,7 +133,6 @@ def test_resharding_and_back_gives_the_same_bits(name, others, optimizer, run_ra
 FAST = {
     ("zero1_fp32", 2, 1, "adamw"),
     ("zero2_fp32", 2, 3, "adamw"),
-    ("zero3_fp32", 1, 2, "adamw"),
     ("zero3_fp32", 2, 3, "lamb"),
     ("zero1_fp32", 2, 3, "muon"),
     ("zero1_fp32", 2, 1, "stable-adamw"),

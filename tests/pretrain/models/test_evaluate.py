@@ -229,6 +229,7 @@ def test_methods_without_a_scale_have_no_interpolation(corpus):
         assert lengths_of(model, corpus, [64], interpolate_from=32)[0].interpolated is None
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus():
     model = LanguageModel(presets.build("tiny", "causal-alibi", 10, {})).eval()
     objective = CausalLMConfig().build(Vocabulary(10, 10, None))

@@ -20,6 +20,7 @@ from pretrain.records.control import ControlFile
 from pretrain.supervision import launch, nodes
 from pretrain.supervision.agent import Agent
 from pretrain.supervision.nodes import Node, Report, Reporter, show_life
+from tests.pretrain.builders import slow
 from tests.pretrain.supervision.test_supervisor import HEAD
 
 PATIENCE = 60.0
@@ -177,7 +178,9 @@ def test_a_request_to_stop_is_forwarded_and_a_second_one_ends_the_attempt(stage)
     assert (stage.report()["token"], stage.report()["state"]) == ("a", nodes.ENDED)
 
 
-@pytest.mark.parametrize(("order", "code"), [(control.EXIT, 0), (control.STOP, EXIT_PREEMPTED)])
+@pytest.mark.parametrize(
+    ("order", "code"), [(control.STOP, EXIT_PREEMPTED), *slow((control.EXIT, 0))]
+)
 def test_after_a_request_to_stop_the_supervisor_says_how_the_run_ended(stage, order, code):
     """In the last steps a request has no effect; if no supervisor is left, the agent goes."""
     stage.scripts[1, 1] = "time.sleep(60)"

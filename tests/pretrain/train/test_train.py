@@ -541,10 +541,9 @@ SPANS += ["data.packing=one-document", "data.min_token_coverage=0"]
 @pytest.mark.parametrize(
     ("packing", "settings"),
     [
-        *slow(("chunked", []), ("contiguous", CAUSAL)),
-        ("chunked", MODERN),
-        ("one-document", SPANS),
         ("sentence-pairs", PAIRS),
+        *slow(("chunked", []), ("contiguous", CAUSAL), ("chunked", MODERN)),
+        *slow(("one-document", SPANS)),
     ],
 )
 def test_cut_documents_are_trained_on_and_resumed_bitwise(
