@@ -18,7 +18,6 @@ _ROOMS = {
         "recipes": "plan.recipe_command",
         "show": "plan.recipe_command",
         "plan": "plan.command",
-        "preflight": "preflight.command",
         "supervise": "supervision.command",
         "status": "records.command",
         "diff": "records.command",

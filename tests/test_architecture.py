@@ -84,10 +84,6 @@ ROOMS: dict[str, tuple[str, str]] = {
         "checks config convert data engine loop model models objectives records spikes",
         "puts the parts of a training attempt together",
     ),
-    "preflight": (
-        "checks config convert engine plan processes records supervision",
-        "measures what a run will use, through its launcher",
-    ),
 }
 """Rooms of pretrain, with the other rooms that each may import, and why."""
 

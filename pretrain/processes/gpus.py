@@ -90,8 +90,6 @@ class Gpu:
 
     number: str
     name: str
-    driver: str
-    """Version."""
     capability: float
     """Compute capability, such as 8.0."""
     total: int
@@ -100,7 +98,7 @@ class Gpu:
     """Bytes of memory that no process uses now."""
 
 
-_FIELDS = ("index", "name", "driver_version", "compute_cap", "memory.total", "memory.free")
+_FIELDS = ("index", "name", "compute_cap", "memory.total", "memory.free")
 
 
 def parse(text: str) -> list[Gpu]:
@@ -111,9 +109,9 @@ def parse(text: str) -> list[Gpu]:
     """
     gpus = []
     for line in text.splitlines():
-        number, name, driver, capability, total, free = (cell.strip() for cell in line.split(","))
+        number, name, capability, total, free = (cell.strip() for cell in line.split(","))
         sizes = int(total) << 20, int(free) << 20
-        gpus.append(Gpu(number, name, driver, float(capability), *sizes))
+        gpus.append(Gpu(number, name, float(capability), *sizes))
     return gpus
 
 

@@ -59,8 +59,6 @@ class ControlFile:
     """Exit code of the agents in state `exit`."""
     start: str = ""
     """Token of the supervisor's start; the agents that it starts itself serve no other."""
-    module: str = "pretrain.train"
-    """What each rank runs, with the recipe in the run's folder as its argument."""
 
 
 def folder_of(run: Path) -> Path:

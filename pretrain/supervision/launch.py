@@ -69,15 +69,14 @@ def command(config: RunConfig, run: Path, control_file: ControlFile, node: int =
     Args:
         config: the recipe.
         run: folder of the run.
-        control_file: gives the address of rank 0, the numbers of nodes and processes, and what each
-            rank runs.
+        control_file: gives the address of rank 0, and the numbers of nodes and processes.
         node: number of this node.
 
     Raises:
         ValueError: The launcher is not installed, or there are too few GPUs.
     """
     settings = config.supervision
-    program, started = find_launcher(settings), [control_file.module, str(run / SUPERVISED)]
+    program, started = find_launcher(settings), ["pretrain.train", str(run / SUPERVISED)]
     count, port = control_file.processes_per_node, str(control_file.port)
     if settings.launcher == "torchrun":
         gpus.gpus_of(count)

@@ -22,7 +22,6 @@ from typing import TypeVar
 from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from data_prep.common.wording import count
-from pretrain.checks import capacity
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
 from pretrain.records import control, failures, heartbeat, history, ledger, metrics
@@ -232,8 +231,6 @@ class Supervisor:
         for lock in processes.clear_build_locks(extensions, self._settings.init_seconds):
             self._print(f"{lock}: deleted, because its build was killed")
         run = self.run_folder
-        for line in capacity.check_launch(run):
-            self._print(line)
         control_file = launch.next_control_file(self.config, self._node, self._records())
         control_file = dataclasses.replace(control_file, start=self._agents.start)
         self._write_control_file(control_file)

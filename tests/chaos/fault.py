@@ -270,6 +270,18 @@ def plan(fault, run):
     arrange[what]()
 
 
+def launch_with_faults():
+    """Let this process launch ranks that run this module, in place of pretrain.train."""
+    from pretrain.supervision import launch
+
+    real = launch.command
+
+    def command(*words):
+        return ["tests.chaos.fault" if word == "pretrain.train" else word for word in real(*words)]
+
+    launch.command = command
+
+
 def main():
     from pretrain.records import control
     from pretrain.train.__main__ import main as train

@@ -5,7 +5,6 @@ those of the undisturbed run. Each attempt takes about ten seconds.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -358,9 +357,9 @@ def start_by_hand(chaos, config, mark):
     chaos.run.mkdir(parents=True)
     dump(config, chaos.run / SUPERVISED)
     control_file = launch.next_control_file(config, Node(), [])
-    control_file = dataclasses.replace(control_file, module="tests.chaos.fault")
     control.write(chaos.run, control_file)
-    command = launch.command(config, chaos.run, control_file)
+    words = launch.command(config, chaos.run, control_file)
+    command = ["tests.chaos.fault" if word == "pretrain.train" else word for word in words]
     environment = launch.environment(config.supervision, chaos.run, control_file)
     environment |= {PLAN: str(chaos.plan), processes.RUN_VARIABLE: mark, "PYTHONPATH": str(ROOT)}
     with (chaos.run / "zombie.log").open("wb") as log:

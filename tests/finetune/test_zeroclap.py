@@ -112,7 +112,7 @@ def script(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
-        (["pre"], {"prepare", "predict", "preflight"}),
+        (["pre"], {"prepare", "predict"}),
         (["supervise", "pile-b"], {"pile-base", "pile-base-fast"}),
         (["show", "mi"], {"mine.yaml"}),
         (["plan", "demo", "--kind", ""], {"a100-40gb", "a100", "h100", "h200"}),

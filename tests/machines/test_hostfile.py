@@ -1,7 +1,6 @@
 """Runs on the machines of a hostfile, over a true ssh."""
 
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -41,8 +40,8 @@ def cut(seconds):
 
 
 def kill_agent(cluster):
-    cluster.kill(2, "supervision.agent")
-    wait_until(lambda: cluster.processes(2, "supervision.agent"))
+    cluster.kill(2, "chaos.agent")
+    wait_until(lambda: cluster.processes(2, "chaos.agent"))
     time.sleep(10)  # to take the rank over
 
 
@@ -63,12 +62,12 @@ RANK = ("-m tests.chaos.fault", "--local_rank=0")
     [
         pytest.param(kill_agent, CONTINUES, "", id="agent"),
         pytest.param(
-            kill(2, "supervision.agent", number=signal.SIGSTOP),
+            kill(2, "chaos.agent", number=signal.SIGSTOP),
             RESTARTS,
             "node 1 (node2) was silent for 30 s",
             id="frozen-agent",
         ),
-        pytest.param(kill(1, "ssh", "supervision.agent"), CONTINUES, "", id="ssh"),
+        pytest.param(kill(1, "ssh", "chaos.agent"), CONTINUES, "", id="ssh"),
         pytest.param(kill(2, "sshd: "), CONTINUES, "", id="server"),
         pytest.param(cut(12), CONTINUES, "", id="cable"),
         pytest.param(
@@ -109,7 +108,7 @@ def test_a_killed_supervisor_leaves_a_run_that_the_next_one_adopts(
     chaos.wait_for(lambda: "attempt 1 still runs; watching it" in chaos.output())
     chaos.go_on()
     hostfile_run.finish(supervisor, undisturbed, CONTINUES)
-    assert len(cluster.processes(2, "supervision.agent")) == 0
+    assert len(cluster.processes(2, "chaos.agent")) == 0
 
 
 @pytest.mark.machines
@@ -118,17 +117,17 @@ def test_an_agent_of_a_start_that_was_broken_off_does_not_serve_the_next_one(
     hostfile_run, chaos, cluster, undisturbed, number
 ):
     hostfile_run.start("supervision.node_wait_seconds=1800")
-    wait_until(lambda: cluster.processes(2, "supervision.agent"))
-    before = cluster.processes(2, "supervision.agent")
+    wait_until(lambda: cluster.processes(2, "chaos.agent"))
+    before = cluster.processes(2, "chaos.agent")
     cluster.kill(1, "tests.chaos.supervise", number=number)
     if number == signal.SIGINT:
-        wait_until(lambda: not cluster.processes(2, "supervision.agent"))
+        wait_until(lambda: not cluster.processes(2, "chaos.agent"))
     else:
         time.sleep(10)  # its start
     chaos.schedule({1: [("pause", 0, 6)]})
     supervisor = hostfile_run.start()
     chaos.wait_for_pause()
-    assert not {*before} & {*cluster.processes(2, "supervision.agent")}
+    assert not {*before} & {*cluster.processes(2, "chaos.agent")}
     chaos.go_on()
     hostfile_run.finish(supervisor, undisturbed, CONTINUES)
 
@@ -220,7 +219,7 @@ def test_a_machine_that_hears_nothing_any_more_ends_its_processes_itself(
     cluster.do("cut", 2)  # of its file system as well
     wait_until(lambda: not cluster.processes(2, "-m tests.chaos.fault"))
     wait_until(lambda: not cluster.processes(2, "deepspeed"))
-    assert cluster.processes(2, "supervision.agent")  # it did that
+    assert cluster.processes(2, "chaos.agent")  # it did that
 
 
 @pytest.mark.machines
@@ -255,24 +254,11 @@ def test_a_machine_whose_folder_becomes_read_only_ends_the_wait_for_it(
     chaos.wait_for_pause()
     cluster.run(2, "mount", "--bind", chaos.run, chaos.run)
     cluster.run(2, "mount", "-o", "remount,ro,bind", chaos.run)
-    cluster.kill(2, "supervision.agent")
+    cluster.kill(2, "chaos.agent")
     cluster.kill(1, *RANK)
     assert supervisor.wait(PATIENCE) == 1, chaos.output()
     assert "the agent on node2 ended with code" in chaos.records("gave-up")[0]["reason"]
     assert "Read-only file system" in chaos.records("gave-up")[0]["reason"]
-
-
-@pytest.mark.machines
-def test_preflight_measures_the_ranks_of_all_machines(cluster, tmp_path):
-    hosts, run = str(cluster.folder / "hostfile"), f"folder={tmp_path / 'run'}"
-    words = "-m", "pretrain", "preflight", "--hostfile", hosts
-    printed = cluster.run(1, sys.executable, *words, run, "model.size=small")
-    rows = [line.split()[:3] for line in printed.splitlines()[1:3]]
-    assert rows == [["0", "node1", "cpu"], ["1", "node2", "cpu"]], printed
-    assert printed.endswith("no problems found\n")
-    assert not (tmp_path / "run").exists()
-    for host in (1, 2):
-        assert not cluster.processes(host, sys.executable)
 
 
 def unknown(cluster, hosts, chaos):

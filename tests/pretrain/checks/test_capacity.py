@@ -16,8 +16,8 @@ from pretrain.spikes.policy import max_checkpoints_kept
 
 GB = 10**9
 NVIDIA_SMI = """\
-0, NVIDIA H200, 570.86.15, 9.0, 143771, 143128
-1, NVIDIA H200, 570.86.15, 9.0, 143771, 20
+0, NVIDIA H200, 9.0, 143771, 143128
+1, NVIDIA H200, 9.0, 143771, 20
 """
 """What nvidia-smi prints for `gpus._FIELDS`, in the form of its manual; not from a real machine."""
 Disk = namedtuple("Disk", "free")
@@ -87,9 +87,9 @@ def test_a_disk_without_room_for_the_checkpoints_of_a_new_run_is_refused(tmp_pat
 
 def test_gpus_are_read_from_nvidia_smi():
     first, second = gpus.parse(NVIDIA_SMI)
-    assert first == gpus.Gpu("0", "NVIDIA H200", "570.86.15", 9.0, 143771 << 20, 143128 << 20)
+    assert first == gpus.Gpu("0", "NVIDIA H200", 9.0, 143771 << 20, 143128 << 20)
     assert second.number == "1"
-    for text in ("0, NVIDIA H200", "0, NVIDIA H200, 570, [N/A], 1, 1"):
+    for text in ("0, NVIDIA H200", "0, NVIDIA H200, [N/A], 1, 1"):
         with pytest.raises(ValueError, match=r"unpack|convert"):
             gpus.parse(text)
 
@@ -102,21 +102,3 @@ def test_gpus_that_are_hidden_by_number_are_left_out(monkeypatch, tmp_path):
     for visible, numbers in ((["1"], ["1"]), (["0", "1"], ["0", "1"]), (["GPU-a"], ["0", "1"])):
         monkeypatch.setattr(gpus, "visible_gpus", lambda visible=visible: visible)
         assert [gpu.number for gpu in gpus.describe()] == numbers
-
-
-def test_a_launch_says_what_the_machine_has_and_warns_of_what_is_used(tmp_path):
-    found = gpus.parse(NVIDIA_SMI)
-    line, warning = capacity.describe(found, 5e8)
-    assert line == (
-        "machine: 2 GPUs (NVIDIA H200, driver 570.86.15), 0.0 GB or more are free on each; the "
-        "run's folder takes 500 MB/s"
-    )
-    assert warning.startswith("WARNING: GPU 1: 0.0 of 150.8 GB are free; another program uses it")
-    assert len(capacity.describe(found[:1], 5e8)) == 1
-    assert "checkpoints will take long" in capacity.describe([], 1e6)[-1]
-    (line,) = capacity.describe([], 5e8)
-    assert line == "machine: the run's folder takes 500 MB/s"
-    assert capacity.check_launch(tmp_path)[0].startswith("machine: the run's folder takes ")
-    assert list(tmp_path.iterdir()) == []
-    (warning,) = capacity.check_launch(tmp_path / "missing")
-    assert "cannot be written to now" in warning

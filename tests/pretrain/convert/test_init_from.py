@@ -313,7 +313,7 @@ def test_a_recipe_without_an_architecture_gets_that_of_the_model(
         assert pretrain(["plan", "--gpus=1", *words, f"model.{setting}"]) == 2
         assert "is not the model that the recipe describes" in capsys.readouterr().err
     shutil.rmtree(model)
-    for command in ("supervise", "plan", "show", "bench", "preflight"):
+    for command in ("supervise", "plan", "show", "bench"):
         assert pretrain([command, *words]) == 2
         assert f"model.init_from: {model}: holds no model" in capsys.readouterr().err
 
