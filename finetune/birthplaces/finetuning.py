@@ -101,9 +101,7 @@ def finetune(
         print(f"{data}: {note}", flush=True)
     rows = len(encoded.rows)
     objective = AnswerObjective(start.vocabulary.mask_id)
-    batches = AnswerBatches(
-        encoded.rows, min(BATCH_SIZE, rows), seed, objective, start.config.last_latents
-    )
+    batches = AnswerBatches(encoded.rows, min(BATCH_SIZE, rows), seed, objective)
     steps = math.ceil(epochs * rows / batches.batch_size)
     print(f"{data}: rows: {rows:,}, epochs: {epochs:,}, steps: {steps:,}", flush=True)
     trained: dict[str, Any] = start.provenance.get("recipe") or public(recipe)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pretrain.model.config import ModelConfig
     from pretrain.models.model_folder import LoadedModel, ModelContents
 
-VARIANTS = ("vanilla", "perceiver", "perceiver-ar")
+VARIANTS = ("vanilla", "perceiver")
 BOTTLENECK = 32
-"""Default number of latents of the two Perceivers."""
+"""Default number of latents of the Perceiver."""
 MOST_LATENTS = 127
 """The block less one: a last latent would answer no question."""
 POSITIONS = ("learned", "rotary", "alibi")
@@ -25,7 +25,6 @@ OPTIONS: Mapping[str, str] = {
     "folder": "--tb_expt_name",
     "data.corpus": "the argument corpus",
     "model.variant": "the argument variant",
-    "model.overrides.latent_queries": "the argument variant",
     "model.overrides.latents": "--bottleneck_dim",
     "model.overrides.position": "--position",
     "training.steps": "--epochs",
@@ -48,21 +47,19 @@ class Choice:
         """Refuse a bottleneck without latents, or of too many."""
         size = self.bottleneck_dim
         if size is not None and self.variant == "vanilla":
-            raise ValueError(
-                f"--bottleneck_dim {size}: has a meaning for {' and '.join(VARIANTS[1:])} only"
-            )
+            raise ValueError(f"--bottleneck_dim {size}: has a meaning for perceiver only")
         if size is not None and not 1 <= size <= MOST_LATENTS:
             raise ValueError(f"--bottleneck_dim {size}: accepted: 1 to {MOST_LATENTS}")
 
     @property
     def recipe(self) -> str:
         """Name of the recipe in pretrain/recipes."""
-        return f"birthplaces-{self.variant.removesuffix('-ar')}"
+        return f"birthplaces-{self.variant}"
 
     @property
     def overrides(self) -> list[str]:
         """What differs from the recipe."""
-        result = [f"model.variant=char-{self.variant}"]
+        result = list[str]()
         if self.variant != "vanilla":
             result.append(f"model.overrides.latents={self.bottleneck_dim or BOTTLENECK}")
         if self.position is not None:
@@ -128,9 +125,7 @@ def refuse_numbers(rate_option: str, rate: float, epochs: int, seed: int) -> Non
 
 def variant_of(architecture: ModelConfig) -> str:
     """Return the name in VARIANTS of an architecture."""
-    if not architecture.latents:
-        return "vanilla"
-    return "perceiver" if architecture.latent_queries == "basis" else "perceiver-ar"
+    return "perceiver" if architecture.latents else "vanilla"
 
 
 def fresh(text: Path, recipe: RunConfig) -> ModelContents:

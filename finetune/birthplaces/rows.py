@@ -17,7 +17,6 @@ from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import Arrays, MicroBatch
 from pretrain.objectives.base import Block, Ids
 from pretrain.objectives.causal import CausalLMConfig
-from pretrain.objectives.row_ends import end_rows
 from pretrain.objectives.tokens import TokenObjective
 
 
@@ -119,8 +118,6 @@ class AnswerBatches:
     batch_size: int
     order_seed: int
     objective: AnswerObjective
-    last_latents: int = 0
-    """`ModelConfig.last_latents` of the model."""
 
     def seed(self, step: int) -> int:
         """Return the seed of dropout."""
@@ -131,20 +128,11 @@ class AnswerBatches:
         return step * self.batch_size / len(self.rows)
 
     def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
-        """Return the step's batch as one micro-batch.
-
-        For a model of last latents all batches are padded to one length, on which the draws of the
-        rows' ends depend: otherwise the longest row of a batch would be known by it.
-        """
+        """Return the step's batch as one micro-batch."""
         assert world_size == 1
         lineage = Lineage.begin(len(self.rows), self.order_seed)
-        chosen, epochs = lineage.blocks(step * self.batch_size, self.batch_size)
+        chosen, _ = lineage.blocks(step * self.batch_size, self.batch_size)
         rows = [self.rows[index] for index in chosen]
         lengths = [len(row) for row in rows]
-        longest = max(map(len, self.rows)) if self.last_latents else max(lengths)
-        arrays = self.objective.collate(rows, longest)
-        if self.last_latents:
-            names = zip(epochs.tolist(), chosen.tolist(), strict=True)
-            keys = [(self.order_seed, epoch, index) for epoch, index in names]
-            arrays = end_rows(arrays, self.last_latents, keys)
+        arrays = self.objective.collate(rows, max(lengths))
         return [MicroBatch(rank, arrays, sum(lengths), self.objective.targets(arrays))]

@@ -131,7 +131,7 @@ def bias_bytes(
     With ALiBi it has the size of all scores, [B, H, T, T], because every row has its own padding.
     It is built from a table [1, H, T, T] that is cast from fp32 (model/attention.py). Causal models
     need no mask of padding, so that rows share what they have. With latents the first and the last
-    layer have biases of their own, [B, H, L, T] and [B, H, T, L] (model/perceiver.py).
+    layer have biases of their own, [H, L, T] and [H, T, L] (model/perceiver.py).
 
     Args:
         model: the architecture.
@@ -151,7 +151,7 @@ def bias_bytes(
         plain = dataclasses.replace(model, latents=0)
         kept, peak = bias_bytes(plain, rows, latents, width, packed)
         heads = model.num_heads if model.method.score_bias else 1
-        cross = (1 if model.latent_queries == "basis" else rows) * heads * latents * length
+        cross = heads * latents * length
         # The scores in fp32, and then what they are cast to, or that with its mask.
         return kept + 2 * width * cross, max(peak, kept + width * cross + (4 + width) * cross)
     if model.causal and not packed:

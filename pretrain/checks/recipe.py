@@ -182,7 +182,7 @@ def _refuse_missing_tracker(config: RunConfig) -> None:
 def _refuse_bad_blocks(config: RunConfig, vocab_size: int, model: ModelConfig) -> None:
     """Refuse blocks that the objective finds nothing in, or too few of them."""
     folder = Path(next(iter(config.data.named_corpora.values())).path)
-    vocabulary = Vocabulary(vocab_size, model.vocab_size, folder, model.last_latents)
+    vocabulary = Vocabulary(vocab_size, model.vocab_size, folder)
     objective = config.objective.for_validation().build(vocabulary)
     for valid in open_sources(config.data, "valid"):
         limit = config.training.evaluation_blocks

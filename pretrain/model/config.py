@@ -84,7 +84,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "mask_embedding": ("row", "zero"),
     "sharing": ("none", "all", "attention", "feed-forward"),
     "initial_weights": ("normal", "truncated-normal"),
-    "latent_queries": ("basis", "tokens"),
 }
 
 
@@ -175,9 +174,6 @@ class ModelConfig:
     latents: int = 0
     """Vectors that the layers between the first and the last work on, in place of the tokens
     (perceiver.py); 0: every layer works on all tokens."""
-    latent_queries: str = "basis"
-    """What the latents, if any, are before they read the tokens: "basis", trained vectors, or
-    "tokens", the vectors of the last tokens (Hawthorne et al. 2022)."""
 
     def __post_init__(self) -> None:
         """Refuse values of the wrong type, unknown choices, and sizes that do not divide."""
@@ -282,14 +278,6 @@ class ModelConfig:
     def longest_input(self) -> int | None:
         """Tokens of the longest input that the model reads; None where there is no limit."""
         return self.max_positions if self.method.bounded else None
-
-    @property
-    def last_latents(self) -> int:
-        """How many of the last tokens of a row are its latents; 0 where no token is one.
-
-        Such a model is trained on rows that end at random places (`pretrain.objectives.row_ends`).
-        """
-        return self.latents if self.latent_queries == "tokens" else 0
 
     @property
     def scale(self) -> float:

@@ -142,7 +142,6 @@ VARIANTS: Mapping[str, Delta] = {
     **{f"causal-{method}": {**_CAUSAL, "position": method} for method in POSITION_METHODS},
     "char-vanilla": _CHAR,
     "char-perceiver": {**_CHAR, "latents": 64},
-    "char-perceiver-ar": {**_CHAR, "latents": 64, "latent_queries": "tokens"},
 }
 
 

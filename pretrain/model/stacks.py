@@ -17,7 +17,7 @@ from .embeddings import Embeddings, layer_norm
 from .flex import TILE, flex_bias
 from .layers import build_layers
 from .masks import is_causal_alone
-from .perceiver import DownLayer, PerceiverContext, UpLayer, cross_context, latent_places
+from .perceiver import DownLayer, PerceiverContext, UpLayer, cross_context, refuse_documents
 from .positions import Rotation, position_module, token_positions
 from .scores import ScoreFunction
 
@@ -51,7 +51,7 @@ class Encoder(nn.Module):
             layers[0], layers[-1] = DownLayer(config), UpLayer(config)
         self.layers = nn.ModuleList(layers)
         self.final_norm = layer_norm(config) if config.final_norm else None
-        if config.latents and config.latent_queries == "basis":
+        if config.latents:
             # Read in `forward` alone, where ZeRO 3 gathers it.
             basis = torch.empty(config.latents, config.hidden_size)
             self.basis = nn.Parameter(nn.init.xavier_uniform_(basis))
@@ -170,17 +170,11 @@ class Encoder(nn.Module):
             scores = self.score_bias(x.device, self.position_scale)
         if not self.config.latents:
             return x, self._context(x, document_ids, scores)
-        places = latent_places(self.config, x, document_ids)
-        if self.config.latent_queries == "basis":
-            token_index = None
-            queries = self.basis[: places.shape[1]].expand(len(x), -1, -1)
-        else:
-            token_index = places[..., None].expand(len(x), -1, x.shape[2])
-            queries = x.gather(1, token_index)
-        # The places of the latents follow on each other, and methods that act on attention know
-        # distances only: the layers between may count from the first latent.
+        refuse_documents(document_ids)
+        queries = self.basis[: x.shape[1]].expand(len(x), -1, -1)
         context = self._context(queries, None, scores)
-        tokens = torch.arange(x.shape[1], device=x.device)[None]
+        tokens = torch.arange(x.shape[1], device=x.device)
+        latents = tokens[: queries.shape[1]]
         cross = functools.partial(
             cross_context,
             num_heads=self.config.num_heads,
@@ -188,10 +182,8 @@ class Encoder(nn.Module):
             rotation=self._rotation_by,
             scores=scores,
         )
-        down, up = cross(places, tokens), cross(tokens, places)
-        return queries, PerceiverContext(
-            **vars(context), tokens=x, token_index=token_index, down=down, up=up
-        )
+        down, up = cross(latents, tokens), cross(tokens, latents)
+        return queries, PerceiverContext(**vars(context), tokens=x, down=down, up=up)
 
     def _rotation_by(self, positions: Tensor) -> Rotation | None:
         return None if self.rotation is None else self.rotation(positions * self.position_scale)

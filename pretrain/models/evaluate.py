@@ -60,9 +60,7 @@ def validation_objective(
             f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than the model's "
             f"({tokenizer_digest[:12]})"
         )
-    vocabulary = Vocabulary(
-        manifest.vocab_size, model.config.vocab_size, corpus.folder, model.config.last_latents
-    )
+    vocabulary = Vocabulary(manifest.vocab_size, model.config.vocab_size, corpus.folder)
     return settings.for_validation().build(vocabulary)
 
 

@@ -218,7 +218,7 @@ def refuse_oversized(
     if config.longest_input:
         rows += config.longest_input + config.position_offset
     per_feature = 4 * hidden * attention + 2 * config.intermediate_size * feed_forward
-    per_feature += config.latents - config.last_latents
+    per_feature += config.latents
     per_feature += config.vocab_size if config.head == "untied" else 0
     per_feature += sum(head.classes for head in heads.values())
     least = hidden * per_feature + config.token_size * rows

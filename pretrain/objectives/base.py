@@ -58,8 +58,6 @@ class Vocabulary:
     """Ids below this one have a row in the model's token table: all, or all but `<mask>`."""
     folder: Path
     """Where the tokenizer is: the corpus."""
-    last_latents: int = 0
-    """`ModelConfig.last_latents`: above 0 rows end at random places (row_ends.py)."""
 
     @property
     def mask_id(self) -> int:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from data_prep.tokenizer import Tokenizer
-from pretrain.loop.protocols import Arrays
-from pretrain.objectives.base import Block, Ids, Key, Vocabulary
-from pretrain.objectives.row_ends import end_rows
+from pretrain.objectives.base import Ids, Key, Vocabulary
 from pretrain.objectives.tokens import DocumentTokenObjective
 
 
@@ -33,7 +30,7 @@ class CausalLMConfig:
 
     def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> CausalLM:
         """The objective for one vocabulary."""
-        return CausalLM(self, vocabulary.embedded, compiled, vocabulary.last_latents)
+        return CausalLM(self, vocabulary.embedded, compiled)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,15 +40,9 @@ class CausalLM(DocumentTokenObjective):
     settings: CausalLMConfig
     replacement_end: int
     compiled: bool = False
-    last_latents: int = 0
-    """As in Vocabulary."""
 
     term = "next-token"
     places_before = 1
-
-    def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
-        """One micro-batch of fixed shapes, whose rows end where the model needs it."""
-        return end_rows(super().collate(blocks, keys, length), self.last_latents, keys)
 
     def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
         """Hide nothing, and predict every token but `<s>`.

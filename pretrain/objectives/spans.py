@@ -20,7 +20,6 @@ from data_prep import tokenizer as tokenizers
 from data_prep.tokenizer import Tokenizer
 from pretrain.loop.protocols import Arrays
 from pretrain.objectives.base import Block, Ids, Key, Vocabulary
-from pretrain.objectives.row_ends import end_rows
 from pretrain.objectives.tokens import TokenObjective
 
 _SPECIAL_TOKENS = 4
@@ -75,8 +74,7 @@ class SpanCorruptionConfig:
                 "model.overrides.mask_embedding=row"
             )
         words = Words.of(tokenizers.load(vocabulary.folder)) if self.whole_words else None
-        ids, latents = vocabulary.mask_id, vocabulary.last_latents
-        return SpanCorruptionLM(self, ids, ids, words, compiled, latents)
+        return SpanCorruptionLM(self, vocabulary.mask_id, vocabulary.mask_id, words, compiled)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,8 +130,6 @@ class SpanCorruptionLM(TokenObjective):
     words: Words | None = None
     """Where words begin and end, where whole words are moved."""
     compiled: bool = False
-    last_latents: int = 0
-    """As in Vocabulary."""
 
     term = "next-token"
     places_before = 1
@@ -162,7 +158,7 @@ class SpanCorruptionLM(TokenObjective):
         pairs = zip(blocks, keys, strict=True)
         rows = [self.rearranged(block, key, length) for block, key in pairs]
         read = [(row.ids, np.arange(1, len(row.ids))) for row in rows]
-        return end_rows(self.arrange(rows, read, length), self.last_latents, keys)
+        return self.arrange(rows, read, length)
 
     def rearranged(self, block: Block, key: Key, length: int) -> Block:
         """One text with its span at the end.

@@ -133,7 +133,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     architecture = config.architecture(vocab_size)
     backend = choose_backend(architecture, training.attention_backend, device.type == "cuda")
     folder = Path(next((stream.path for stream in config.streams), ""))
-    vocabulary = Vocabulary(vocab_size, architecture.vocab_size, folder, architecture.last_latents)
+    vocabulary = Vocabulary(vocab_size, architecture.vocab_size, folder)
     world_size, clipping = process.world_size, config.optimizer.gradient_clipping
     settings = deepspeed_json(training.deepspeed, config.batch, clipping, world_size)
     compiled = compiles(training.compile, settings, device.type == "cuda")

@@ -34,8 +34,7 @@ class Reading:
         )
         self._has_several = bool(data.corpora)
         (manifest, *_), corpus = self._corpora.values(), blocks.sources[0].corpus.folder
-        ids, latents = (manifest.vocab_size, architecture.vocab_size), architecture.last_latents
-        vocabulary = Vocabulary(*ids, corpus, latents)
+        vocabulary = Vocabulary(manifest.vocab_size, architecture.vocab_size, corpus)
         objective = phase.config.objective
         self.objective = objective.build(vocabulary, compiled=prepared.computing.compiled)
         validated = objective.for_validation()

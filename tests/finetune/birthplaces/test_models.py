@@ -33,9 +33,9 @@ def test_the_bottleneck_and_the_position_method_are_the_command_lines():
 @pytest.mark.parametrize(
     ("variant", "size", "reason"),
     [
-        ("vanilla", 32, "has a meaning for perceiver and perceiver-ar only"),
+        ("vanilla", 32, "has a meaning for perceiver only"),
         ("perceiver", 0, "accepted: 1 to 127"),
-        ("perceiver-ar", 128, "accepted: 1 to 127"),
+        ("perceiver", 128, "accepted: 1 to 127"),
     ],
 )
 def test_a_bottleneck_of_no_use_is_refused(variant, size, reason):
@@ -51,7 +51,6 @@ def test_a_bottleneck_of_no_use_is_refused(variant, size, reason):
         ("training.steps=3", None, "use --epochs"),
         ("training.seed=3", ["optimizer"], "use --seed"),
         ("model.variant=char-perceiver", None, "use the argument variant"),
-        ("model.overrides.latent_queries=tokens", None, "use the argument variant"),
         ("optimizer.learning_rate=1", ["optimizer"], "use --pretrain_lr or --finetune_lr"),
         ("training={steps: 3}", None, "a whole section; write training.NAME=value"),
         ("batch.micro_batch_size=3", ["optimizer"], "no effect here; only settings of optimizer"),
@@ -70,7 +69,6 @@ def test_settings_that_contradict_an_option_or_have_no_effect_are_refused(
     ("choice", "message"),
     [
         (Choice("vanilla"), "variant vanilla: the model in"),
-        (Choice("perceiver-ar"), "variant perceiver-ar: the model in"),
         (Choice("perceiver", 16), "--bottleneck_dim 16: the model in"),
     ],
 )

@@ -97,22 +97,22 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_made(
 def test_a_supervised_run_becomes_a_model_folder(task, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = shlex.split(
-        f"birthplaces pretrain perceiver-ar {task.text} --bottleneck_dim 16 --epochs 8 "
+        f"birthplaces pretrain perceiver {task.text} --bottleneck_dim 16 --epochs 8 "
         "--tb_expt_name 'try #2: a' --position rotary --writing_params_path model model.size=tiny "
         "batch.global_batch_size=16 batch.micro_batch_size=8"
     )
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "documents: 60, epochs: 8, steps: 30" in shown
-    folder = "try #2: a_perceiver-ar_16_rotary_pt_lr_0.006000_seed_1"
+    folder = "try #2: a_perceiver_16_rotary_pt_lr_0.006000_seed_1"
     assert f"model: the model of expt/pretrain/{folder}" in shown
     loaded = model_folder.load_model(tmp_path / "model")
     assert loaded.model.config.latents == 16
     assert loaded.objective.name == "span-corruption"
     for line in (
-        f"finetune perceiver-ar {task.text} --reading_params_path model --epochs 2 "
+        f"finetune perceiver {task.text} --reading_params_path model --epochs 2 "
         f"--writing_params_path answers --finetune_corpus_path {task.train}",
-        f"evaluate perceiver-ar {task.text} --reading_params_path answers "
+        f"evaluate perceiver {task.text} --reading_params_path answers "
         f"--eval_corpus_path {task.dev} --outputs_path predictions",
     ):
         command = [sys.executable, "-m", "finetune", "birthplaces", *shlex.split(line)]
@@ -120,7 +120,7 @@ def test_a_supervised_run_becomes_a_model_folder(task, tmp_path, capsys, monkeyp
         subprocess.run(command, check=True, env=environment)
     (folder,) = Path("expt/finetune").iterdir()
     rates = "pt_lr_0.006000_ft_lr_0.000600"
-    assert folder.name == f"run_perceiver-ar_16_rotary_{rates}_seed_1"
+    assert folder.name == f"run_perceiver_16_rotary_{rates}_seed_1"
     assert model_folder.load_model(Path("answers")).provenance["pretrained"]["step"] == 30
     predictions = Path("predictions").read_text().splitlines()
     assert len(predictions) == len(task.dev.read_text().splitlines())

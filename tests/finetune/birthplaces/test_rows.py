@@ -1,7 +1,5 @@
 """Rows of fine-tuning: their layout, what is predicted, and their order."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -86,16 +84,3 @@ def test_every_epoch_reads_every_row_once_in_an_order_of_its_own():
     assert read_in(batches(seed=1), range(5)) == order
     assert read_in(batches(seed=2), range(5)) != order
     assert batches(seed=1).epoch(5) == 2
-
-
-def test_rows_of_a_model_of_last_latents_end_at_random_and_others_do_not():
-    made = batches(seed=1)
-    (whole,) = made.micro_batches(0, 0, 1)
-    assert whole.arrays["document_ids"].all()
-    made = dataclasses.replace(made, last_latents=2)
-    ends = set()
-    for step in range(5):
-        (batch,) = made.micro_batches(step, 0, 1)
-        ends |= set(batch.arrays["document_ids"].sum(axis=1).tolist())
-        assert batch.targets == ((batch.arrays["labels"] != IGNORED).sum(),)
-    assert ends == {2, 3, 4, 5}

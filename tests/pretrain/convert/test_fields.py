@@ -52,7 +52,6 @@ OTHER = {
         **{"latents": 2, "causal": True, "layer_norm": "pre"},
         **{"sharing": "none", "position": "learned"},
     },
-    "latent_queries": {"latent_queries": "tokens"},
 }
 """Another value of each field, with what it needs."""
 OPPOSITES = {

@@ -141,7 +141,7 @@ def character_shapes(model):
     table |= {name.replace("layers.1.", "layers.2."): shape for name, shape in table.items()}
     if not position:
         table["encoder.embeddings.positions.table.weight"] = (MAX_POSITIONS, SIZE)
-    if characters.QUERIES[variant] == "basis":
+    if variant == "char-perceiver":
         table["encoder.basis"] = (characters.LATENTS, SIZE)
     norm = {f"encoder.final_norm.{part}": (SIZE,) for part in ("weight", "bias")}
     return table | norm | {"head.weight": (VOCABULARY, SIZE)}

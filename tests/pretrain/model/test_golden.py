@@ -63,8 +63,8 @@ def golden_model(name):
     (variant, *position), overrides = name.split(), {}
     if variant == "albert":
         overrides = {"embedding_size": albert.EMBEDDING_SIZE, **albert.SHARING[name]}
-    if variant in characters.QUERIES:
-        latents = characters.LATENTS if characters.QUERIES[variant] else 0
+    if variant in characters.VARIANTS:
+        latents = characters.LATENTS if variant == "char-perceiver" else 0
         overrides = {"num_layers": 3, "latents": latents}
         overrides |= {"position": position[0]} if position else {}
     if variant == "modern":

@@ -4,21 +4,16 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 from pretrain.model import presets
-from pretrain.model.alibi import Alibi
 from pretrain.model.cache import KeyValueCache
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
-from pretrain.model.config import ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations, compile_layers
-from pretrain.model.perceiver import cross_context
 
-VARIANTS = ("char-vanilla", "char-perceiver", "char-perceiver-ar")
-QUERIES = ("basis", "tokens")
+VARIANTS = ("char-vanilla", "char-perceiver")
 POSITIONS = ("learned", "rotary", "t5-bias", "alibi")
 """On embeddings, on queries and keys, and on scores, trained and fixed."""
 VOCABULARY = 50
@@ -39,8 +34,8 @@ def tiny(variant="char-perceiver", scale=1.0, **overrides):
     return model
 
 
-def with_latents(queries, **overrides):
-    return tiny(scale=8.0, **{"latents": 8, "latent_queries": queries, **overrides})
+def with_latents(**overrides):
+    return tiny(scale=8.0, **{"latents": 8, **overrides})
 
 
 def ids_of(*shape, seed=1):
@@ -48,21 +43,11 @@ def ids_of(*shape, seed=1):
 
 
 @pytest.mark.parametrize(
-    ("variant", "count"),
-    [
-        ("char-vanilla", 3_323_392),
-        ("char-perceiver", 3_339_776),
-        ("char-perceiver-ar", 3_323_392),
-    ],
+    ("variant", "count"), [("char-vanilla", 3_323_392), ("char-perceiver", 3_339_776)]
 )
 def test_models_of_characters_have_the_assignments_number_of_parameters(variant, count):
-    config = presets.build("char", variant, 256, {})
-    hidden, inner, rows = 256, 1024, 256
-    layer = 4 * (hidden**2 + hidden) + 2 * hidden * inner + inner + hidden + 2 * 2 * hidden
-    expected = (rows + 128) * hidden + 4 * layer + 2 * hidden + rows * hidden
-    expected += 64 * hidden if variant == "char-perceiver" else 0
-    model = LanguageModel(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == expected == count
+    model = LanguageModel(presets.build("char", variant, 256, {}))
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -90,16 +75,13 @@ def test_an_output_depends_on_these_inputs_and_on_no_other(variant, position, le
         expected = set(range(place + 1))
         if variant == "char-perceiver":
             expected = {*range(min(place, 63) + 1), place}
-        if variant == "char-perceiver-ar" and place < length - 64:
-            expected = {place}
         assert read == expected
         assert not gradient[1].any()
 
 
-@pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_rows_of_a_batch_are_read_as_if_alone_whatever_the_padding_holds(queries, position):
-    model, ids = with_latents(queries, position=position), ids_of(4, 20)
+def test_rows_of_a_batch_are_read_as_if_alone_whatever_the_padding_holds(position):
+    model, ids = with_latents(position=position), ids_of(4, 20)
     features = model.encoder(ids, TEXT)
     again = model.encoder(torch.where(TEXT, ids, 7), TEXT)
     assert torch.equal(features[TEXT], again[TEXT])
@@ -109,80 +91,30 @@ def test_rows_of_a_batch_are_read_as_if_alone_whatever_the_padding_holds(queries
             torch.testing.assert_close(features[row, :length], alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_as_many_latents_as_tokens_or_more_leave_nothing_out(queries, position):
-    """Latents that no token fills change nothing."""
-    fields = {"position": position}
-    few, many = (with_latents(queries, latents=latents, **fields) for latents in (20, 50))
+def test_latents_that_no_token_fills_change_nothing(position):
+    few, many = (with_latents(latents=latents, position=position) for latents in (20, 50))
     weights = many.state_dict()
-    if queries == "basis":
-        weights["encoder.basis"] = weights["encoder.basis"][:20]
+    weights["encoder.basis"] = weights["encoder.basis"][:20]
     few.load_state_dict(weights)
     ids = ids_of(4, 20)
     assert torch.equal(few.encoder(ids, TEXT)[TEXT], many.encoder(ids, TEXT)[TEXT])
 
 
-@pytest.mark.parametrize("length", [1, 15, 20])
-@pytest.mark.parametrize("position", POSITIONS)
-def test_tokens_that_are_all_latents_are_computed_as_without_latents(position, length):
-    """By a model of the same weights, with the same gradients."""
-    ids, text = ids_of(4, length), TEXT[:, :length]
-    models = [with_latents("tokens", latents=latents, position=position) for latents in (0, 20)]
-    models[1].load_state_dict(models[0].state_dict())
-    results = []
-    for model in models:
-        features = model.encoder(ids, text)[text]
-        features.square().sum().backward()
-        gradients = {name: weight.grad for name, weight in model.encoder.named_parameters()}
-        results.append((features, gradients))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("training", [False, True])
-def test_target_positions_select_the_same_numbers(queries, training):
-    model, ids = with_latents(queries).train(training), ids_of(4, 20)
+def test_target_positions_select_the_same_numbers(training):
+    model, ids = with_latents().train(training), ids_of(4, 20)
     places = torch.tensor([79, 0, 41, 40, 61])
     everywhere = model.encoder(ids, TEXT).flatten(0, 1)
     torch.testing.assert_close(model.encoder(ids, TEXT, places), everywhere[places])
     assert model.encoder(ids, TEXT, places[:0]).shape == (0, 32)
 
 
-def test_an_output_that_sees_no_latent_is_its_own_token_through_the_feed_forward_network():
-    model, ids = with_latents("tokens"), ids_of(2, 20)
-    encoder = model.encoder
-    with torch.no_grad():
-        last = encoder.layers[-1]
-        last.attention.output.bias += 1.0
-        x = encoder.embeddings(ids, None)
-        expected = encoder.final_norm(x + last._feed_forward(last.output_norm(x)))
-        features = encoder(ids)
-    torch.testing.assert_close(features[:, :12], expected[:, :12])
-    assert not torch.isclose(features[:, 12:], expected[:, 12:]).all(dim=-1).any()
-
-
-def test_a_query_that_sees_no_key_reads_all_and_gets_nothing():
-    """In fp16 scores beside the lowest number could become -inf, and -inf alone has no softmax."""
-    dtype, places = torch.float16, torch.tensor([[2, 3], [0, 1]])
-    method = Alibi(ModelConfig(9, 32, num_heads=4, position="alibi"))
-    scores, nothing = method(places.device), lambda places: None
-    kind = {"num_heads": 4, "dtype": dtype, "rotation": nothing, "scores": scores}
-    context = cross_context(torch.arange(4)[None], places, **kind)
-    expected = torch.tensor([[False, False, True, True], [True] * 4])
-    assert torch.equal(context.sees[..., 0], expected)
-    hidden = context.bias == torch.finfo(dtype).min / 2
-    assert hidden.shape == (2, 4, 4, 2)
-    assert not hidden[0, :, :2].any()
-    assert hidden[0, :, 2].tolist() == hidden[1, :, 0].tolist() == [[False, True]] * 4
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_numbers_and_gradients_are_finite_also_where_nothing_is_seen(queries, position, dtype):
+def test_numbers_and_gradients_are_finite(position, dtype):
     """Large weights, whose scores could pass the lowest number of the type."""
-    model = with_latents(queries, position=position).to(dtype)
+    model = with_latents(position=position).to(dtype)
     with torch.no_grad():
         for layer in model.encoder.layers:
             layer.attention.query_key_value.weight *= 10
@@ -194,14 +126,11 @@ def test_numbers_and_gradients_are_finite_also_where_nothing_is_seen(queries, po
         assert parameter.grad.any(), name
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_recomputed_layers_have_the_same_gradients_with_the_same_dropout(variant, position):
+def test_recomputed_layers_have_the_same_gradients_with_the_same_dropout(position):
     gradients = []
-    fields = {"dropout": 0.1, "attention_dropout": 0.1, "position": position}
-    fields |= {} if variant == "char-vanilla" else {"latents": 8}
     for recompute in (False, True):
-        model = tiny(variant, 8.0, **fields).train()
+        model = with_latents(dropout=0.1, attention_dropout=0.1, position=position).train()
         if recompute:
             checkpoint_activations(model)
         torch.manual_seed(3)
@@ -217,7 +146,7 @@ def test_compiled_layers_have_the_same_numbers_and_names(run_ranks, position):
     def work():
         results = []
         for compiled in (False, True):
-            model = with_latents("tokens", position=position)
+            model = with_latents(position=position)
             names = [*model.state_dict()]
             if compiled:
                 compile_layers(model)
@@ -241,14 +170,12 @@ def test_the_basis_is_a_parameter_that_moves_is_saved_and_is_drawn_by_xavier():
     assert float(basis.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
     assert model.to(torch.float64).encoder.basis.dtype == torch.float64
     assert model.to("meta").encoder.basis.device.type == "meta"
-    assert not hasattr(tiny(latent_queries="tokens").encoder, "basis")
 
 
 def test_cross_attention_has_the_weights_of_an_ordinary_layer():
     plain = {name: w.shape for name, w in tiny("char-vanilla").state_dict().items()}
-    ours = {name: w.shape for name, w in tiny("char-perceiver-ar").state_dict().items()}
-    assert ours == plain
-    assert ours["head.weight"] == (VOCABULARY, 32)
+    ours = {name: w.shape for name, w in tiny().state_dict().items()}
+    assert ours == {**plain, "encoder.basis": (64, 32)}
 
 
 def test_the_final_norm_is_the_last_step_and_the_untied_head_a_product():
@@ -264,9 +191,8 @@ def test_the_final_norm_is_the_last_step_and_the_untied_head_a_product():
     assert float(model.head.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
 
 
-@pytest.mark.parametrize("queries", QUERIES)
-def test_a_classification_head_reads_the_mean_and_not_the_first_token(queries):
-    encoder, ids = with_latents(queries).encoder, ids_of(4, 20)
+def test_a_classification_head_reads_the_mean_and_not_the_first_token():
+    encoder, ids = with_latents().encoder, ids_of(4, 20)
     head = ClassificationHead(32, ClassificationConfig(3, pooling="mean"))
     logits = Classifier(encoder, head)(ids, TEXT)
     alone = Classifier(encoder, head)(ids[2:3, :8], None)
@@ -275,49 +201,12 @@ def test_a_classification_head_reads_the_mean_and_not_the_first_token(queries):
         Classifier(encoder, ClassificationHead(32, ClassificationConfig(3)))
 
 
-MIRRORED = 8
-"""The last ids of a row mirror those before them. Its first ids, which a basis of half the row's
-length sees, tell nothing about them."""
-
-
-def mirrored_rows(generator):
-    first = torch.randint(8, (32, 32 - MIRRORED), generator=generator)
-    return torch.cat([first, first.flip(1)[:, :MIRRORED]], dim=1)
-
-
-@pytest.mark.parametrize("queries", QUERIES)
-def test_the_last_tokens_as_queries_learn_to_mirror_and_a_basis_cannot(queries):
-    """After perceiver-ar's task `random_mirrored`. One place in eight mirrors its own input."""
-    small = {"num_layers": 2, "max_positions": 32, "latents": 16, "latent_queries": queries}
-    model = tiny(scale=8.0, **small).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.98))
-    generator = torch.Generator().manual_seed(1)
-    targets = (32 * torch.arange(32)[:, None] + torch.arange(31 - MIRRORED, 31)).flatten()
-    losses = []
-    for step in range(100):
-        optimizer.param_groups[0]["lr"] = 1e-2 * min(1.0, (step + 1) / 20)
-        rows = mirrored_rows(generator)
-        loss = cross_entropy(model(rows, None, targets), rows[:, -MIRRORED:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        if loss < 0.02:
-            break
-    if queries == "tokens":
-        assert losses[-1] < 0.02
-    else:
-        assert min(losses) > 0.95 * math.log(8) * (1 - 1 / MIRRORED)
-
-
-@pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("position", POSITIONS[1:])
-def test_positions_on_attention_that_are_scaled_to_nothing_are_none(queries, position):
+def test_positions_on_attention_that_are_scaled_to_nothing_are_none(position):
     """With the first and the last layer alone: in others they are those of any model."""
     fields = {"num_layers": 2, "position": position}
-    model, ids = with_latents(queries, **fields), ids_of(4, 20)
-    plain = with_latents(queries, **{**fields, "position": "none"})
+    model, ids = with_latents(**fields), ids_of(4, 20)
+    plain = with_latents(**{**fields, "position": "none"})
     plain.load_state_dict(model.state_dict(), strict=False)
     without = plain.encoder(ids, TEXT)[TEXT]
     model.encoder.position_scale = 0.5
@@ -327,14 +216,8 @@ def test_positions_on_attention_that_are_scaled_to_nothing_are_none(queries, pos
     torch.testing.assert_close(model.encoder(ids, TEXT)[TEXT], without, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("position", ["sinusoidal", "none"])
-def test_other_position_methods_are_accepted(position):
-    model = with_latents("tokens", position=position)
-    assert model.encoder(ids_of(1, 9)).isfinite().all()
-
-
 def test_what_latents_cannot_read_is_refused():
-    model, ids = with_latents("basis"), ids_of(1, 9)
+    model, ids = with_latents(), ids_of(1, 9)
     with pytest.raises(ValueError, match="document_ids: integers are not accepted with latents"):
         model.encoder(ids, torch.ones_like(ids))
     with pytest.raises(ValueError, match="cache: needs a causal model .* without latents"):

@@ -279,12 +279,11 @@ def test_the_dense_bias_takes_the_planned_memory_while_it_is_built_and_after(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
-@pytest.mark.parametrize("variant", ["char-perceiver", "char-perceiver-ar"])
-def test_the_biases_of_latents_take_the_planned_memory(variant, position, dtype):
+def test_the_biases_of_latents_take_the_planned_memory(position, dtype):
     """And at most the planned peak; what the embeddings and rotations take is small beside it."""
     overrides = {"latents": 96, "position": position, "max_positions": 384}
     overrides["attention_dropout"] = 0.0  # on a CPU its bias is in parts
-    config = presets.build("tiny", variant, 1000, overrides)
+    config = presets.build("tiny", "char-perceiver", 1000, overrides)
     encoder, rows, length = LanguageModel(config).to(dtype).encoder, 4, 384
     ids = torch.ones(rows, length, dtype=torch.int64)
     mask = torch.arange(length) < torch.tensor([length, 200, 300, 90])[:, None]
@@ -296,8 +295,6 @@ def test_the_biases_of_latents_take_the_planned_memory(variant, position, dtype)
     kept, peak = needs.bias_bytes(config, rows, length, dtype.itemsize, False)
     assert sum(sizes) == kept
     assert memory.peak - held <= peak - kept + 32 * rows * length * config.hidden_size
-    if position == "alibi" and variant == "char-perceiver-ar":  # otherwise the biases are small
-        assert memory.peak - held >= 0.8 * (peak - kept)
 
 
 def test_the_plan_counts_the_bias_of_the_back_end():

@@ -615,7 +615,7 @@ def test_a_finished_run_is_left_as_it_is(straight, attempt):
     assert {path: path.read_bytes() for path in before} == before
 
 
-LATENTS = [*CAUSAL, "model.variant=char-perceiver-ar", "model.overrides.latents=16"]
+LATENTS = [*CAUSAL, "model.variant=char-perceiver", "model.overrides.latents=16"]
 SELF_MASKING = [
     "objective.targets=all",
     "objective.keep_probability=0",
@@ -653,12 +653,6 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
     line = metrics.read_metrics(tmp_path / "run" / metrics.VALIDATION)[-1]
     assert line["targets"] == found.total.targets
-    if overrides is LATENTS:  # at most 16 tokens of each of 8 rows, and of 6 in validation
-        assert all(
-            0 < step["targets"] <= 8 * 16
-            for step in metrics.read_metrics(tmp_path / "run/metrics.jsonl")
-        )
-        assert 0 < line["targets"] <= 6 * 16
     # Ranks add their sums in another order.
     assert line["loss"] == pytest.approx(found.total.loss, rel=1e-14 if ranks > 1 else 0, abs=0)
 
