@@ -10,18 +10,13 @@ READY := $(VENV)/.ready
 WORKERS := 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test test-slow test-long test-machines test-all \
-	rehearse-gpu test-gpu lint format clean
+.PHONY: help setup demo test test-slow test-gpu lint format clean
 
 help:
 	@echo "make setup     make .venv with everything that is needed"
 	@echo "make demo      the main job end to end on an embedded corpus, about 4 minutes on 2 cores"
-	@echo "make test      the fast tests, about 6 minutes on 2 cores"
-	@echo "make test-slow runs that are killed and continue, compiled models: about 20 minutes"
-	@echo "make test-long the commands of the guides, the demo and others of several minutes each"
-	@echo "make test-all  all three"
-	@echo "make test-machines  runs on hosts with sshd and Slurm, made of namespaces; needs root"
-	@echo "make rehearse-gpu  the GPU path without a GPU: DeepSpeed on fake tensors, kernels compiled and interpreted"
+	@echo "make test      the fast tests, about 4 minutes on 2 cores"
+	@echo "make test-slow runs that are killed and continue, machines, kernels compiled for GPUs: 15 minutes"
 	@echo "make test-gpu  the tests that need a GPU, at most 8 minutes on one; they skip where there is none"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"
@@ -39,23 +34,12 @@ demo: $(READY)
 	$(BIN)/python -m finetune demo
 
 test: $(READY)
-	$(PYTEST) -m "not slow and not long and not machines and not rehearsal"
+	$(PYTEST) -m "not slow and not long"
 
+# Tests of several machines need root and the packages that .ci/run installs; those of kernels need
+# g++, and fetch Triton once (0.7 GB). They skip, and say so, without.
 test-slow: $(READY)
-	$(PYTEST) -m "slow and not long"
-
-test-long: $(READY)
-	$(PYTEST) -m long
-
-# Without root or the packages that .ci/run installs they skip, and say so.
-test-machines: $(READY)
-	$(BIN)/python -m pytest -rs tests/machines
-
-test-all: test test-slow test-long
-
-# Needs g++, and fetches Triton once (0.7 GB); skips, and says so, without.
-rehearse-gpu: $(READY)
-	$(BIN)/python -m pytest -rs tests/gpu/rehearsal
+	$(PYTEST) -rs -m slow
 
 test-gpu: $(READY)
 	bash tests/gpu/test.sh $(BIN)/python

@@ -115,13 +115,12 @@ class SlurmCluster(Cluster):
 
 
 @pytest.fixture
-def slurm_cluster(tmp_path, request):
-    """Two hosts with Slurm; a parameter is its way to track processes."""
+def slurm_cluster(tmp_path):
+    """Two hosts with Slurm."""
     skip_without(SLURM)
     cluster = SlurmCluster(tmp_path / f"zeroclap-{os.getpid()}")
-    track = getattr(request, "param", "cgroup")
     try:
-        cluster.do("up", 2, script="slurm.sh", PROCTRACK=track)
+        cluster.do("up", 2, script="slurm.sh")
         yield cluster
     finally:
         cluster.do("down")

@@ -6,7 +6,7 @@
 #   slurm.sh up COUNT       hosts and Slurm (two hosts take three seconds); hosts.sh down ends both
 #   slurm.sh daemons N      start munged and slurmd of host N again, after hosts.sh on N
 #
-# PROCTRACK is cgroup (Slurm's default), linuxproc or pgid. Two times are shorter than Slurm's own: nodes
+# Two times are shorter than Slurm's own: nodes
 # count as down after 20 s (300), and a requeued job may start after 5 s (120). Two are longer, as
 # a busy machine needs them: jobs end 2 minutes after their limit, and are killed 2 minutes after TERM.
 set -eu
@@ -42,7 +42,7 @@ up() {
 		SlurmdPidFile=/run/slurmd.pid
 		SlurmctldLogFile=$slurm/log/slurmctld
 		SlurmdLogFile=$slurm/log/slurmd-%n
-		ProctrackType=proctrack/${PROCTRACK:-cgroup}
+		ProctrackType=proctrack/cgroup
 		TaskPlugin=task/none
 		JobAcctGatherType=jobacct_gather/none
 		AccountingStorageType=accounting_storage/none

@@ -16,8 +16,9 @@ from tests.machines.conftest import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_a_killed_rank_of_another_machine_is_named_and_the_run_continues(
     hostfile_run, chaos, undisturbed
 ):
@@ -56,7 +57,6 @@ CONTINUES, RESTARTS = [0], [0, 4]
 RANK = ("-m tests.chaos.fault", "--local_rank=0")
 
 
-@pytest.mark.machines
 @pytest.mark.parametrize(
     ("fault", "starts", "reason"),
     [
@@ -68,12 +68,10 @@ RANK = ("-m tests.chaos.fault", "--local_rank=0")
             id="frozen-agent",
         ),
         pytest.param(kill(1, "ssh", "chaos.agent"), CONTINUES, "", id="ssh"),
-        pytest.param(kill(2, "sshd: "), CONTINUES, "", id="server"),
         pytest.param(cut(12), CONTINUES, "", id="cable"),
         pytest.param(
             kill(2, "launcher.launch"), RESTARTS, "node 1 (node2): its launch", id="launcher"
         ),
-        pytest.param(kill(1, *RANK), RESTARTS, "rank 0 on node1", id="rank-0"),
         pytest.param(
             kill(2, *RANK, number=signal.SIGSTOP),
             RESTARTS,
@@ -95,7 +93,6 @@ def test_a_fault_of_a_machine(hostfile_run, chaos, cluster, undisturbed, fault, 
     assert reason in "".join(record["reason"] for record in chaos.records("crash", "hang"))
 
 
-@pytest.mark.machines
 def test_a_killed_supervisor_leaves_a_run_that_the_next_one_adopts(
     hostfile_run, chaos, cluster, undisturbed
 ):
@@ -111,19 +108,14 @@ def test_a_killed_supervisor_leaves_a_run_that_the_next_one_adopts(
     assert len(cluster.processes(2, "chaos.agent")) == 0
 
 
-@pytest.mark.machines
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
-def test_an_agent_of_a_start_that_was_broken_off_does_not_serve_the_next_one(
-    hostfile_run, chaos, cluster, undisturbed, number
+def test_an_agent_of_a_start_that_was_killed_does_not_serve_the_next_one(
+    hostfile_run, chaos, cluster, undisturbed
 ):
     hostfile_run.start("supervision.node_wait_seconds=1800")
     wait_until(lambda: cluster.processes(2, "chaos.agent"))
     before = cluster.processes(2, "chaos.agent")
-    cluster.kill(1, "tests.chaos.supervise", number=number)
-    if number == signal.SIGINT:
-        wait_until(lambda: not cluster.processes(2, "chaos.agent"))
-    else:
-        time.sleep(10)  # its start
+    cluster.kill(1, "tests.chaos.supervise")
+    time.sleep(10)  # its start
     chaos.schedule({1: [("pause", 0, 6)]})
     supervisor = hostfile_run.start()
     chaos.wait_for_pause()
@@ -132,7 +124,6 @@ def test_an_agent_of_a_start_that_was_broken_off_does_not_serve_the_next_one(
     hostfile_run.finish(supervisor, undisturbed, CONTINUES)
 
 
-@pytest.mark.machines
 def test_a_run_that_is_stopped_does_not_disturb_another_one_on_the_same_machines(
     hostfile_run, chaos, cluster, undisturbed, recipe, tmp_path
 ):
@@ -157,7 +148,6 @@ def test_a_run_that_is_stopped_does_not_disturb_another_one_on_the_same_machines
         other.clean_up()
 
 
-@pytest.mark.machines
 def test_a_machine_that_cannot_reach_the_first_one_is_waited_for_by_name(
     hostfile_run, chaos, cluster, undisturbed
 ):
@@ -194,7 +184,6 @@ def mounted(cluster, tmp_path, undisturbed):
     return MountedRun(cluster, tmp_path)
 
 
-@pytest.mark.machines
 def test_a_file_system_that_is_away_for_20_seconds_on_one_machine_ends_nothing(
     mounted, hostfile_run, chaos, undisturbed
 ):
@@ -208,7 +197,6 @@ def test_a_file_system_that_is_away_for_20_seconds_on_one_machine_ends_nothing(
     hostfile_run.finish(supervisor, undisturbed, CONTINUES)
 
 
-@pytest.mark.machines
 def test_a_machine_that_hears_nothing_any_more_ends_its_processes_itself(
     mounted, hostfile_run, chaos, cluster
 ):
@@ -222,7 +210,6 @@ def test_a_machine_that_hears_nothing_any_more_ends_its_processes_itself(
     assert cluster.processes(2, "chaos.agent")  # it did that
 
 
-@pytest.mark.machines
 def test_a_machine_that_cannot_be_reached_is_waited_for_by_name(
     hostfile_run, chaos, cluster, undisturbed
 ):
@@ -233,7 +220,6 @@ def test_a_machine_that_cannot_be_reached_is_waited_for_by_name(
     hostfile_run.finish(supervisor, undisturbed, CONTINUES)
 
 
-@pytest.mark.machines
 def test_a_login_that_prints_on_the_line_of_the_answer_does_not_disturb(
     hostfile_run, chaos, cluster
 ):
@@ -245,35 +231,8 @@ def test_a_login_that_prints_on_the_line_of_the_answer_does_not_disturb(
     chaos.wait_for(lambda: "waiting for 1 other node" in chaos.output())
 
 
-@pytest.mark.machines
-def test_a_machine_whose_folder_becomes_read_only_ends_the_wait_for_it(
-    hostfile_run, chaos, cluster
-):
-    chaos.schedule({1: [("pause", 0, 6)]})
-    supervisor = hostfile_run.start("supervision.node_wait_seconds=1800")
-    chaos.wait_for_pause()
-    cluster.run(2, "mount", "--bind", chaos.run, chaos.run)
-    cluster.run(2, "mount", "-o", "remount,ro,bind", chaos.run)
-    cluster.kill(2, "chaos.agent")
-    cluster.kill(1, *RANK)
-    assert supervisor.wait(PATIENCE) == 1, chaos.output()
-    assert "the agent on node2 ended with code" in chaos.records("gave-up")[0]["reason"]
-    assert "Read-only file system" in chaos.records("gave-up")[0]["reason"]
-
-
-def unknown(cluster, hosts, chaos):
-    # Without it the missing name server of node1 counts: that is waited for.
-    hosts.with_name("nsswitch.conf").write_text("passwd: files\nhosts: files\n")
-    cluster.run(1, "mount", "--bind", hosts.with_name("nsswitch.conf"), "/etc/nsswitch.conf")
-    hosts.write_text("node1 slots=1\nnode9 slots=1\n")
-
-
 def unequal(cluster, hosts, chaos):
     hosts.write_text("node1 slots=1\nnode2 slots=2\n")
-
-
-def no_hostfile(cluster, hosts, chaos):
-    hosts.unlink()
 
 
 def without_folder(cluster, hosts, chaos):
@@ -296,43 +255,25 @@ def forced_command(cluster, hosts, chaos):
     cluster.run(2, "mount", "--bind", forced, Path("~root/.ssh/authorized_keys").expanduser())
 
 
-def other_port(cluster, hosts, chaos):
-    (cluster.folder / "ssh" / "config").write_text("Host node2\n  Port 2222\n")
-
-
 def without_key(cluster, hosts, chaos):
     keys = Path("~root/.ssh/authorized_keys").expanduser()
     cluster.run(2, "mount", "--bind", "/dev/null", keys)
-
-
-def other_numpy(cluster, hosts, chaos):
-    import importlib.metadata
-
-    metadata = importlib.metadata.distribution("numpy")._path / "METADATA"
-    changed = hosts.with_name("METADATA")
-    changed.write_text(metadata.read_text().replace("\nVersion: ", "\nVersion: 0", 1))
-    cluster.run(2, "mount", "--bind", changed, metadata)
 
 
 def other_code(cluster, hosts, chaos):
     change_code(cluster)
 
 
-@pytest.mark.machines
 @pytest.mark.parametrize(
     ("arrange", "message"),
     [
         (other_code, "node2 has zeroclap "),
-        (unknown, "node9: ssh: Could not resolve hostname node9"),
         (unequal, "node2 has 2 slots and node1 has 1"),
-        (no_hostfile, "hostfile: no such file"),
         (without_folder, "node2 does not have the folder"),
         (read_only, "node2 cannot write to the folder"),
         (without_corpus, "node2 does not have the corpus"),
         (forced_command, "node2 did not run what ssh was asked to run; it printed 'no shell here'"),
-        (other_port, "node2: ssh: connect to host node2 port 2222: Connection refused"),
         (without_key, "node2: root@node2: Permission denied"),
-        (other_numpy, "node2 has numpy 0"),
     ],
 )
 def test_machines_that_cannot_run_it_are_refused_in_seconds(

@@ -1,4 +1,4 @@
-"""Ranks on two hosts under each launcher, without a supervisor."""
+"""Ranks on two hosts under a launcher, without a supervisor."""
 
 import os
 import subprocess
@@ -10,28 +10,23 @@ import pytest
 from tests.chaos.conftest import PATIENCE, ROOT, SHORT
 from tests.machines.conftest import SBIN, change_code
 
+pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
 
 
-def deepspeed(node):
+def deepspeed(hostfile, node):
     options = ["--no_ssh", "--node_rank", node, "--master_addr", "node1", "--master_port", "29999"]
-    return [BIN / "deepspeed", "--hostfile", "HOSTFILE", *options, "--module", "pretrain.train"]
+    return [BIN / "deepspeed", "--hostfile", hostfile, *options, "--module", "pretrain.train"]
 
 
-def torchrun(node):
-    where = ["--master-addr", "node1", "--master-port", "29999"]
-    counts = ["--nnodes", "2", "--node-rank", node, "--nproc-per-node", "1"]
-    return [BIN / "torchrun", *counts, *where, "-m", "pretrain.train"]
-
-
-@pytest.mark.machines
-@pytest.mark.parametrize("launcher", [deepspeed, torchrun])
-def test_ranks_refuse_a_host_with_other_code_by_name(cluster, recipe, tmp_path, launcher):
+def test_ranks_refuse_a_host_with_other_code_by_name(cluster, recipe, tmp_path):
     change_code(cluster)
     run, said = tmp_path / "run", []
     environment = {**os.environ, "PATH": SBIN, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     for node in (0, 1):
-        words = [str(cluster.folder / "hostfile") if w == "HOSTFILE" else w for w in launcher(node)]
+        words = [
+            str(cluster.folder / "hostfile") if w == "HOSTFILE" else w for w in deepspeed(node)
+        ]
         command = [*cluster.enter(node + 1), *map(str, words), str(recipe.path), f"folder={run}"]
         said.append(
             subprocess.Popen(
@@ -50,7 +45,6 @@ def test_ranks_refuse_a_host_with_other_code_by_name(cluster, recipe, tmp_path, 
     assert not (run / "ledger.jsonl").exists()
 
 
-@pytest.mark.machines
 def test_ranks_under_srun_refuse_a_host_with_other_code_by_name(slurm_cluster, recipe, tmp_path):
     change_code(slurm_cluster)
     run, log = tmp_path / "run", tmp_path / "srun.log"

@@ -8,8 +8,9 @@ import pytest
 from pretrain.records import control
 from tests.chaos.conftest import ROOT, SHORT
 from tests.chaos.fault import PLAN
-from tests.machines.conftest import SBIN, mount_read_only, wait_until
+from tests.machines.conftest import SBIN, wait_until
 
+pytestmark = pytest.mark.slow
 SCRIPT = ROOT / "pretrain" / "recipes" / "supervise.sbatch"
 PROGRAM = f"""#!/bin/sh
 # zeroclap supervise ARGUMENTS: with the faults that are planned.
@@ -80,14 +81,6 @@ def job(slurm_cluster, chaos, tmp_path):
     return Job(slurm_cluster, chaos, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "slurm_cluster",
-    [
-        pytest.param("cgroup", marks=pytest.mark.slow),
-        pytest.param("linuxproc", marks=pytest.mark.machines),
-    ],
-    indirect=True,
-)
 def test_a_job_that_reaches_its_time_limit_saves_is_queued_again_and_completes(
     job, slurm_cluster, chaos, undisturbed
 ):
@@ -101,7 +94,6 @@ def test_a_job_that_reaches_its_time_limit_saves_is_queued_again_and_completes(
     assert chaos.kinds("preempted", "crash", "hang") == ["preempted"]
 
 
-@pytest.mark.slow
 def test_a_cancelled_job_saves_and_stays_cancelled(job, slurm_cluster, chaos):
     job.submit()
     chaos.wait_for_pause()
@@ -115,7 +107,6 @@ def test_a_cancelled_job_saves_and_stays_cancelled(job, slurm_cluster, chaos):
     assert (slurm_cluster.job(job.number)["JobState"], job.restarts()) == ("CANCELLED", 0)
 
 
-@pytest.mark.machines
 @pytest.mark.parametrize(
     ("host", "words"), [(1, ["tests.chaos.supervise"]), (2, ["tests.chaos.supervise"])]
 )
@@ -135,7 +126,6 @@ def test_a_supervisor_or_agent_that_is_killed_is_started_again_and_no_step_is_lo
     assert chaos.start_steps() == [0], chaos.output()
 
 
-@pytest.mark.machines
 def test_a_step_that_is_cancelled_is_started_again_in_its_job(
     job, slurm_cluster, chaos, undisturbed
 ):
@@ -146,7 +136,6 @@ def test_a_step_that_is_cancelled_is_started_again_in_its_job(
     assert chaos.start_steps() == [0, 4], chaos.output()
 
 
-@pytest.mark.machines
 def test_after_a_job_whose_script_was_killed_one_that_depends_on_it_continues(
     job, slurm_cluster, chaos, undisturbed
 ):
@@ -160,7 +149,6 @@ def test_after_a_job_whose_script_was_killed_one_that_depends_on_it_continues(
     assert chaos.start_steps() == [0, 4], chaos.output()
 
 
-@pytest.mark.slow
 def test_a_job_that_loses_a_node_is_queued_again_and_completes(
     job, slurm_cluster, chaos, undisturbed
 ):
@@ -173,14 +161,3 @@ def test_a_job_that_loses_a_node_is_queued_again_and_completes(
     slurm_cluster.do("daemons", 2, script="slurm.sh")
     job.finish(undisturbed, restarts=1)
     assert chaos.start_steps() == [0, 4], chaos.output()
-
-
-@pytest.mark.machines
-def test_a_node_that_cannot_write_to_the_folder_is_refused_at_once_by_name(
-    job, slurm_cluster, chaos
-):
-    mount_read_only(slurm_cluster, chaos.run)
-    job.submit("--no-requeue")
-    job.wait_for_state("FAILED")
-    (gave_up,) = chaos.records("gave-up")
-    assert "node 1 (node2) is refused: [Errno 30] Read-only file system" in gave_up["reason"]

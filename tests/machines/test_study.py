@@ -12,7 +12,7 @@ from tests.chaos.conftest import PATIENCE, ROOT
 from tests.finetune.studies.conftest import study_file  # noqa: F401 - fixture
 from tests.machines.conftest import SBIN, wait_until
 
-pytestmark = pytest.mark.machines
+pytestmark = pytest.mark.slow
 
 
 def test_runs_are_jobs_that_go_on_and_are_found_again_when_the_command_is_killed(

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_demo_survives_a_spike_and_pretraining_helps(tmp_path: Path) -> None:
     output = tmp_path / "demo output"  # with a space, as some users have
     run = subprocess.run(

@@ -42,7 +42,7 @@ SMALLER = {
 }
 """What pages say for real data, and what takes its place on a small machine."""
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

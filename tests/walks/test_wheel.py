@@ -62,7 +62,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_tests(wheel):
     assert found == files
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_installed_wheel_goes_from_text_to_a_model_of_transformers(wheel, tmp_path):
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)

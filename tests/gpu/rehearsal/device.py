@@ -2,7 +2,7 @@
 
 Import this before torch: the guard library of the environment variable GUARD (guard.cpp) must be
 there when torch's own are loaded. `pretend` then replaces what torch asks a device, so that fake
-tensors on "cuda" go through all of the project, DeepSpeed and Inductor. `tell` ends the process.
+tensors on "cuda" go through the model and Inductor. `tell` ends the process.
 """
 
 import contextlib
@@ -10,11 +10,9 @@ import ctypes
 import importlib.util
 import json
 import os
-import sys
 import time
 import traceback
 import types
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,25 +23,6 @@ for _library in (_LIBRARIES / "libc10.so", _LIBRARIES / "libtorch_cpu.so", os.en
 import torch  # noqa: E402
 
 from tests.gpu.rehearsal.kinds import KINDS  # noqa: E402
-
-SYNCHRONISATIONS: Counter[str] = Counter()
-"""Of streams, events and the device: how often each place asked for one."""
-
-
-def place() -> str:
-    """The two innermost functions of the project and of DeepSpeed that called this."""
-    found, frame = [], sys._getframe(1)
-    while frame and len(found) < 2:
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        is_theirs = "/pretrain/" in file or "/deepspeed/runtime/" in file
-        if is_theirs and name != "wrapped_fn" and name[0] != "<":  # a loop's, before Python 3.12
-            found.append(f"{Path(file).stem}.{name}")
-        frame = frame.f_back
-    return " < ".join(found)
-
-
-def _wait(*arguments: object) -> None:
-    SYNCHRONISATIONS[place()] += 1
 
 
 class Stream:
@@ -57,9 +36,6 @@ class Stream:
 
     def __getattr__(self, name: str):
         return lambda *arguments, **keywords: None
-
-    def synchronize(self) -> None:
-        _wait()
 
     def query(self) -> bool:
         return True
@@ -106,6 +82,7 @@ def pretend(kind: str) -> types.SimpleNamespace:
         manual_seed_all=None,
         _lazy_init=None,
         set_device=None,
+        synchronize=None,
         empty_cache=None,
         reset_peak_memory_stats=None,
         current_stream=Stream(),
@@ -115,7 +92,6 @@ def pretend(kind: str) -> types.SimpleNamespace:
         _maybe_exchange_device=0,
     )
     torch.cuda.Stream = torch.cuda.Event = Stream
-    torch.cuda.synchronize = _wait
     _answer(torch.cuda.random, get_rng_state=torch.zeros(16, dtype=torch.uint8), set_rng_state=None)
     _answer(torch.cuda.nvtx, range_push=None, range_pop=None)
     _answer(
@@ -137,8 +113,6 @@ def pretend(kind: str) -> types.SimpleNamespace:
     # One copy, as of a real tensor.
     fake_tensor.FakeTensor.tolist = lambda self: [value.item() for value in self.cpu()]
     torch.Tensor.pin_memory = lambda self, *arguments, **keywords: self
-    torch.Tensor.is_pinned = lambda self, *arguments, **keywords: False
-    torch.Tensor.record_stream = lambda self, *arguments: None
     torch.nn.Module._apply = _apply
     return properties
 

@@ -6,7 +6,7 @@ from pretrain.model.backends import choose_backend
 from tests.gpu.attention import CASES, SPILLS
 from tests.gpu.rehearsal.kinds import KINDS
 
-pytestmark = pytest.mark.rehearsal
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

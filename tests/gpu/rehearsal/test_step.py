@@ -5,7 +5,7 @@ import pytest
 from tests.gpu.attention import SPILLS
 from tests.gpu.rehearsal.kinds import KINDS
 
-pytestmark = pytest.mark.rehearsal
+pytestmark = pytest.mark.slow
 RECIPE = "pile-base-fast", "model.variant=zero-clap"
 LAUNCHES = 600
 """Of kernels, at most: about 40 a layer, and 90 before the first and after the last."""
@@ -21,8 +21,7 @@ def steps(rehearse, table):
     table(
         "zero-clap, base, compiled: 16 x 2048 forward and backward",
         [
-            f"{kind}  {of['compiled']} launches of compiled kernels and {of['others']} others, "
-            f"{of['peak'] / 1e9:.2f} GB, {of['peak'] / of['planned']:.2f} of the plan"
+            f"{kind}  {of['compiled']} launches of compiled kernels and {of['others']} others"
             f"  {of['seconds']:4.1f} s"
             for kind, of in found.items()
             if "error" not in of
@@ -52,10 +51,6 @@ def test_kernels_within_layers_fit_the_gpu(step, request):
     for name, of in step["kernels"].items():
         assert of["spills"] < SPILLS, name
         assert of["shared"] <= 1024 * KINDS[kind]["shared_kb"], name
-
-
-def test_no_more_memory_is_needed_than_plan_says(step):
-    assert 0.7 * step["planned"] < step["peak"] < 1.1 * step["planned"]
 
 
 def test_each_length_is_compiled_once_for_training_and_evaluation(steps):

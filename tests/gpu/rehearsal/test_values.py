@@ -4,7 +4,7 @@ import pytest
 
 from tests.gpu.attention import CASES, Case
 
-pytestmark = pytest.mark.rehearsal
+pytestmark = pytest.mark.slow
 LARGEST = {"float32": 1e-5, "bfloat16": 1e-2}
 """Relative error of the norm of the output, and of each gradient."""
 RUNS = {
