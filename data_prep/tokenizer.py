@@ -77,16 +77,6 @@ class Tokenizer:
             raise
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
-    def encode_with_offsets(
-        self, texts: Sequence[str]
-    ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-        """Return ids as `encode_batch`, and of each token [T, 2]: first and next character."""
-        encodings = _unpanicked(self._backend.encode_batch, list(texts), add_special_tokens=False)
-        return [
-            (np.array(e.ids, dtype=np.int32), np.array(e.offsets, dtype=np.int64).reshape(-1, 2))
-            for e in encodings
-        ]
-
     def lay_out(self, texts: Sequence[Sequence[int]], separators: int = 2) -> list[int]:
         """Return the input ids of one text, `<s> a </s>`, or more, `<s> a </s> </s> b </s>`.
 

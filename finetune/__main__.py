@@ -70,8 +70,8 @@ def _finetune_arguments(command: argparse.ArgumentParser) -> None:
         "--train",
         required=True,
         metavar="FILE",
-        help="training examples: .csv, .tsv, .jsonl, .parquet, CoNLL's .conll, SQuAD's .json, a "
-        "folder that datasets saved, or datasets:NAME:SPLIT from the hub",
+        help="training examples: .csv, .tsv, .jsonl, .parquet, a folder that datasets saved, or "
+        "datasets:NAME:SPLIT from the hub",
     )
     add("--dev", default="", metavar="FILE", help="examples to score (default: a share of train)")
     add("--test", default="", metavar="FILE", help="further ones, which choose nothing")
@@ -81,19 +81,13 @@ def _finetune_arguments(command: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="COLUMN",
-        help='column of the text; two for pairs (default: "text", or those of the format)',
+        help='column of the text; two for pairs (default: "text")',
     )
     add("--label", default="label", metavar="COLUMN", help='column of the label (default: "label")')
     add(
         "--kind",
-        choices=("classification", "regression", "multi-label", "tags", "spans"),
-        help="what a label is: a class, a number, several classes, a tag a word, or parts of the "
-        "second text (default: what the labels look like)",
-    )
-    add(
-        "--separator",
-        default=";",
-        help="what stands between the labels of a multi-label task in a CSV file (default: ;)",
+        choices=("classification", "regression"),
+        help="what a label is: a class, or a number (default: what the labels look like)",
     )
     add(
         "--dev-share",
@@ -202,10 +196,9 @@ def _finetune(options: argparse.Namespace) -> int:
             options.train,
             options.dev,
             options.test,
-            tuple(options.text),
+            tuple(options.text or ["text"]),
             options.label,
             options.kind,
-            options.separator,
             options.dev_share,
         )
     )

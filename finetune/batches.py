@@ -1,7 +1,6 @@
 """Batches of examples: a step's batch is a pure function of the seed and the step.
 
-`EncodedExamples` holds the rows of a split (kinds.py), and `ShuffledBatches` selects those of a
-step.
+`EncodedExamples` holds the inputs of a split, and `ShuffledBatches` selects those of a step.
 """
 
 from __future__ import annotations
@@ -15,14 +14,16 @@ import numpy.typing as npt
 
 from data_prep.tokenizer import Tokenizer
 from finetune.examples import Example
-from finetune.kinds import IGNORED, KINDS
+from finetune.kinds import truth
 from finetune.task import Task
 from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import MicroBatch
 
+Ids = npt.NDArray[np.int32]
+
 
 class EncodedExamples:
-    """The token ids and targets of a split."""
+    """The token ids and labels of a split."""
 
     def __init__(
         self,
@@ -49,56 +50,73 @@ class EncodedExamples:
         Raises:
             ValueError: every example was left out.
         """
-        self.kind, self.task, self.examples = KINDS[task.kind], task, examples
-        rows = self.kind.rows(task, examples, tokenizer, max_tokens, 1 if segments else 2)
-        self.too_long = sum(row.is_cut for row in rows)
+        separators = 1 if segments else 2
+        flat = iter(tokenizer.encode_batch([text for e in examples for text in e.texts]))
+        texts = [[next(flat) for _ in example.texts] for example in examples]
+        is_long = [
+            sum(map(len, each)) + _special_tokens(len(each), separators) > max_tokens
+            for each in texts
+        ]
+        self.too_long = sum(is_long)
         """Number of examples that were left out or cut."""
-        self.rows = [row for row in rows if not (drop_long and row.is_cut)]
-        if not self.rows:
+        kept = [n for n, long in enumerate(is_long) if not (drop_long and long)]
+        if not kept:
             raise ValueError(f"max_tokens {max_tokens}: every example is longer")
-        self.lengths = np.array([len(row.ids) for row in self.rows])
+        self.ids = [lay_out(texts[n], max_tokens, tokenizer, separators) for n in kept]
+        self.labels = truth(task, [examples[n] for n in kept])
+        self.lengths = np.array([len(ids) for ids in self.ids])
         self.pad_id = tokenizer.pad_id
         self._tokenizer, self._segments = tokenizer, segments
 
     def __len__(self) -> int:
-        """Return the number of rows: of examples, unless long ones are read in windows."""
-        return len(self.rows)
+        """Return the number of examples."""
+        return len(self.ids)
 
     def collate(self, chosen: Sequence[int], index: int = 0) -> MicroBatch:
-        """Return the chosen rows, padded to the longest of them.
+        """Return the chosen examples, padded to the longest of them.
 
-        The arrays are input_ids [B, T], document_ids [B, T] bool, labels (the targets of the rows,
-        stacked) and, for a model with segments, segment_ids [B, T].
+        The arrays are input_ids [B, T], document_ids [B, T] bool, labels [B] and, for a model with
+        segments, segment_ids [B, T].
         """
-        rows = [self.rows[number] for number in chosen]
         lengths = self.lengths[list(chosen)]
-        input_ids = np.full((len(rows), int(lengths.max())), self.pad_id, dtype=np.int64)
-        for ids, row in zip(input_ids, rows, strict=True):
-            ids[: len(row.ids)] = row.ids
-        targets = [row.target for row in rows]
-        if len({target.shape for target in targets}) > 1:  # one for each token
-            targets = [
-                np.pad(target, (0, input_ids.shape[1] - len(target)), constant_values=IGNORED)
-                for target in targets
-            ]
+        input_ids = np.full((len(chosen), int(lengths.max())), self.pad_id, dtype=np.int64)
+        for row, number in zip(input_ids, chosen, strict=True):
+            row[: self.lengths[number]] = self.ids[number]
         arrays: dict[str, npt.NDArray[Any]] = {
             "input_ids": input_ids,
             "document_ids": np.arange(input_ids.shape[1]) < lengths[:, None],
-            "labels": np.stack(targets),
+            "labels": self.labels[list(chosen)],
         }
         if self._segments:
             arrays["segment_ids"] = self._tokenizer.segment_ids(input_ids, self._segments)
         return MicroBatch(
-            index=index,
-            arrays=arrays,
-            tokens=int(lengths.sum()),
-            targets=(sum(self.kind.targets(row) for row in rows),),
+            index=index, arrays=arrays, tokens=int(lengths.sum()), targets=(len(chosen),)
         )
 
     def by_length(self, batch_size: int) -> list[list[int]]:
-        """Return every row once, in batches of similar lengths, which need little padding."""
+        """Return every example once, in batches of similar lengths, which need little padding."""
         order = np.argsort(self.lengths, kind="stable").tolist()
         return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def lay_out(
+    texts: Sequence[Ids], max_tokens: int, tokenizer: Tokenizer, separators: int = 2
+) -> Ids:
+    """Return the input (`Tokenizer.lay_out`) of an example's texts.
+
+    If it is too long, tokens are cut from the end of the longest text, one at a time.
+    """
+    lengths = [len(text) for text in texts]
+    limit = max_tokens - _special_tokens(len(texts), separators)
+    while sum(lengths) > limit:
+        lengths[int(np.argmax(lengths))] -= 1
+    cut = [text[:length].tolist() for text, length in zip(texts, lengths, strict=True)]
+    return np.array(tokenizer.lay_out(cut, separators), dtype=np.int32)
+
+
+def _special_tokens(texts: int, separators: int) -> int:
+    """Return how many tokens `Tokenizer.lay_out` adds."""
+    return 2 + separators * (texts - 1)
 
 
 @dataclasses.dataclass(frozen=True)

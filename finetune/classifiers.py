@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from data_prep.common.files import remove_partial_folders
 from finetune.config import FinetuneConfig
-from finetune.kinds import KINDS
 from finetune.plan import MODEL, RunPlan
 from finetune.task import Task
 from pretrain.model.classification import ClassificationConfig
@@ -22,10 +21,7 @@ if TYPE_CHECKING:
 
 def head_config(config: FinetuneConfig, task: Task) -> ClassificationConfig:
     """Return the config of a task's head."""
-    of_tokens = KINDS[task.kind].labels_tokens
-    labels = task.labels if len(task.labels) == task.classes else ()
-    pooling = "none" if of_tokens else config.pooling
-    return ClassificationConfig(task.classes, labels, pooling, config.head_dropout)
+    return ClassificationConfig(task.classes, task.labels, config.pooling, config.head_dropout)
 
 
 def longest_input(max_tokens: int, architecture: ModelConfig) -> int:

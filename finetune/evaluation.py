@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import scores
+from finetune import kinds, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.kinds import Output
 from finetune.task import Task, suffix_of
@@ -29,7 +29,7 @@ def outputs_of(
     world_size: int = 1,
     gather: Callable[[list[Part]], Sequence[list[Part]]] = lambda parts: [parts],
 ) -> list[Output]:
-    """Compute the logits of every row in fp32, in the split's order, on every rank.
+    """Compute the logits of every example in fp32, in the split's order, on every rank.
 
     Args:
         model: a classifier in evaluation mode.
@@ -40,7 +40,7 @@ def outputs_of(
         gather: returns every rank's value on every rank.
 
     Returns:
-        Of each row [C], or [T, C] of a kind that labels tokens.
+        [C] of each example.
     """
     import torch
 
@@ -53,32 +53,21 @@ def outputs_of(
         for chosen in mine:
             batch = encoded.collate(chosen).to(device)
             output = model(batch["input_ids"], batch.get("document_ids"), batch.get("segment_ids"))
-            logits: list[Output] = list(output.float().cpu().numpy())
-            if encoded.kind.labels_tokens:
-                logits = [of[: encoded.lengths[n]] for n, of in zip(chosen, logits, strict=True)]
-            parts.append((chosen, logits))
+            parts.append((chosen, list(output.float().cpu().numpy())))
     found: dict[int, Output] = {}
     for numbers, outputs in (part for from_rank in gather(parts) for part in from_rank):
         found |= dict(zip(numbers, outputs, strict=True))
     return [found[number] for number in range(len(encoded))]
 
 
-def answers_of(encoded: EncodedExamples, outputs: Sequence[Output]) -> Any:  # noqa: ANN401
-    """Return the model's answer to each example, in the form of `Kind.truth`."""
-    return encoded.kind.predictions(encoded.task, encoded.examples, encoded.rows, outputs)
-
-
-def _mean_loss(encoded: EncodedExamples, outputs: Sequence[Output]) -> float:
-    """Return the mean loss over the targets of a split, as in training."""
+def _mean_loss(task: Task, labels: kinds.Answers, outputs: Sequence[Output]) -> float:
+    """Return the mean loss over the examples of a split, as in training."""
     import torch
 
-    loss = targets = 0.0
-    for row, output in zip(encoded.rows, outputs, strict=True):
-        logits = torch.from_numpy(output).double().unsqueeze(0)
-        target = torch.from_numpy(row.target).unsqueeze(0)
-        loss += float(encoded.kind.loss(logits, target))
-        targets += encoded.kind.targets(row)
-    return loss / targets
+    total = 0.0
+    for label, output in zip(torch.from_numpy(labels), outputs, strict=True):
+        total += float(kinds.loss(task, torch.from_numpy(output).unsqueeze(0), label.unsqueeze(0)))
+    return total / len(labels)
 
 
 class Evaluation:
@@ -121,11 +110,10 @@ class Evaluation:
         predictions = {}
         for split, dev_set in self._dev_sets.items():
             outputs = self._outputs(dev_set)
-            answers = answers_of(dev_set, outputs)
-            record.setdefault("loss", _mean_loss(dev_set, outputs))
-            truth = dev_set.kind.truth(self._task, dev_set.examples)
-            predictions[split] = truth, answers
-            values = scores.score(self._task.metrics, truth, answers)
+            answers = kinds.answers(self._task, outputs)
+            record.setdefault("loss", _mean_loss(self._task, dev_set.labels, outputs))
+            predictions[split] = dev_set.labels, answers
+            values = scores.score(self._task.metrics, dev_set.labels, answers)
             record |= {f"{name}{suffix_of(split)}": value for name, value in values.items()}
         self.epochs.append(record)
         if self.best == record:

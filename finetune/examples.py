@@ -34,10 +34,8 @@ class Example:
     """One or two texts and their label."""
 
     texts: tuple[str, ...]
-    label: Any = 0
-    """A class id, or the number that a regression learns; 0 if there is no label. The ids of all
-    labels (multi-label), an id for each text (tags, whose texts are words), or first and next
-    character of each right answer in the second text (spans)."""
+    label: float = 0
+    """A class id, or the number that a regression learns; 0 if there is no label."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +77,7 @@ def digest(splits: Sequence[Split]) -> str:
     whole = hashlib.sha256()
     for split in splits:
         for example in split.examples:
-            label = example.label
-            label = round(float(label), 6) if isinstance(label, int | float) else label
+            label = round(float(example.label), 6)
             whole.update(json.dumps([*example.texts, label]).encode())
         whole.update(b"\n")
     return whole.hexdigest()
@@ -106,11 +103,7 @@ def _from_own(path: Path) -> Split:
     """Read what `own_task.write` wrote."""
     with path.open(encoding="utf-8") as lines:
         records = map(json.loads, lines)
-        return Split([Example(tuple(r["texts"]), _tuples(r["label"])) for r in records])
-
-
-def _tuples(value: Any) -> Any:  # noqa: ANN401
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        return Split([Example(tuple(each["texts"]), each["label"]) for each in records])
 
 
 def _from_jsonl(task: BenchmarkTask, data: str, split: str) -> Split:

@@ -19,7 +19,6 @@ from data_prep.common.records import decode
 from finetune import benchmarks, examples, protocols
 from finetune.config import FinetuneConfig
 from finetune.glue import BenchmarkTask
-from finetune.kinds import KINDS
 from finetune.plan import MODEL, RESULT, RunPlan, read_plan, retry_after
 from finetune.task import Task
 from pretrain.config import deepspeed
@@ -53,8 +52,7 @@ def plan_runs(
     """
     study = protocols.PROTOCOLS[protocol]
     configs = check_settings(tasks, overrides, protocol, world_size)
-    pooled = [configs[t.name][0].pooling for t in tasks if not KINDS[t.kind].labels_tokens]
-    model_sha256 = model_digest(model, pooled)
+    model_sha256 = model_digest(model, [configs[task.name][0].pooling for task in tasks])
     digests_and_sizes = _read_all(data, tasks, configs)
     plans = []
     for task in tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from finetune import benchmarks, examples, glue, scores
 from finetune.batches import EncodedExamples
 from finetune.classifiers import longest_input
 from finetune.config import FinetuneConfig
-from finetune.evaluation import answers_of, outputs_of
+from finetune.evaluation import outputs_of
 from finetune.examples import Example
 from finetune.glue import BenchmarkTask
 from finetune.kinds import Output
@@ -36,16 +36,13 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
 
     Args:
         model: a folder with a classification head, such as a run's `model/`.
-        file: one example per line: a text, or two separated by a tab; words to tag have spaces
-            between.
+        file: one example per line: a text, or two separated by a tab.
         head: name of the head; may be empty if there is only one.
         device: see `pretrain.engine.distributed.choose_device`.
 
     Returns:
         One line per example, with tabs between: label, probability, and the texts as they were
-        read. In place of label and probability: of a regression the number, in the units of the
-        task's files, of a multi-label task the labels with ";" between, the tag of each
-        word, or the answer to the question.
+        read; of a regression a number in the units of the task's files, and the texts.
 
     Raises:
         ValueError: no such device, folder, head or file, or a line with a wrong number of texts.
@@ -57,11 +54,10 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
     name = _head_name(loaded, head)
     task = _task_of(loaded, name)
     rows = _read_lines(file, task)
-    encoded, outputs = _outputs(loaded, task, rows, chosen)
-    answers = answers_of(encoded, outputs)
+    outputs = _outputs(loaded, task, rows, chosen)
     return "".join(
-        "\t".join((*_as_text(task, answer, output), *_texts(task, row))) + "\n"
-        for answer, output, row in zip(answers, _of_examples(encoded, outputs), rows, strict=True)
+        "\t".join((*_as_text(task, output), *row.texts)) + "\n"
+        for output, row in zip(outputs, rows, strict=True)
     )
 
 
@@ -77,27 +73,13 @@ def _task_of(loaded: model_folder.LoadedModel, name: str) -> Task:
     return Task(name, kind, texts=(), labels=labels)
 
 
-def _of_examples(encoded: EncodedExamples, outputs: Sequence[Output]) -> Sequence[Output]:
-    """Return the outputs of the first row of each example."""
-    first = {row.source: output for row, output in zip(encoded.rows, outputs, strict=True)}
-    return [first[number] for number in range(len(encoded.examples))]
-
-
-def _as_text(task: Task, answer: Any, output: Output) -> tuple[str, ...]:  # noqa: ANN401
+def _as_text(task: Task, output: Output) -> tuple[str, ...]:
     """Return the columns of an answer."""
-    if task.kind == "regression":
-        return (f"{float(answer) * task.scale:.4f}",)
-    if task.kind == "classification":
-        from scipy.special import softmax
+    if task.is_regression:
+        return (f"{float(output[0]) * task.scale:.4f}",)
+    from scipy.special import softmax
 
-        return task.labels[answer], f"{softmax(output.astype(float)).max():.4f}"
-    if task.kind == "multi-label":
-        return (";".join(name for name, has in zip(task.labels, answer, strict=True) if has),)
-    return (" ".join(answer) if task.kind == "tags" else answer,)
-
-
-def _texts(task: Task, row: Example) -> tuple[str, ...]:
-    return (" ".join(row.texts),) if task.kind == "tags" else row.texts
+    return task.labels[output.argmax()], f"{softmax(output.astype(float)).max():.4f}"
 
 
 def _head_name(loaded: model_folder.LoadedModel, name: str) -> str:
@@ -118,7 +100,7 @@ def _head_name(loaded: model_folder.LoadedModel, name: str) -> str:
 def _read_lines(file: Path, task: Task) -> list[Example]:
     """Read examples; of a task that does not say, each has as many texts as the first line."""
     found = []
-    count = 1 if task.kind == "tags" else len(task.texts)
+    count = len(task.texts)
     for number, row in enumerate(examples.read_rows(file), start=1):
         texts = tuple(text.strip() for text in row)
         count = count or min(len(texts), 2)
@@ -127,13 +109,13 @@ def _read_lines(file: Path, task: Task) -> list[Example]:
                 f"{file}: line {number}: has {len(texts)} tab-separated texts, of "
                 f"{sum(map(len, texts))} characters; it must have {count}, not all empty"
             )
-        found.append(Example(tuple(texts[0].split()) if task.kind == "tags" else texts, ()))
+        found.append(Example(texts))
     return found
 
 
 def _outputs(
     loaded: model_folder.LoadedModel, task: Task, rows: Sequence[Example], device: torch.device
-) -> tuple[EncodedExamples, list[Output]]:
+) -> list[Output]:
     from pretrain.model.classifier import Classifier
 
     head = loaded.classification_heads[task.name]
@@ -143,7 +125,7 @@ def _outputs(
     config = loaded.model.config
     limit = longest_input(max_tokens, config)
     encoded = EncodedExamples(task, rows, loaded.tokenizer, limit, segments=config.segments)
-    return encoded, outputs_of(classifier.eval(), encoded, device)
+    return outputs_of(classifier.eval(), encoded, device)
 
 
 def submit(runs: Path, output: Path, device: str | None = None) -> Path:
@@ -173,8 +155,7 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
         for task, folder, test_sets in work:
             loaded = model_folder.load_model(folder / MODEL)
             for name, rows in test_sets.items():
-                _, outputs = _outputs(loaded, task, rows, chosen)
-                content = submission(task, np.stack(outputs))
+                content = submission(task, np.stack(_outputs(loaded, task, rows, chosen)))
                 write_atomically(output / f"{name}.tsv", content.encode())
                 archive.writestr(f"{name}.tsv", content)
                 print(

@@ -168,13 +168,7 @@ def _default(task: Task) -> list[Settings]:
     the benchmark's score chooses the best epoch.
     """
     if not isinstance(task, BenchmarkTask) or task.name not in _STUDY:
-        return [
-            {
-                "epochs": 3 if task.kind == "spans" else 10,
-                "learning_rate": 3e-5 if task.kind in ("tags", "spans") else 2e-5,
-                "best_epoch_by": "benchmark",
-            }
-        ]
+        return [{"learning_rate": 2e-5, "best_epoch_by": "benchmark"}]
     rate, batch, warmup, steps = _STUDY[task.name]
     return [
         {

@@ -4,8 +4,6 @@
 in a TSV file a quotation mark is text
 .jsonl .ndjson       a JSON object a line
 .parquet             columns
-.conll .bio .iob     a word a line with its tag last; an empty line ends a sentence
-.json                questions and answers in the format of SQuAD 1.1 and 2.0
 a folder             written by `save_to_disk` of datasets; FOLDER:SPLIT where it has splits
 datasets:NAME:SPLIT  downloaded from the hub; datasets:NAME:CONFIG:SPLIT
 """
@@ -20,10 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 _HUB = "datasets:"
-WORDS, TAGS = "tokens", "tags"
-"""Columns of a CoNLL file."""
-QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
-"""Columns of a SQuAD file; an answer is a pair: its text, and where it starts in the context."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,44 +132,6 @@ def _parquet(path: Path) -> Iterator[TableRow]:
         yield TableRow(f"{path}: row {number}", values)
 
 
-def _conll(path: Path) -> Iterator[TableRow]:
-    words: list[str] = []
-    tags: list[str] = []
-    place = ""
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate([*lines, "\n"], start=1):
-            fields = line.split()
-            if not fields or fields[0] == "-DOCSTART-":
-                if words:
-                    yield TableRow(place, {WORDS: words, TAGS: tags})
-                words, tags = [], []
-            elif len(fields) < 2:
-                raise ValueError(f"{path}: line {number}: has a word without a tag")
-            else:
-                place = place if words else f"{path}: line {number}"
-                words.append(fields[0])
-                tags.append(fields[-1])
-
-
-def _squad(path: Path) -> Iterator[TableRow]:
-    """Read SQuAD's format: data > paragraphs > qas."""
-    content = _object(path.read_text(encoding="utf-8-sig"), str(path))
-    where = str(path)
-    try:
-        for a, article in enumerate(content["data"]):
-            for p, paragraph in enumerate(article["paragraphs"]):
-                for question in paragraph["qas"]:
-                    where = f"{path}: data[{a}].paragraphs[{p}], question {question['id']}"
-                    answers = [(x["text"], x["answer_start"]) for x in question["answers"]]
-                    values = {QUESTION: question[QUESTION], CONTEXT: paragraph[CONTEXT]}
-                    yield TableRow(where, {**values, ANSWERS: answers, "id": question["id"]})
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{where}: not in SQuAD's format, data > paragraphs > context and qas > question, id "
-            f"and answers > text and answer_start: {error!r}"
-        ) from None
-
-
 def _from_datasets(source: str) -> Iterator[TableRow]:
     import datasets
 
@@ -198,18 +154,11 @@ def _from_datasets(source: str) -> Iterator[TableRow]:
         for column, feature in table.features.items()
         if isinstance(feature, datasets.ClassLabel)
     }
-    of_items = {
-        column: feature.feature.names
-        for column, feature in table.features.items()
-        if isinstance(getattr(feature, "feature", None), datasets.ClassLabel)
-    }
     for number, values in enumerate(table, start=1):
         values = dict(values)
         for column, known in names.items():
             # The hub's test sets have -1 where there is no label.
             values[column] = known[values[column]] if values[column] >= 0 else None
-        for column, known in of_items.items():
-            values[column] = [known[item] for item in values[column]]
         yield TableRow(f"{source}: row {number}", values)
 
 
@@ -219,9 +168,5 @@ _READERS: Mapping[str, Callable[[Path], Iterator[TableRow]]] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".parquet": _parquet,
-    ".conll": _conll,
-    ".bio": _conll,
-    ".iob": _conll,
-    ".json": _squad,
 }
 """By the end of a file's name."""

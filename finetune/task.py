@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from finetune.scores import best
 
-Kind = Literal["classification", "regression", "multi-label", "tags", "spans"]
+Kind = Literal["classification", "regression"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,14 +22,13 @@ class Task:
     name: str
     """Also the name of its folder, and of the head that is trained."""
     kind: Kind = "classification"
-    """classification: one of `labels`. regression: a number. multi-label: any of `labels`. tags:
-    one of `labels` for each word. spans: a part of the second text that answers the first."""
+    """classification: one of `labels`. regression: a number."""
     texts: tuple[str, ...] = ("text",)
     """The columns of its one or two texts."""
     label: str = "label"
     """The column of its label."""
     labels: tuple[str, ...] = ("0", "1")
-    """Labels as the files write them; a label's id is its index. Empty where there are none."""
+    """Labels as the files write them; a label's id is its index. Empty for a regression."""
     metrics: tuple[str, ...] = ("accuracy",)
     """Names of scores; the first is the published one."""
     official: tuple[str, ...] = ("accuracy",)
@@ -46,8 +45,8 @@ class Task:
 
     @property
     def classes(self) -> int:
-        """Number of logits: of an example, or of a token."""
-        return {"regression": 1, "spans": 2}.get(self.kind, len(self.labels))
+        """Number of logits."""
+        return 1 if self.is_regression else len(self.labels)
 
     @property
     def score_names(self) -> tuple[str, ...]:

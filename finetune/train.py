@@ -22,7 +22,7 @@ from finetune import benchmarks, classifiers, collapse, comparison, examples, sc
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.evaluation import Evaluation
-from finetune.kinds import Objective
+from finetune.kinds import Objective, constant
 from finetune.plan import RESULT, RunPlan, read_plan
 from finetune.task import Task, suffix_of
 from pretrain.config.sections import OptimizerConfig
@@ -108,7 +108,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     run_loop(
         engine,
         batches,
-        Objective(task.kind),
+        Objective(task),
         learning_rate=lambda step: config.rate(step, steps),
         steps=range(steps),
         callbacks=Callbacks([Hook(1, evaluation)]),
@@ -131,7 +131,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         "seed": plan.seed,
         "retry": plan.retry,
         **_scores(task, evaluation, dev_sets),
-        "train_examples": len({row.source for row in splits["train"].rows}),
+        "train_examples": len(splits["train"]),
         "skipped_rows": skipped,
         "too_long": {name: each.too_long for name, each in splits.items()},
         "steps": steps,
@@ -146,7 +146,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
 def _scores(
     task: Task, evaluation: Evaluation, dev_sets: Mapping[str, EncodedExamples]
 ) -> dict[str, Any]:
-    constant = {
+    of_constant = {
         f"{name}{suffix_of(split)}": value
         for split, dev_set in dev_sets.items()
         for name, value in _constant(task, dev_set).items()
@@ -156,17 +156,17 @@ def _scores(
     return {
         "best": evaluation.best,
         "last": evaluation.epochs[-1],
-        "collapsed": collapse.reason(published, best, constant, evaluation.answers),
-        "majority": constant,
+        "collapsed": collapse.reason(published, best, of_constant, evaluation.answers),
+        "majority": of_constant,
         "epochs": evaluation.epochs,
-        "dev_examples": sum(len(each.examples) for each in dev_sets.values()),
+        "dev_examples": sum(map(len, dev_sets.values())),
     }
 
 
 def _constant(task: Task, dev_set: EncodedExamples) -> dict[str, float]:
     """Return the scores of the best answer that is the same for every example."""
-    truth = dev_set.kind.truth(task, dev_set.examples)
-    return scores.score(task.metrics, truth, dev_set.kind.constant(truth))
+    right = dev_set.labels
+    return scores.score(task.metrics, right, constant(task, right))
 
 
 def _read_data(

@@ -64,9 +64,9 @@ def write_folder(
 
     Raises:
         ValueError: the model has latents or an untied head, which exports do not hold; it has no
-            such classification head or cannot have it (`check_pooling`), or the head labels tokens;
-            the folder is not empty; with `only_plain`, the model needs its own code; or, with
-            `embeddings`, it has no vocabulary.
+            such classification head or cannot have it (`check_pooling`); the folder is not empty;
+            with `only_plain`, the model needs its own code; or, with `embeddings`, it has no
+            vocabulary.
     """
     config = contents.config
     _refuse_unreadable(folder, contents, embeddings)
@@ -141,11 +141,6 @@ def _classifier(contents: ModelContents, name: str | None) -> ClassificationConf
             f"{', '.join(sorted(heads)) or 'none'}"
         )
     check_pooling(contents.config, heads[name].pooling)
-    if heads[name].pooling == "none":
-        raise ValueError(
-            f"classification head {name!r}: labels tokens (pooling 'none'), and exports are of "
-            "heads that read whole texts; name another, or leave out --head"
-        )
     return heads[name]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from .checks import check_kinds, check_names, check_value
 from .config import ModelConfig
 
-POOLINGS = ("first", "mean", "none")
+POOLINGS = ("first", "mean")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +20,7 @@ class ClassificationConfig:
     labels: tuple[str, ...] = ()
     """A name for each class, in the order of the logits; empty where the names are unknown."""
     pooling: str = "first"
-    """What the head reads: "first", the feature of `<s>`; "mean", the mean over all real tokens;
-    "none", the feature of each token."""
+    """What the head reads: "first", the feature of `<s>`, or "mean", that over all real tokens."""
     dropout: float = 0.0
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ class Classifier(nn.Module):
         document_ids: Tensor | None,
         segment_ids: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits of each row, [B, C], or of each token, [B, T, C] (`POOLINGS`).
+        """Compute the logits of each row, [B, C].
 
         Args:
             input_ids: [B, T].

@@ -106,7 +106,7 @@ def build_head(config: ModelConfig) -> VocabularyHead:
 
 
 class ClassificationHead(nn.Module):
-    """Dropout, dense, tanh, dropout, projection, on one vector per row or on that of each token.
+    """Dropout, dense, tanh, dropout, projection, on one vector per row.
 
     Devlin et al. 2019, Liu et al. 2019. The weights keep torch's default draw for linear layers, as
     in fairseq; it is wider than the encoder's, which `LanguageModel` draws its pair head from.
@@ -121,18 +121,13 @@ class ClassificationHead(nn.Module):
         self.projection = nn.Linear(hidden_size, config.classes)
 
     def forward(self, features: Tensor, document_ids: Tensor | None) -> Tensor:
-        """[B, T, D] features and [B, T] bool (True for real tokens; None: all) to [B, C] logits.
-
-        With pooling "none": to [B, T, C].
-        """
+        """[B, T, D] features and [B, T] bool (True for real tokens; None: all) to [B, C] logits."""
         pooled = self._pool(features, document_ids)
         hidden = torch.tanh(self.dense(self.dropout(pooled)))
         logits: Tensor = self.projection(self.dropout(hidden))
         return logits
 
     def _pool(self, features: Tensor, document_ids: Tensor | None) -> Tensor:
-        if self.config.pooling == "none":
-            return features
         if self.config.pooling == "first":
             return features[:, 0]
         if document_ids is None:

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from finetune import benchmarks, examples, glue, published, scores
+from finetune import benchmarks, examples, glue, kinds, published, scores
 from finetune.examples import Example
-from finetune.kinds import KINDS
 
 COLA = benchmarks.find("CoLA")
 
@@ -254,11 +253,10 @@ def test_real_tasks_are_read_completely_and_give_the_listed_constants(real_glue,
     task = benchmarks.find(name)
     if train:
         assert len(read(real_glue, "train", name)) == train
-    kind = KINDS[task.kind]
-    labels = kind.truth(task, read(real_glue, task.dev[0], name))
+    labels = kinds.truth(task, read(real_glue, task.dev[0], name))
     assert len(labels) == dev
     if name in published.CONSTANT:
-        value = scores.score(task.metrics, labels, kind.constant(labels))[task.metrics[0]]
+        value = scores.score(task.metrics, labels, kinds.constant(task, labels))[task.metrics[0]]
         scale, digits = (1, 3) if task.is_regression else (100, 1)
         assert round(scale * value, digits) == published.CONSTANT[name]
 

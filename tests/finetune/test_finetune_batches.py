@@ -5,10 +5,9 @@ import pytest
 
 from data_prep import tokenizer as tokenizers
 from finetune import classifiers
-from finetune.batches import EncodedExamples, ShuffledBatches
+from finetune.batches import EncodedExamples, ShuffledBatches, lay_out
 from finetune.config import FinetuneConfig
 from finetune.examples import Example
-from finetune.kinds import lay_out
 from finetune.task import Task
 from pretrain.model.config import POSITION_METHODS, ModelConfig
 
@@ -34,7 +33,7 @@ def rows_of(batch):
 def test_an_epoch_reads_every_example_once_even_if_batches_span_two_epochs(encoded, window):
     batches = ShuffledBatches(encoded, 5, order_seed=1, length_window=window)
     read = [row for step in range(14) for row in rows_of(batches.micro_batches(step, 0, 1)[0])]
-    everything = sorted(tuple(row.ids.tolist()) for row in encoded.rows)
+    everything = sorted(tuple(ids.tolist()) for ids in encoded.ids)
     for epoch in (0, 1, 2):
         # A batch that spans two epochs begins with the examples of the first.
         part = read[23 * epoch : 23 * (epoch + 1)]
@@ -83,7 +82,7 @@ def test_ranks_share_a_batch_equally(encoded, window):
 
 def test_a_batch_is_padded_to_its_longest_example_and_counts_tokens(encoded):
     batch = encoded.collate([0, 9, 4])
-    lengths = [len(encoded.rows[index].ids) for index in (0, 9, 4)]
+    lengths = [len(encoded.ids[index]) for index in (0, 9, 4)]
     assert batch.arrays["input_ids"].shape == (3, max(lengths))
     assert (batch.tokens, batch.targets) == (sum(lengths), (3,))
     padding = ~batch.arrays["document_ids"]
@@ -151,9 +150,9 @@ def test_a_long_example_is_left_out_of_training_and_cut_in_scoring(tiny_model):
     tokenizer = tokenizers.load(tiny_model)
     examples = [Example(("the dog sees a small bird",), 1), Example(("the",), 0)]
     cut = EncodedExamples(TASK, examples, tokenizer, 6)
-    assert (len(cut), cut.too_long, len(cut.rows[0].ids)) == (2, 1, 6)
+    assert (len(cut), cut.too_long, len(cut.ids[0])) == (2, 1, 6)
     dropped = EncodedExamples(TASK, examples, tokenizer, 6, drop_long=True)
-    assert (len(dropped), dropped.too_long, dropped.rows[0].target) == (1, 1, 0)
+    assert (len(dropped), dropped.too_long, dropped.labels[0]) == (1, 1, 0)
     with pytest.raises(ValueError, match="max_tokens 6: every example is longer"):
         EncodedExamples(TASK, examples[:1], tokenizer, 6, drop_long=True)
 
@@ -170,6 +169,6 @@ def test_every_epoch_ends_once_and_the_last_one_with_the_last_step(encoded):
 def test_batches_by_length_have_every_example_once(encoded):
     chosen = encoded.by_length(6)
     assert sorted(sum(chosen, [])) == list(range(23))
-    lengths = [len(encoded.rows[index].ids) for batch in chosen for index in batch]
+    lengths = [len(encoded.ids[index]) for batch in chosen for index in batch]
     assert lengths == sorted(lengths)
     assert np.diff([len(batch) for batch in chosen]).tolist() == [0, 0, -1]

@@ -67,30 +67,6 @@ def test_a_quotation_mark_in_a_tsv_file_is_text(tmp_path):
     assert values_of(tmp_path / "a.tsv") == [('"unpaired', "1")]
 
 
-def test_sentences_of_a_conll_file_end_at_empty_lines(tmp_path):
-    text = "-DOCSTART- -X- O\n\nJohn NNP B-PER\nran VBD O\n\n\nHe PRP O\n"
-    (tmp_path / "a.conll").write_text(text)
-    rows = tables.read_rows(str(tmp_path / "a.conll"))
-    assert [row.values for row in rows] == [
-        {"tokens": ["John", "ran"], "tags": ["B-PER", "O"]},
-        {"tokens": ["He"], "tags": ["O"]},
-    ]
-    assert [row.place.rpartition(" ")[2] for row in rows] == ["3", "7"]
-
-
-def test_questions_of_a_squad_file(tmp_path):
-    question = {"id": "q1", "question": "Who?", "answers": [{"text": "He", "answer_start": 0}]}
-    content = {"data": [{"paragraphs": [{"context": "He ran.", "qas": [question]}]}]}
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    (row,) = tables.read_rows(str(tmp_path / "a.json"))
-    assert row.values["answers"] == [("He", 0)]
-    assert "question q1" in row.place
-    del question["answers"][0]["answer_start"]
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="question q1: not in SQuAD's format.*answer_start"):
-        tables.read_rows(str(tmp_path / "a.json"))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -102,7 +78,6 @@ def test_questions_of_a_squad_file(tmp_path):
         ("a.jsonl", '{"a": 1}\n[1]\n', "a.jsonl: line 2: not a JSON object"),
         ("a.jsonl", '{"a": 1}\n{"a"\n', "a.jsonl: line 2: not valid JSON"),
         ("a.parquet", "no", "a.parquet: cannot be read as parquet"),
-        ("a.conll", "John NNP B-PER\nran\n", "a.conll: line 2: has a word without a tag"),
         ("a.xlsx", "", "unknown format '.xlsx'; accepted: .csv"),
     ],
 )

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from pretrain.convert import conversion, huggingface_export
-from pretrain.model.classification import ClassificationConfig
 from pretrain.models import model_folder
 from tests.pretrain.convert.conftest import HEADS
 from tests.pretrain.models.contents import random_contents
@@ -69,15 +68,9 @@ def test_the_card_is_that_of_sentence_transformers(tokenizer, tmp_path):
 
 
 def test_what_gives_no_vector_of_a_text_is_refused_and_nothing_written(tokenizer, tmp_path):
-    heads = {**HEADS, "ner": ClassificationConfig(2, ("O", "B-PER"), "none")}
-    contents = random_contents("zero-clap", tokenizer, heads)
+    contents = random_contents("zero-clap", tokenizer, HEADS)
     causal = random_contents("causal-alibi", tokenizer, HEADS)
     silent = dataclasses.replace(contents, vocabulary=None)
-    for embeddings in (True, False):
-        with pytest.raises(ValueError, match="'ner': labels tokens .pooling 'none'."):
-            huggingface_export.write_folder(
-                tmp_path / "new", contents, "ner", embeddings=embeddings
-            )
     with pytest.raises(ValueError, match="has no such head"):
         huggingface_export.write_folder(tmp_path / "new", contents, "mood", embeddings=True)
     with pytest.raises(ValueError, match="pooling: 'first' is not accepted"):
