@@ -31,7 +31,6 @@ _ROOMS = {
         "export": "models.command",
         "evaluate": "models.command",
         "fill-mask": "models.command",
-        "generate": "models.command",
         "convert": "convert.command",
         "push": "convert.command",
     },

@@ -15,6 +15,8 @@ from finetune.birthplaces.rows import encode
 from pretrain.objectives.base import Ids
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pretrain.model.language_model import LanguageModel
 
 MOST_CHARACTERS = 32
@@ -38,7 +40,6 @@ def answers(model: LanguageModel, rows: Sequence[Ids], mask_id: int) -> list[Ids
     """
     import torch
 
-    from pretrain.models.generate import next_logits
     from pretrain.objectives.tokens import FIRST_WORD_ID
 
     texts = [row.tolist() for row in rows]
@@ -47,7 +48,7 @@ def answers(model: LanguageModel, rows: Sequence[Ids], mask_id: int) -> list[Ids
         batch = [texts[index] for index in by_length[start : start + _BATCH_SIZE]]
         for _ in range(MOST_CHARACTERS):
             with torch.no_grad():
-                logits = next_logits(model, batch)
+                logits = _next_logits(model, batch)
             logits[:, :FIRST_WORD_ID] = -torch.inf
             chosen = logits.argmax(dim=-1).tolist()
             for row, id in zip(batch, chosen, strict=True):
@@ -58,6 +59,21 @@ def answers(model: LanguageModel, rows: Sequence[Ids], mask_id: int) -> list[Ids
                 break
     found = [row[len(read) :] for row, read in zip(texts, rows, strict=True)]
     return [np.array([id for id in ids if id != mask_id], dtype=np.int64) for ids in found]
+
+
+def _next_logits(model: LanguageModel, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Return the logits of the id that follows each text, [B, V]."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from pretrain.model.embeddings import PAD_ID
+
+    device = next(model.parameters()).device
+    rows = [torch.tensor(text, device=device) for text in texts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
+    ends = [row * ids.shape[1] + len(text) - 1 for row, text in enumerate(texts)]
+    logits: Tensor = model(ids, ids != PAD_ID, torch.tensor(ends, device=device))
+    return logits
 
 
 def evaluate(

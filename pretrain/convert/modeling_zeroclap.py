@@ -11,17 +11,16 @@ Order: the config, what all models share, the encoder, then one class for each t
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
-    CausalLMOutputWithPast,
+    BaseModelOutput,
+    CausalLMOutput,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -33,7 +32,6 @@ from transformers.utils.generic import can_return_tuple
 # itself.
 from pretrain.model.alibi import Alibi  # noqa: F401
 from pretrain.model.attention import AttentionBias, AttentionContext, dense_bias, uses_tiles
-from pretrain.model.cache import KeyValueCache  # noqa: F401
 from pretrain.model.checks import check_value  # noqa: F401
 from pretrain.model.classification import ClassificationConfig, check_pooling
 from pretrain.model.config import ModelConfig
@@ -180,9 +178,9 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
         token_type_ids: Tensor | None,
         inputs_embeds: Tensor | None,
         options: dict[str, Any],
-    ) -> tuple[Tensor, BaseModelOutputWithPast]:
+    ) -> tuple[Tensor, BaseModelOutput]:
         """Return the features, [B, T, D], and all that the encoder says."""
-        outputs: BaseModelOutputWithPast = self.base_model(
+        outputs: BaseModelOutput = self.base_model(
             input_ids, attention_mask, token_type_ids, inputs_embeds, **options, return_dict=True
         )
         assert outputs.last_hidden_state is not None
@@ -224,22 +222,17 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        past_key_values: Any = None,  # noqa: ANN401 - transformers' Cache
-        use_cache: bool | None = None,
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutput:
         """Compute the features of every token. The other classes take the same arguments.
 
         Args:
             input_ids: [B, T].
-            attention_mask: [B, T], nonzero for real tokens; None where all are. With P tokens in
-                the cache, [B, P + T].
+            attention_mask: [B, T], nonzero for real tokens; None where all are.
             token_type_ids: [B, T], the segment of each token, from 0; None where all are 0. A model
                 without segments accepts zeros alone.
             inputs_embeds: [B, T, E] in place of `input_ids`, rows of the token table.
             output_attentions: whether to return the attention weights, N x [B, H, T, T].
             output_hidden_states: whether to return the N + 1 hidden states, [B, T, D].
-            past_key_values: the cache of a causal model, to which these tokens are added.
-            use_cache: whether to make a cache where there is none.
 
         Returns:
             Features [B, T, D]; with `return_dict=False`, here and in the other classes, a tuple.
@@ -250,12 +243,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         """
         segment_ids = _segment_ids(token_type_ids, self.config.segments)
         vectors, is_mask = self._vectors(input_ids, inputs_embeds)
-        # Layers that are computed again in the backward pass would extend a cache again.
-        use_cache = use_cache and not (self.training and self.is_gradient_checkpointing)
-        if use_cache and past_key_values is None and self.config.causal:
-            past_key_values = DynamicCache(config=self.config)
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        mask = _checked_mask(attention_mask, vectors, past)
+        mask = _checked_mask(attention_mask, vectors)
         positions = token_positions(mask, vectors)
         if mask is not None:
             positions = (positions - _first(mask)).clamp(min=0)
@@ -266,28 +254,18 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         eager = output_attentions or self.config._attn_implementation == "eager"
         x = self.embeddings.from_vectors(vectors, is_mask, positions, mask, segment_ids)
         context = self._context(x, positions, mask, [] if eager else None)
-        states = self._states(x, context, past_key_values, bool(output_hidden_states))
-        return BaseModelOutputWithPast(
+        states = self._states(x, context, bool(output_hidden_states))
+        return BaseModelOutput(
             last_hidden_state=states[-1],
-            past_key_values=past_key_values,
             hidden_states=tuple(states) if output_hidden_states else None,
             attentions=tuple(context.weights or ()) if output_attentions else None,
         )
 
-    def _states(
-        self,
-        x: Tensor,
-        context: AttentionContext,
-        past_key_values: Any,  # noqa: ANN401 - transformers' Cache
-        all_of_them: bool,
-    ) -> list[Tensor]:
+    def _states(self, x: Tensor, context: AttentionContext, all_of_them: bool) -> list[Tensor]:
         """Return the input of the first layer and the output of each, or the last output alone."""
         states = [x]
-        for index, of_layer in enumerate(context.of_layers(self.windows)):
-            if past_key_values is not None:
-                extend = functools.partial(past_key_values.update, layer_idx=index)
-                of_layer = dataclasses.replace(of_layer, extend=extend)
-            x = self.layers[index](x, of_layer)
+        for layer, of_layer in zip(self.layers, context.of_layers(self.windows), strict=True):
+            x = layer(x, of_layer)
             states = [*states, x] if all_of_them else [x]
         if self.final_norm is not None:
             states[-1] = self.final_norm(states[-1])
@@ -313,7 +291,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
     ) -> AttentionContext:
         rotation = None
         if self.rotation is not None:
-            rotation = self.rotation(positions[..., -x.shape[1] :])
+            rotation = self.rotation(positions)
         scores = None if self.score_bias is None else self.score_bias(x.device)
         dropout = self.config.attention_dropout if self.training else 0.0
         tiled = weights is None and uses_tiles(x, dropout)
@@ -337,15 +315,14 @@ def _segment_ids(token_type_ids: Tensor | None, segments: int) -> Tensor | None:
     return None
 
 
-def _checked_mask(attention_mask: Tensor | None, vectors: Tensor, past: int) -> Tensor | None:
-    """Return the mask as bool [B, P + T]; None where all tokens are real and none is cached."""
-    rows, length, _ = vectors.shape
+def _checked_mask(attention_mask: Tensor | None, vectors: Tensor) -> Tensor | None:
+    """Return the mask as bool [B, T]; None where all tokens are real."""
     if attention_mask is None:
-        return vectors.new_ones(rows, past + length, dtype=torch.bool) if past else None
-    if attention_mask.shape != (rows, past + length):
+        return None
+    if attention_mask.shape != vectors.shape[:2]:
         raise ValueError(
             f"attention_mask: {list(attention_mask.shape)} is not accepted; it must be "
-            f"{[rows, past + length]}, nonzero for real tokens"
+            f"{list(vectors.shape[:2])}, nonzero for real tokens"
         )
     return attention_mask.bool()
 
@@ -434,7 +411,17 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
 
 
 class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
-    """Token ids to logits of the token after each; `generate` continues texts."""
+    """Token ids to logits of the token after each; `generate` continues texts, without a cache."""
+
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self,
+        input_ids: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401 - transformers looks for this name
+    ) -> Any:  # noqa: ANN401
+        """Return what `forward` reads for the next token: the whole text, whatever is cached."""
+        for name in ("next_sequence_length", "past_key_values", "use_cache"):
+            kwargs.pop(name, None)
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
 
     @can_return_tuple
     def forward(
@@ -447,7 +434,7 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         logits_to_keep: int | Tensor = 0,
         **options: Any,  # noqa: ANN401 - those of the encoder
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutput:
         """Compute the logits of every token, [B, T, V], or of the last `logits_to_keep`.
 
         A tensor names the places to keep.
@@ -461,9 +448,7 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self._logits(features[:, kept])
         loss = self._loss(logits, labels, num_items_in_batch)
-        return CausalLMOutputWithPast(
-            loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions
-        )
+        return CausalLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):

@@ -11,13 +11,12 @@ Inputs that several modules share:
                       padding. The mask is then one number per key instead of one per pair.
                       Or None, where every row is one document without padding.
                       For causal models padding that bool ids mark must follow the tokens; integers
-                      allow it anywhere. Where P tokens are cached, ids are [B, P + T].
+                      allow it anywhere.
     target_positions  [M] flat indices into the [B * T] batch at which outputs are wanted; or None,
                       for outputs everywhere.
     segment_ids       Integers [B, T]: the segment of each token, from 0, in models with `segments`;
                       or None, where all are in segment 0.
 
 Read in this order: config, presets, masks, scores, alibi, t5_bias, positions, embeddings, flex,
-tiled_attention, cache, attention, layers, perceiver, stacks, heads, language_model, classifier,
-init.
+tiled_attention, attention, layers, perceiver, stacks, heads, language_model, classifier, init.
 """

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .cache import Extend
 from .config import ModelConfig
 from .flex import FlexBias, flex_attend
 from .masks import visible_keys
@@ -33,8 +32,6 @@ class AttentionContext:
     """Where each layer appends its attention weights, [B, H, T, T], before dropout. None where they
     are not wanted: no fused kernel returns them. The bias must be one tensor, or None, and
     `is_causal` False."""
-    extend: Extend | None = None
-    """Of the layer's own cache; None where all keys are in the input."""
     is_causal: bool = False
     """Queries see no later keys, and the bias, which is None, does not say so."""
     local_bias: AttentionBias = None
@@ -88,8 +85,6 @@ def attend(qkv: Tensor, context: AttentionContext, dropout: float) -> Tensor:
     if isinstance(bias, tuple):
         return tiled_attention(qkv, bias, dropout)
     query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B, H, T, K]
-    if context.extend is not None:
-        key, value = context.extend(key, value)
     if isinstance(bias, FlexBias):
         return flex_attend(query, key, value, bias).transpose(1, 2)
     if context.weights is not None:
@@ -133,7 +128,7 @@ def dense_bias(
 
     Args:
         scores: the position bias, computed in fp32 and then cast.
-        document_ids: [B, P + T] or None, see the package's docstring.
+        document_ids: [B, T] or None, see the package's docstring.
         num_heads: H.
         x: [B, T, D], whose dtype and device the bias gets.
         in_parts: return the position bias and the mask apart, to be added tile by tile; except for
@@ -143,8 +138,7 @@ def dense_bias(
 
     Returns:
         [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], or None where nothing is added;
-        in parts, at most one of the first and one of the second or third kind. The last dimension
-        is P + T where P tokens are cached.
+        in parts, at most one of the first and one of the second or third kind.
     """
     # ONNX looks up by 64-bit indices only.
     kind = torch.int64 if torch.compiler.is_exporting() else torch.int32
@@ -154,8 +148,8 @@ def dense_bias(
 
     batch, length, _ = x.shape
     row, head = indices(batch)[:, None, None, None], indices(num_heads)[:, None, None]
-    key = indices(length if document_ids is None else document_ids.shape[1])
-    query = key[-length:, None]
+    key = indices(length)
+    query = key[:, None]
     bias = None if scores is None else scores(head, query, key).to(x.dtype)[None]
     rule = visible_keys(document_ids, causal, window)
     visible = None if rule is None else rule(row, head, query, key)

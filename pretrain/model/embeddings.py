@@ -79,7 +79,7 @@ class Embeddings(nn.Module):
 
         Args:
             input_ids: [B, T].
-            document_ids: [B, P + T] or None, see the package's docstring.
+            document_ids: [B, T] or None, see the package's docstring.
             position_scale: factor on all positions.
             segment_ids: [B, T] or None, see the package's docstring.
 
@@ -113,8 +113,8 @@ class Embeddings(nn.Module):
         Args:
             x: [B, T, E], rows of the token table.
             is_mask: bool [B, T], True where the vector is to be zero; None: nowhere.
-            positions: [P + T] or [B, P + T], counted from 0.
-            document_ids: [B, P + T] or None, see the package's docstring.
+            positions: [T] or [B, T], counted from 0.
+            document_ids: [B, T] or None, see the package's docstring.
             segment_ids: [B, T] or None, likewise.
 
         Returns:
@@ -137,14 +137,14 @@ class Embeddings(nn.Module):
             x = x.masked_fill(is_mask[..., None], 0.0)
         x = self._add_segments(x * self.config.scale, segment_ids)
         if self.positions is not None:
-            x = x + self.positions(positions[..., -x.shape[1] :]).to(x.dtype)
+            x = x + self.positions(positions).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
         if self.projection is not None:
             x = self.projection(x)
         if document_ids is not None:
-            x = x * (document_ids[:, -x.shape[1] :] > 0)[..., None]
+            x = x * (document_ids > 0)[..., None]
         return x
 
     def _add_segments(self, x: Tensor, segment_ids: Tensor | None) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .cache import KeyValueCache
 from .classification import ClassificationConfig
 from .config import ModelConfig
 from .heads import ClassificationHead, build_head
@@ -49,7 +48,6 @@ class LanguageModel(nn.Module):
         input_ids: Tensor,
         document_ids: Tensor | None,
         target_positions: Tensor,
-        cache: KeyValueCache | None = None,
         segment_ids: Tensor | None = None,
         with_pairs: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -59,7 +57,6 @@ class LanguageModel(nn.Module):
             input_ids: [B, T]; ids from `vocab_size` on mean the mask where it is the zero vector.
             document_ids: [B, T] or None, see the package's docstring.
             target_positions: [M].
-            cache: see `Encoder.forward`.
             segment_ids: [B, T] or None, see the package's docstring.
             with_pairs: also compute the logits of the pair head.
 
@@ -71,7 +68,7 @@ class LanguageModel(nn.Module):
             # The features of `<s>`, after those of the targets.
             first = torch.arange(0, input_ids.numel(), input_ids.shape[1], device=input_ids.device)
             target_positions = torch.cat([target_positions, first])
-        features = self.encoder(input_ids, document_ids, target_positions, cache, segment_ids)
+        features = self.encoder(input_ids, document_ids, target_positions, segment_ids)
         vectors = self.encoder.embeddings.tokens.weight
         if not with_pairs:
             logits: Tensor = self.head(features, vectors)

@@ -78,12 +78,3 @@ def visible_keys(document_ids: Tensor | None, causal: bool, window: int = 0) -> 
         return visible
 
     return every
-
-
-def is_causal_alone(document_ids: Tensor | None, causal: bool, x: Tensor) -> bool:
-    """Return whether a kernel's own causal mask is the rule for queries x, [B, T, D], and no more.
-
-    It is not where tokens are cached: such kernels count queries from the first key.
-    """
-    has_past = document_ids is not None and document_ids.shape[1] > x.shape[1]
-    return not has_past and visible_keys(document_ids, causal) is earlier

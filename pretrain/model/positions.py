@@ -82,14 +82,13 @@ def token_positions(document_ids: Tensor | None, x: Tensor) -> Tensor:
     """Return the position of each token in its document, counted from 0.
 
     Args:
-        document_ids: [B, P + T] or None, see the package's docstring.
-        x: of any shape [B, T, ...], which gives T where there are no ids.
+        document_ids: [B, T] or None, see the package's docstring.
+        x: of any shape [B, T, ...].
 
     Returns:
-        [P + T] where every row is one document, else [B, P + T].
+        [T] where every row is one document, else [B, T].
     """
-    length = (x if document_ids is None else document_ids).shape[1]
-    positions = torch.arange(length, device=x.device)
+    positions = torch.arange(x.shape[1], device=x.device)
     if document_ids is None or document_ids.dtype == torch.bool:
         return positions
     begins = torch.zeros_like(document_ids, dtype=torch.bool)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import torch
@@ -11,12 +10,11 @@ from torch import Tensor, nn
 
 from .attention import AttentionBias, AttentionContext, dense_bias, uses_tiles
 from .backends import check_backend
-from .cache import KeyValueCache
 from .config import ModelConfig
 from .embeddings import Embeddings, layer_norm
 from .flex import TILE, flex_bias
 from .layers import build_layers
-from .masks import is_causal_alone
+from .masks import earlier, visible_keys
 from .perceiver import DownLayer, PerceiverContext, UpLayer, cross_context, refuse_documents
 from .positions import Rotation, position_module, token_positions
 from .scores import ScoreFunction
@@ -64,46 +62,28 @@ class Encoder(nn.Module):
         input_ids: Tensor,
         document_ids: Tensor | None = None,
         target_positions: Tensor | None = None,
-        cache: KeyValueCache | None = None,
         segment_ids: Tensor | None = None,
     ) -> Tensor:
         """Compute the features of every token, or of the target positions.
 
         Args:
             input_ids: [B, T].
-            document_ids: [B, T] or None, see the package's docstring; with P tokens in the cache,
-                [B, P + T].
+            document_ids: [B, T] or None, see the package's docstring.
             target_positions: [M] or None. Most of the last layer's work is done for these tokens
                 only (as in MosaicBERT: Portes et al. 2023).
-            cache: keys and values of the tokens before these, to which theirs are added.
             segment_ids: [B, T] or None, see the package's docstring.
 
         Returns:
             [B, T, D], or [M, D] for the target positions.
 
         Raises:
-            ValueError: a cache is given to a model that is not causal, has latents, is being
-                trained, or computes attention on another back end than `dense`; or a model with
-                latents gets integers as document ids.
+            ValueError: a model with latents gets integers as document ids.
         """
         length = input_ids.shape[1]
-        fits = self.config.causal and not self.training and self.attention_backend == "dense"
-        if cache is not None and not (fits and not self.config.latents):
-            raise ValueError(
-                "cache: needs a causal model in evaluation mode, on the back end 'dense', without "
-                "latents"
-            )
-        if document_ids is None and cache is not None:
-            document_ids = input_ids.new_ones(
-                (len(input_ids), cache.length + length), dtype=torch.bool
-            )
         x, context = self.embed(input_ids, document_ids, segment_ids)
         if target_positions is not None and x.shape[1] > length:
             target_positions = target_positions // length * x.shape[1] + target_positions % length
         contexts = context.of_layers(self.config.windows)
-        if cache is not None:
-            pairs = zip(contexts, cache, strict=True)
-            contexts = [dataclasses.replace(one, extend=layer.extend) for one, layer in pairs]
         for layer, of_layer in zip(self.layers[:-1], contexts[:-1], strict=True):
             x = layer(x, of_layer)
         features: Tensor = self.layers[-1](x, contexts[-1], target_positions)
@@ -193,8 +173,7 @@ class Encoder(nn.Module):
     ) -> AttentionContext:
         rotation = None
         if self.rotation is not None:
-            positions = token_positions(document_ids, x)
-            rotation = self._rotation_by(positions[..., -x.shape[1] :])
+            rotation = self._rotation_by(token_positions(document_ids, x))
         dropout = self.config.attention_dropout if self.training else 0.0
         tiled = uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None
         causal, heads, window = self.config.causal, self.config.num_heads, self.config.local_window
@@ -208,6 +187,6 @@ class Encoder(nn.Module):
             return made
 
         local_bias = bias(window) if window else None
-        if not tiled and scores is None and is_causal_alone(document_ids, causal, x):
+        if not tiled and scores is None and visible_keys(document_ids, causal) is earlier:
             return AttentionContext(rotation=rotation, is_causal=True, local_bias=local_bias)
         return AttentionContext(bias(0), rotation, local_bias=local_bias)

@@ -1,4 +1,4 @@
-"""The commands that make and use model folders: export, evaluate, fill-mask and generate."""
+"""The commands that make and use model folders: export, evaluate and fill-mask."""
 
 from __future__ import annotations
 
@@ -130,49 +130,8 @@ def fill_mask(options: argparse.Namespace) -> None:
             sys.stdout.write(f"{filler.probability:8.4f}  {filler.token!r:<16} {text}\n")
 
 
-def add_generate_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `generate`."""
-    add = command.add_argument
-    add("model", type=Path, help="a model folder of a causal model")
-    add("prompt", help='such as "The capital of China is"; "" begins a new text')
-    most = "most tokens after the prompt; </s> ends a text earlier (default: %(default)s)"
-    add("--max-tokens", type=int, default=100, help=most)
-    temperature = "0: take the most likely token; others: draw from softmax(logits / temperature) "
-    add("--temperature", type=float, default=0.0, help=temperature + "(default: %(default)s)")
-    add("--top-k", type=int, help="draw from so many of the most likely tokens (default: all)")
-    top_p = "draw from the fewest tokens that have this probability together (default: %(default)s)"
-    add("--top-p", type=float, default=1.0, help=top_p)
-    add("--seed", type=int, default=1, help="of the draws (default: %(default)s)")
-    add_device(command)
-
-
-def generate(options: argparse.Namespace) -> None:
-    """Continue a text with a causal model, and print it as it is made.
-
-    Special tokens other than </s> are never generated.
-
-    example: python -m pretrain generate models/causal "The capital of China is" --max-tokens 20
-    """
-    from pretrain.engine.distributed import choose_device
-    from pretrain.models.generate import GenerationSettings, stream
-    from pretrain.models.model_folder import load_model
-
-    settings = GenerationSettings(
-        options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed
-    )
-    device = choose_device(options.device)
-    loaded = load_model(options.model)
-    model, prompt = loaded.model.to(device), options.prompt
-    for piece in stream(model, loaded.tokenizer, prompt, settings):
-        sys.stdout.write(prompt + piece)
-        sys.stdout.flush()
-        prompt = ""
-    sys.stdout.write("\n")
-
-
 COMMANDS = {
     "export": (add_export_arguments, export),
     "evaluate": (add_evaluate_arguments, evaluate),
     "fill-mask": (add_fill_mask_arguments, fill_mask),
-    "generate": (add_generate_arguments, generate),
 }

@@ -45,9 +45,7 @@ def fill_mask(
             the vocabulary size.
     """
     if model.config.causal:
-        raise ValueError(
-            "the model is causal: it does not see what follows a mask (`generate` continues a text)"
-        )
+        raise ValueError("the model is causal: it does not see what follows a mask")
     pieces = text.split(MASK)
     if len(pieces) < 2:
         raise ValueError(f"{text!r} has no {MASK}; write one in place of a word")

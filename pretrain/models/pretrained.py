@@ -6,8 +6,6 @@ Example:
     model.features(ids)
     model.predict("entailment", model.collate([ids, model.encode("Hello world!")]))
     model.fill_mask("The capital of China is <mask>.", top_k=3)
-    model.generate("The capital of China is", max_tokens=20)  # a causal model
-    model.follows("A sentence.", "The next one.")  # a model with a pair head
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -27,7 +25,6 @@ from pretrain.model.config import ModelConfig
 from pretrain.model.embeddings import PAD_ID
 from pretrain.models import model_folder
 from pretrain.models.fill_mask import Filler, fill_mask
-from pretrain.models.generate import GenerationSettings, generate
 
 
 class Pretrained:
@@ -165,46 +162,9 @@ class Pretrained:
         is_regression = heads[head].config.classes == 1
         return logits if return_logits or is_regression else logits.log_softmax(dim=-1)
 
-    def follows(self, first: str, second: str) -> float:
-        """Return the probability that the second text follows the first, by the pair head.
-
-        What this means depends on the training: that the two are not swapped ("sop"), or that the
-        second is of the same document ("nsp").
-
-        Raises:
-            ValueError: the model has no pair head, or the folder no tokenizer; or `features` would
-                refuse the ids.
-        """
-        if not self._config.pair_head:
-            raise ValueError(
-                "the model has no pair head; only models trained with "
-                "objective.name=sentence-pairs have one"
-            )
-        batch = self._checked(self.encode(first, second))
-        with torch.no_grad():
-            _, logits = self.loaded.model(
-                batch,
-                None,
-                batch.new_empty(0),
-                segment_ids=self._segment_ids(batch),
-                with_pairs=True,
-            )
-        return float(logits.softmax(dim=-1)[0, 0])
-
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filler]]:
         """Return the most likely fillers of each `<mask>` (see `fill_mask.fill_mask`)."""
         return fill_mask(self.loaded.model, self.loaded.tokenizer, text, top_k)
-
-    def generate(self, *prompts: str | Sequence[str], **settings: Any) -> list[str]:  # noqa: ANN401 - of several types
-        """Return what follows each prompt, in one batch (see `generate.generate`).
-
-        Args:
-            *prompts: of any lengths; texts, or lists of texts.
-            **settings: fields of `GenerationSettings`.
-        """
-        texts = [text for each in prompts for text in ([each] if isinstance(each, str) else each)]
-        chosen = GenerationSettings(**settings)
-        return generate(self.loaded.model, self.loaded.tokenizer, texts, chosen)
 
     def _segment_ids(self, batch: Tensor) -> Tensor | None:
         segments = self._config.segments

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pretrain.model import presets
-from pretrain.model.cache import KeyValueCache
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.heads import ClassificationHead
@@ -220,8 +219,6 @@ def test_what_latents_cannot_read_is_refused():
     model, ids = with_latents(), ids_of(1, 9)
     with pytest.raises(ValueError, match="document_ids: integers are not accepted with latents"):
         model.encoder(ids, torch.ones_like(ids))
-    with pytest.raises(ValueError, match="cache: needs a causal model .* without latents"):
-        model.encoder(ids, cache=KeyValueCache(4))
     with pytest.raises(ValueError, match="this model has 8 latents"):
         model.encoder.hidden_states(ids)
     with pytest.raises(ValueError, match="'flex' is not accepted; it must be 'dense' with latents"):
