@@ -14,7 +14,7 @@ from data_prep.common import pictures
 from data_prep.common.wording import in_short
 from finetune.studies.results import Curve, Measured
 from finetune.studies.study import Arm
-from pretrain.records.curves import smoothed
+from pretrain.records.plots import smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from pathlib import Path
 
-from data_prep.common import pictures
 from data_prep.common.files import strict_json
 
 
 def add_run(command: argparse.ArgumentParser) -> None:
-    """Add the argument of `audit` and `report`."""
+    """Add the argument of the commands that read one run."""
     command.add_argument("run", type=Path, help="the run's folder")
 
 
 def add_status_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `status`."""
-    help_text = "the run's folder, or a folder with those of several runs"
-    command.add_argument("run", type=Path, help=help_text)
-    either = command.add_mutually_exclusive_group()
-    watch = (
-        "show it again every few seconds until the run is finished or given up, or Ctrl-C; where "
-        "the output is not a terminal, print a line for each change"
-    )
-    either.add_argument("--watch", action="store_true", help=watch)
+    add_run(command)
     json = (
-        "print one JSON object, of several runs a list of them: run, state (starting, training, "
+        "print one JSON object: run, state (starting, training, "
         "stopped, spiked, given-up or finished), orphaned (true: it trains, and its supervisor is "
         "gone), step, steps, loss, tokens_per_second, eta_seconds, validation and "
         "best_validation (step, loss, perplexity), tasks (step, task, scores), attempts, "
@@ -39,25 +30,18 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
         "others_seconds), reason, log, next (a command); null where there is "
         "none"
     )
-    either.add_argument("--json", action="store_true", help=json)
+    command.add_argument("--json", action="store_true", help=json)
 
 
 def status(options: argparse.Namespace) -> None:
-    """Show what happened to a run and what it is doing now; of a folder of runs, a line for each.
+    """Show what happened to a run and what it is doing now.
 
-    example: python -m pretrain status runs/base --watch
+    example: python -m pretrain status runs/base
     """
-    from pretrain.records.runs import compare, runs_in, table
-    from pretrain.records.status import describe_run, facts, view, watch
+    from pretrain.records.status import describe_run, facts, view
 
-    runs = runs_in(options.run)
-    if options.watch:
-        with contextlib.suppress(KeyboardInterrupt):
-            watch(options.run, sys.stdout.write, redraw=sys.stdout.isatty())
-    elif options.json:
-        sys.stdout.write(f"{strict_json(compare(runs) if runs else facts(view(options.run)))}\n")
-    else:
-        sys.stdout.write(table(compare(runs)) if runs else describe_run(view(options.run)))
+    seen = view(options.run)
+    sys.stdout.write(f"{strict_json(facts(seen))}\n" if options.json else describe_run(seen))
 
 
 def add_diff_arguments(command: argparse.ArgumentParser) -> None:
@@ -97,29 +81,19 @@ def audit(options: argparse.Namespace) -> int:
     return write_findings(audit_run(options.run, content=options.content), sys.stdout.write)
 
 
-def add_report_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `report`."""
-    add_run(command)
-    help_text = f"also {pictures.HELP.format('the losses')}"
-    command.add_argument("--plot", type=Path, metavar="FILE", help=help_text)
-
-
 def report(options: argparse.Namespace) -> None:
-    """Write a run's report.md, report.html and loss.png; supervise does so when it ends.
+    """Write a run's report.md, loss.png and loss.svg; supervise does so when it ends.
 
-    example: python -m pretrain report runs/base --plot loss.svg
+    example: python -m pretrain report runs/base
     """
     from pretrain.records.report import write_report
 
-    if options.plot:
-        pictures.check_name("--plot", options.plot)
-    report = write_report(options.run, options.plot)
-    sys.stdout.write(f"{report}\n{report.with_suffix('.html')}\n")
+    sys.stdout.write(f"{write_report(options.run)}\n")
 
 
 COMMANDS = {
     "status": (add_status_arguments, status),
     "diff": (add_diff_arguments, diff),
     "audit": (add_audit_arguments, audit),
-    "report": (add_report_arguments, report),
+    "report": (add_run, report),
 }

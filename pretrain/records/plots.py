@@ -1,104 +1,120 @@
-"""loss.png: the loss curves of a run, and where it went back, or changed its settings."""
+"""loss.png and loss.svg: the losses of a run, where it went back, and where its phases began."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from data_prep.common import pictures
-from data_prep.common.wording import in_short
-from pretrain.records import curves, metrics
-from pretrain.records.curves import Curve, Mark
+from pretrain.records import metrics
 from pretrain.records.metrics import Line
 from pretrain.records.status import RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOSS_PLOT = "loss.png"
+LOSS_PLOTS = ("loss.png", "loss.svg")
+_SMOOTHED = 0.01
+"""Share of the steps that a point of the strong curve is the mean of."""
 _MOST_MARKS = 12
 """Marks that the legend explains; the report has all."""
-_COLUMNS = 4
-"""Most corpora beside each other."""
-_STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        curves.RAW: {"color": pictures.BLUE, "lw": 0.6, "alpha": 0.35},
-        curves.SMOOTHED: {"color": pictures.BLUE},
-        curves.VALIDATION: {"color": "black", "lw": 1, "marker": "o", "ms": 3, "zorder": 2.6},
-        # Above the others, and thin: after a crash the same losses are measured again.
-        curves.ABANDONED: {"color": pictures.RED, "lw": 0.6, "zorder": 2.5},
-    }
-)
+Floats = npt.NDArray[np.float64]
 
 
-def plot_loss(seen: RunView, path: Path) -> None:
-    """Draw a run's losses: a panel for each term of the objective, and for each corpus.
+def plot_loss(seen: RunView) -> None:
+    """Draw a run's losses into LOSS_PLOTS: a panel for each term of the objective.
 
     Args:
         seen: the run, with at least one step.
-        path: the picture; `pictures.FORMATS` has the accepted suffixes.
     """
     lines = metrics.read_metrics(seen.folder / metrics.METRICS)
-    happened = curves.marks(seen, lines)
-    panels = curves.loss_panels(seen, lines)
-    corpora = curves.corpora(seen.validation)
-    columns = min(_COLUMNS, len(corpora)) or 1
-    heights = [3.4] * len(panels) + [1.8] * -(-len(corpora) // columns)
-    with pictures.picture(path, 9, 1.2 + sum(heights) + 0.09 * len(happened)) as figure:
-        grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
-        for row, panel in enumerate(panels):
-            axes = figure.add_subplot(grid[row, :])
-            _draw(axes, panel.curves)
-            if panel.is_cut:
-                axes.set_ylim(panel.ends[0] - 0.03 * np.ptp(panel.ends), panel.ends[1])
-            _mark(axes, happened, numbered=row == 0)
-            _steps_and_tokens(axes, seen.lines)
-            axes.set(ylabel=panel.unit, title=panel.title)
-        for number, (name, loss) in enumerate(corpora.items()):
-            axes = figure.add_subplot(grid[len(panels) + number // columns, number % columns])
-            _draw(axes, curves.validation_curves(seen.validation, loss))
-            _mark(axes, happened, numbered=False)
-            axes.set(title=f"validation: {name}", xlim=figure.axes[0].get_xlim())
-            axes.xaxis.set_major_formatter("{x:,.0f}")
-            axes.locator_params(axis="x", nbins=4, integer=True)
-        figure.suptitle(seen.folder.resolve().name)
-        pictures.legend_below(figure)
+    terms = [*seen.lines[-1].get("terms", {})] or [""]
+    for name in LOSS_PLOTS:
+        with pictures.picture(seen.folder / name, 9, 1.5 + 3.4 * len(terms)) as figure:
+            panels = figure.subplots(len(terms), squeeze=False, sharex=True)[:, 0]
+            for axes, term in zip(panels, terms, strict=True):
+                _draw(axes, seen, lines, _loss(term))
+                axes.set(title=term, ylabel="nats per target")
+                for number, (step, text, color) in enumerate(_marks(seen)):
+                    label = {"label": text} if number < _MOST_MARKS else {}
+                    axes.axvline(step, color=color, ls="--", lw=0.8, zorder=1, **label)
+            panels[-1].set_xlabel("steps")
+            panels[-1].xaxis.set_major_formatter("{x:,.0f}")
+            figure.suptitle(seen.folder.resolve().name)
+            pictures.legend_below(figure)
 
 
-def _draw(axes: Axes, found: Sequence[Curve]) -> None:
-    for curve in found:
-        axes.plot(curve.steps, curve.values, label=curve.label, **_STYLES[curve.kind])
+def _loss(term: str) -> Callable[[Line], float]:
+    """The loss in a line: of a term, or without a name the whole."""
+    if not term:
+        return metrics.loss_of
+    return lambda line: metrics.finite_or_nan(line.get("terms", {}).get(term, {}).get("loss"))
 
 
-def _mark(axes: Axes, happened: Sequence[Mark], numbered: bool) -> None:
-    """Draw a line for each mark, and a band over the steps that were done again."""
-    for number, mark in enumerate(happened, start=1):
-        line = axes.axvline(mark.step, color=mark.color, ls="--", lw=0.8, zorder=1)
-        if mark.again:
-            ends = mark.again.start, mark.again.stop
-            axes.axvspan(*ends, color=mark.color, alpha=0.12, lw=0, zorder=0.5)
-        if numbered and number <= _MOST_MARKS:
-            line.set_label(f"{number}: {mark.text}")
-    if numbered:
-        steps, length = [mark.step for mark in happened], float(np.ptp(axes.get_xlim()))
-        for place, numbers in curves.numbers_of_marks(steps, length).items():
-            at = axes.get_xaxis_transform()
-            axes.text(place, 1.01, numbers, transform=at, ha="center", fontsize=8)
+def _draw(axes: Axes, seen: RunView, lines: Sequence[Line], loss: Callable[[Line], float]) -> None:
+    """Draw training and validation loss, and the training loss of the abandoned steps.
+
+    Args:
+        axes: of the panel.
+        seen: the run.
+        lines: of its metrics.jsonl, those of abandoned steps included.
+        loss: in a line.
+    """
+
+    def draw(part: Sequence[Line], values: npt.ArrayLike, **style: Any) -> None:  # noqa: ANN401 - a curve's style
+        axes.plot([line["step"] for line in part], np.asarray(values), **style)
+
+    values = [*map(loss, seen.lines)]
+    width = int(_SMOOTHED * len(values)) | 1
+    if width > 1:
+        draw(seen.lines, values, color=pictures.BLUE, lw=0.6, alpha=0.35, label="training loss")
+    label = f"training loss, mean of {width:,} steps" if width > 1 else "training loss"
+    draw(seen.lines, smoothed(values, width), color=pictures.BLUE, label=label)
+    # What measures other blocks cannot be compared, and is another curve.
+    for _, group in itertools.groupby(seen.validation, lambda line: line.get("measure")):
+        part = [*group]
+        style = {"color": "black", "lw": 1, "marker": "o", "ms": 3, "label": "validation loss"}
+        draw(part, [*map(loss, part)], **style)
+    low, high = axes.get_ylim()
+    survived = {(line["attempt"], line["step"]) for line in seen.lines}
+    left = [line for line in lines if (line["attempt"], line["step"]) not in survived]
+    for _, group in itertools.groupby(left, lambda line: line["attempt"]):
+        part = [*group]
+        # Above the others, and thin: after a crash the same losses are measured again.
+        style = {"color": pictures.RED, "lw": 0.6, "zorder": 2.5, "label": "abandoned steps"}
+        draw(part, [*map(loss, part)], **style)
+    # A spike may leave the panel, and does not flatten the rest.
+    axes.set_ylim(top=min(axes.get_ylim()[1], 2 * high - low))
 
 
-def _steps_and_tokens(axes: Axes, lines: Sequence[Line]) -> None:
-    """Write below each tick how many tokens were read until then."""
-    tokens = curves.tokens_before(lines)
+def _marks(seen: RunView) -> Iterator[tuple[int, str, str]]:
+    """Yield the step, a text and a colour of each confirmed spike, and of each phase's begin."""
+    answers = {record["onset"]: record for record in seen.state.rollbacks}
+    for spike in seen.state.spikes:
+        text = f"spike from {spike['onset']:,} on"
+        if answer := answers.get(spike["onset"]):
+            text += f": back to {answer['step']:,}, seed {answer['seed']}"
+        yield spike["onset"], text, pictures.RED
+    for phase in seen.config.resolved_phases[1:]:
+        yield phase.first_step, str(phase), pictures.GREY
 
-    def label(step: float, _: float) -> str:
-        within = lines[0]["step"] <= step <= lines[-1]["step"] + 1
-        read = in_short(float(tokens([step])[0])) if within else ""
-        return f"{step:,.0f}\n{read}"
 
-    axes.locator_params(axis="x", integer=True)
-    axes.xaxis.set_major_formatter(label)
-    axes.set_xlabel("steps; tokens that they read")
+def smoothed(values: npt.ArrayLike, width: int) -> Floats:
+    """The mean of up to `width` finite values around each one, an odd number; NaN without any."""
+    found = np.asarray(values, dtype=np.float64)
+    finite = np.isfinite(found)
+    half = width // 2
+    around = np.arange(len(found))
+    first, end = np.maximum(around - half, 0), np.minimum(around + half + 1, len(found))
+
+    def sums(of: Floats) -> Floats:
+        upto = np.concatenate([[0.0], np.cumsum(of)])
+        return np.asarray(upto[end] - upto[first])
+
+    numbers = sums(finite.astype(np.float64))
+    totals = sums(np.where(finite, found, 0.0))
+    return np.where(numbers > 0, totals / np.maximum(numbers, 1), np.nan)

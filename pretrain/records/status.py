@@ -6,9 +6,8 @@ import dataclasses
 import fcntl
 import re
 import shlex
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ from pretrain.records.tasks import described, surviving_scores
 FINISHED, TRAINING, STARTING = "finished", "training", "starting"
 SPIKED, GIVEN_UP, STOPPED = "spiked", "given-up", "stopped"
 _TASK_FACTS = ("step", "task", "scores")
-_WATCH_SECONDS = 5.0
-_CLEAR_SCREEN = "\x1b[H\x1b[2J\x1b[3J"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,33 +307,6 @@ def facts(seen: RunView) -> dict[str, Any]:
 
 def _score(line: metrics.Line | None) -> dict[str, object] | None:
     return {name: line[name] for name in ("step", "loss", "perplexity")} if line else None
-
-
-def watch(run: Path, write: Callable[[str], object], redraw: bool) -> None:
-    """Show a run until it is finished or given up.
-
-    Args:
-        run: its folder.
-        write: receives the text.
-        redraw: whether to show the whole page again and again, on a terminal; else a line is
-            written for each change.
-
-    Raises:
-        ValueError: it is not a run's folder, or its ledger does not verify.
-    """
-    shown = ""
-    while True:
-        started = time.monotonic()
-        seen = view(run)
-        text = _CLEAR_SCREEN + describe_run(seen) if redraw else current_activity(seen) + "\n"
-        if text != shown:
-            write(text)
-            sys.stdout.flush()
-        shown = text
-        if seen.activity in (FINISHED, GIVEN_UP):
-            return
-        # Reading the metrics of a long run takes seconds: at most a tenth of a core.
-        time.sleep(max(_WATCH_SECONDS, 9 * (time.monotonic() - started)))
 
 
 def _expected_end(seen: RunView) -> str:

@@ -88,8 +88,7 @@ def _show_end(run: Path) -> None:
     """Write the report, and say where it is and what to do next."""
     try:
         if (run / METRICS).exists():
-            report = write_report(run)
-            sys.stdout.write(f"report: {report}, {report.with_suffix('.html').name}\n")
+            sys.stdout.write(f"report: {write_report(run)}\n")
         sys.stdout.write("".join(f"{line}\n" for line in view(run).pointers()))
     except (ImportError, OSError, ValueError) as error:  # the run's own exit code counts
         sys.stderr.write(f"{typed('pretrain supervise')}: no report: {error}\n")

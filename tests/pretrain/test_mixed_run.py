@@ -91,7 +91,7 @@ def test_status_report_and_checkpoints_say_what_was_drawn_from_each(run):
         ("b", counts[1], 0.2),
     ]
     report = (run / "report.md").read_text()
-    assert f"| a | 80.0% | {counts[0]:,} | {metrics.epochs(drawn[0]['epochs'])} | " in report
+    assert f"- a: {counts[0]:,} blocks drawn, {metrics.epochs(drawn[0]['epochs'])} epochs" in report
     lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS))
     assert [sum(line[f"blocks/{name}"] for line in lines) for name in "ab"] == counts
     assert "| b/" in report

@@ -94,9 +94,6 @@ def test_what_the_blocks_hold_and_what_was_read_are_two_figures(tmp_path, capsys
     text = shown(tmp_path / "run", capsys)
     assert "corpus: 4 blocks drawn, 4e-05 epochs; its blocks hold 75.0% of its tokens\n" in text
     assert "reads" not in text
-    assert command_line.main(["report", str(tmp_path / "run")]) == 0
-    report = (tmp_path / "run" / "report.md").read_text()
-    assert "| corpus | 100.0% | 4 | 4e-05 | 75.0% | 0 | - |" in report
 
 
 def test_it_says_what_the_run_is_doing(run, capsys):
@@ -116,9 +113,7 @@ def test_it_says_what_the_run_is_doing(run, capsys):
     assert "finished: 20,000 of 20,000 steps in 2 attempts" in shown(run, capsys)
 
 
-def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(
-    run, capsys, monkeypatch
-):
+def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(run, capsys):
     """A run that was started without a supervisor has no log of its attempt, and lost none."""
     needed = f"no supervisor: run `zeroclap supervise {run}/run.yaml` to adopt it"
 
@@ -126,9 +121,6 @@ def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(
         assert command_line.main(["status", str(run), "--json"]) == 0
         values = json.loads(capsys.readouterr().out)
         return needed in shown(run, capsys), values["orphaned"], values["next"] is not None
-
-    def interrupt(seconds):
-        raise KeyboardInterrupt
 
     (run / "logs").mkdir()
     with (run / run_folder.LOCK).open("w") as attempt:
@@ -138,9 +130,6 @@ def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(
         assert found() == (False, False, False)
         (run / "logs" / "attempt-002.log").touch()
         assert found() == (True, True, True)
-        monkeypatch.setattr(status.time, "sleep", interrupt)
-        assert command_line.main(["status", str(run), "--watch"]) == 0
-        assert needed in capsys.readouterr().out
         with (run / run_folder.SUPERVISOR_LOCK).open("w") as supervisor:
             fcntl.flock(supervisor, fcntl.LOCK_EX)
             assert found() == (False, False, False)
@@ -276,39 +265,3 @@ def test_the_next_command_of_a_run_that_was_moved_names_its_folder(run, capsys):
     assert shown(moved, capsys).endswith(
         f"next: zeroclap supervise '{moved}/run.yaml' 'folder={moved}'\n"
     )
-
-
-def test_watching_without_a_terminal_prints_a_line_for_each_change_until_the_end(
-    run, capsys, monkeypatch
-):
-    looks = []
-
-    def sleep(seconds):
-        looks.append(seconds)
-        if len(looks) == 2:
-            ledger.append(run / ledger.FILE_NAME, "commit", attempt=2, step=12)
-        if len(looks) == 3:
-            ledger.append(run / ledger.FILE_NAME, "done", step=20000)
-
-    monkeypatch.setattr(status.time, "sleep", sleep)
-    assert command_line.main(["status", str(run), "--watch"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(looks) == 3
-    assert [line.split(";")[-1].split(":")[0] for line in lines] == [
-        " it would continue from step 9 of 20,000",
-        " it would continue from step 12 of 20,000",
-        "finished",
-    ]
-
-
-def test_watching_ends_with_ctrl_c_and_on_a_terminal_the_page_is_drawn_again(run, monkeypatch):
-    def interrupt(seconds):
-        raise KeyboardInterrupt
-
-    written = []
-    monkeypatch.setattr(status.time, "sleep", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        status.watch(run, written.append, redraw=True)
-    assert written[0].startswith("\x1b[H\x1b[2J")
-    assert "LOSS SPIKE confirmed" in written[0]
-    assert command_line.main(["status", str(run), "--watch"]) == 0
