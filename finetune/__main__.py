@@ -144,11 +144,6 @@ def _run_arguments(command: argparse.ArgumentParser) -> None:
         f"warm-up (default: {USUAL_RETRIES}, or 0 in a search and with fewer than "
         f"{LEAST_RETRIED:,} training examples)",
     )
-    add(
-        "--check",
-        action="store_true",
-        help="read the tasks, their data and the settings, and do nothing",
-    )
     add("--no-models", action="store_true", help="do not keep the best model of each run")
     add(
         "overrides",
@@ -169,16 +164,12 @@ def _glue(options: argparse.Namespace) -> int:
     example: python -m finetune glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
     """
     from finetune.benchmarks import find_all
-    from finetune.planning import check_tasks
     from finetune.protocols import PROTOCOLS
 
     tasks = find_all(options.tasks)
     if len(options.tasks) == 1 < len(tasks):  # all that the study did
         study = PROTOCOLS[options.protocol]
         tasks = [task for task in tasks if study.settings(task)]
-    if options.check:
-        check_tasks(options.data, tasks, options.overrides, options.protocol, options.world_size)
-        return EXIT_DONE
     return _run(options, options.data, tasks, options.protocol)
 
 
@@ -188,7 +179,6 @@ def _finetune(options: argparse.Namespace) -> int:
     example: python -m finetune finetune models/clap --train a.csv --label mood --output scores
     """
     from finetune.own_task import Request, describe, write
-    from finetune.planning import check_settings
 
     own = describe(
         Request(
@@ -203,9 +193,6 @@ def _finetune(options: argparse.Namespace) -> int:
         )
     )
     print("\n".join(own.summary), flush=True)
-    if options.check:
-        check_settings([own.task], options.overrides, world_size=options.world_size)
-        return EXIT_DONE
     return _run(options, str(write(options.output / "data", own)), [own.task])
 
 

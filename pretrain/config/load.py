@@ -37,7 +37,6 @@ MAY_CHANGE = (
     "spike",
     "supervision",
     "notify",
-    "evaluation",
     "profile",
     "tracker",
     "tracker_settings",

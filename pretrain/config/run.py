@@ -20,7 +20,6 @@ from pretrain.config.sections import (
     TRACKERS,
     BatchConfig,
     DataConfig,
-    EvaluationConfig,
     FaultConfig,
     ForkConfig,
     ModelRecipe,
@@ -83,7 +82,6 @@ class RunConfig:
     spike: SpikeConfig = dataclasses.field(default_factory=SpikeConfig)
     supervision: SupervisionConfig = dataclasses.field(default_factory=SupervisionConfig)
     fault: FaultConfig = dataclasses.field(default_factory=FaultConfig)
-    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     notify: NotifyConfig = dataclasses.field(default_factory=NotifyConfig)
     profile: ProfileConfig = dataclasses.field(default_factory=ProfileConfig)
     phases: list[PhaseConfig] = dataclasses.field(default_factory=list)
@@ -165,12 +163,6 @@ class RunConfig:
             raise ValueError(
                 f"schedule.minimum_learning_rate {self.schedule.minimum_learning_rate} is above "
                 f"optimizer.learning_rate {self.optimizer.learning_rate}"
-            )
-        interval, saved = self.evaluation.interval, self.training.checkpoint_interval
-        if self.evaluation.tasks and interval % saved:
-            raise ValueError(
-                f"evaluation.interval {interval} is not a multiple of training.checkpoint_interval "
-                f"{saved}"
             )
         needed = self.spike.margin_steps + self.spike.longest_alarm
         if self.short_reach and steps > needed:

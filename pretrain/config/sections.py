@@ -412,48 +412,6 @@ class SupervisionConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
-    """Tasks that `supervise` fine-tunes checkpoints on while the run goes on."""
-
-    tasks: list[str] = dataclasses.field(default_factory=list)
-    """Names of tasks as `glue` has them, such as [CoLA, RTE], and files of tasks of your own, such
-    as reviews.csv, with the columns text and label. Empty: none."""
-    data: str = ""
-    """Folder with the data of the tasks that have names, as for `glue`."""
-    interval: PositiveInt = 5000
-    """Updates between checkpoints that are evaluated, and the last one is: a multiple of
-    training.checkpoint_interval. Where an evaluation takes longer, checkpoints are left out."""
-    device: str = "cpu"
-    """Where it is done on the machine of `supervise`: cpu, or cuda:N, which training may use
-    too."""
-    settings: list[str] = dataclasses.field(default_factory=list)
-    """Settings of fine-tuning, such as [epochs=1, max_train_examples=5000]."""
-
-    @property
-    def own(self) -> list[str]:
-        """The tasks that are files."""
-        return [task for task in self.tasks if re.search(r"[./]", task)]
-
-    @property
-    def named(self) -> list[str]:
-        """The tasks that have names."""
-        return [task for task in self.tasks if task not in self.own]
-
-    def __post_init__(self) -> None:
-        """Refuse tasks without data, and what names no device."""
-        if self.named and not self.data:
-            raise ValueError(
-                f"evaluation.data: is not set, for evaluation.tasks {', '.join(self.named)}; name "
-                "the folder with their data"
-            )
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
-            raise ValueError(not_accepted("evaluation.device", self.device, "cpu, cuda or cuda:N"))
-        names = [task.rpartition("/")[2].partition(".")[0] for task in self.own]
-        if len({*names}) < len(names):
-            raise ValueError(f"evaluation.tasks {self.tasks}: two files have the same name")
-
-
-@dataclasses.dataclass(frozen=True)
 class NotifyConfig:
     """Who is told of rollbacks, of giving up, and of the end of `supervise`."""
 
@@ -528,7 +486,6 @@ ADVANCED = frozenset(
         "fault",
         "profile",
         "fork_from",
-        "evaluation",
         "optimizer.beta1",
         "optimizer.beta2",
         "optimizer.epsilon",

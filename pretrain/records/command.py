@@ -21,7 +21,7 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
         "print one JSON object: run, state (starting, training, "
         "stopped, spiked, given-up or finished), orphaned (true: it trains, and its supervisor is "
         "gone), step, steps, loss, tokens_per_second, eta_seconds, validation and "
-        "best_validation (step, loss, perplexity), tasks (step, task, scores), attempts, "
+        "best_validation (step, loss, perplexity), attempts, "
         "spikes, rollbacks, updates_left_out and updates_clipped (by optimizer.guard), "
         "checkpoints (steps), suspected_since (step), "
         "code_changes (sentences), init_from (path, files, sha256), corpora (of each: name, "

@@ -29,7 +29,6 @@ Line = Mapping[str, Any]
 """A line of metrics.jsonl or validation.jsonl."""
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
-TASKS = "tasks.jsonl"
 NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         METRICS: frozenset(
@@ -37,7 +36,6 @@ NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
             | {"seconds", "loss_scale", "skipped", "blocks"}
         ),
         VALIDATION: frozenset({"attempt", "step", "loss", "perplexity", "subsets"}),
-        TASKS: frozenset({"step", "manifest", "task", "scores"}),
     }
 )
 """The keys that readers of these files rely on."""

@@ -21,11 +21,9 @@ from pretrain.records import fork, ledger, metrics, pace, versions
 from pretrain.records.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK
 from pretrain.records.history import sentences, suspicion
 from pretrain.records.ledger import Record
-from pretrain.records.tasks import described, surviving_scores
 
 FINISHED, TRAINING, STARTING = "finished", "training", "starting"
 SPIKED, GIVEN_UP, STOPPED = "spiked", "given-up", "stopped"
-_TASK_FACTS = ("step", "task", "scores")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +70,6 @@ class RunView:
     back yet), GIVEN_UP or STOPPED."""
     slow_rank: pace.SlowRank | None = None
     """The rank that the others wait for now."""
-    tasks: Sequence[metrics.Line] = ()
-    """Scores of checkpoints on tasks; see records/tasks.py."""
     orphaned: bool = False
     """Whether the attempt that trains now has lost its supervisor."""
 
@@ -182,8 +178,7 @@ def view(run: Path) -> RunView:
     validation = metrics.surviving_validation(metrics.read_metrics(run / metrics.VALIDATION), lines)
     activity = _activity(run, state, config.training.steps)
     slow = _slow_rank(lines, records) if activity == TRAINING else None
-    scores = surviving_scores(run, records)
-    seen = RunView(run, config, records, state, lines, validation, activity, slow, scores)
+    seen = RunView(run, config, records, state, lines, validation, activity, slow)
     return dataclasses.replace(seen, orphaned=_is_orphaned(seen))
 
 
@@ -233,7 +228,6 @@ def describe_run(seen: RunView) -> str:
         *([f"expected end: {_expected_end(seen)}"] if seen.activity == TRAINING else []),
         *([str(seen.slow_rank)] if seen.slow_rank else []),
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
-        *([described(seen.tasks)] if seen.tasks else []),
         *([f"guard: {seen.guard_summary}"] if seen.guard_summary else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
         *([f"began {seen.forked}"] if seen.forked else []),
@@ -281,7 +275,6 @@ def facts(seen: RunView) -> dict[str, Any]:
         "eta_seconds": metrics.seconds_left(seen.lines, steps) if last else None,
         "validation": _score(seen.validation[-1] if seen.validation else None),
         "best_validation": _score(best),
-        "tasks": [{name: line[name] for name in _TASK_FACTS} for line in seen.tasks],
         "attempts": state.attempts,
         "spikes": len(state.spikes),
         "rollbacks": len(state.rollbacks),

@@ -24,7 +24,6 @@ from pretrain.records.report import write_report
 from pretrain.records.status import view
 from pretrain.supervision import hosts, jobs, launch
 from pretrain.supervision.agent import Agent, tell_refusal
-from pretrain.supervision.evaluations import check_tasks
 from pretrain.supervision.nodes import Node
 from pretrain.supervision.reach import connect
 from pretrain.supervision.supervisor import Supervisor, forecast
@@ -99,8 +98,6 @@ def _check(config: RunConfig, node: Node) -> Mapping[str, CorpusManifest]:
     ranks = launch.world_size(config.supervision, node.count)
     model, manifests = check(config, ranks)
     refuse_other_recipe(config, manifests)
-    if node.rank == 0:
-        check_tasks(config.evaluation)
     if config.model.init_from and node.rank == 0:
         from pretrain.convert import init_from
 

@@ -31,7 +31,6 @@ from pretrain.records.failures import RankError
 from pretrain.spikes.policy import GiveUp, Rollback
 from pretrain.supervision import decide, hosts, jobs, launch, nodes, notify
 from pretrain.supervision.decide import CRASH, Problem
-from pretrain.supervision.evaluations import Evaluations
 from pretrain.supervision.jobs import Job
 from pretrain.supervision.nodes import Node, OtherNodes
 from pretrain.supervision.watch import Follower, Watch
@@ -94,7 +93,6 @@ class Supervisor:
         self._other_nodes = OtherNodes(
             self.run_folder, node.count, silence_seconds, start=self._agents.start
         )
-        self._evaluations = Evaluations(config, self._print)
         self._new_records = Follower(self.ledger)
         parse = functools.partial(metrics.parse_line, name=metrics.VALIDATION)
         self._new_validations = Follower(self.run_folder / metrics.VALIDATION, parse)
@@ -111,8 +109,7 @@ class Supervisor:
             KeyboardInterrupt: On Ctrl-C, after the run's processes were ended.
         """
         kept = self._agents.kept(self._other_nodes, self._node.address)
-        evaluated = contextlib.closing(self._evaluations)
-        with self._lock, self._stop_requests.counted(), kept, evaluated:
+        with self._lock, self._stop_requests.counted(), kept:
             processes.adopt_orphans()
             try:
                 code = self._take_over()
@@ -131,9 +128,6 @@ class Supervisor:
                     self._release_nodes(EXIT_FAILED)
                 return EXIT_PREEMPTED if self._stop_requests.count else EXIT_FAILED
             self._release_nodes(code)
-            if code == EXIT_DONE:
-                stopped = self._stop_requests
-                self._evaluations.finish(lambda: bool(stopped.count), self._poll_seconds)
             return code
 
     def _take_over(self) -> int | None:
@@ -271,7 +265,6 @@ class Supervisor:
             if watch.lines:
                 self._progress.show(watch.lines)
             self._print_news()
-            self._evaluations.look()
         return None
 
     def _problem(self, job: Job, watch: Watch, deadline: float) -> Problem | None:

@@ -56,7 +56,6 @@ class RunLog:
         self._metrics: metrics.MetricsWriter | None = None
         self._validation: metrics.JsonLines | None = None
         self._measures: list[str] = []
-        self._tasks_shown = 0
 
     def open(self) -> list[Callable[[StepRecord], None]]:
         """Open the files for the attempt's first step; returns the observers that write them."""
@@ -92,7 +91,6 @@ class RunLog:
 
     def close(self) -> None:
         """End what shows the attempt elsewhere."""
-        self._show_tasks()
         for tracker in self._trackers:
             tracker.close()
 
@@ -164,17 +162,6 @@ class RunLog:
         self._record_waiting()
         for tracker in self._trackers:
             tracker.sync(step)
-        self._show_tasks()
-
-    def _show_tasks(self) -> None:
-        """Show the scores on tasks that the supervisor has measured since the last call."""
-        lines: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError):  # it is read again
-            lines = metrics.read_metrics(self._run / metrics.TASKS)
-        for line in lines[self._tasks_shown :]:
-            named = {f"tasks/{line['task']}/{n}": v for n, v in line["scores"].items()}
-            self._scalars(line["step"], {n: metrics.finite_or_nan(v) for n, v in named.items()})
-        self._tasks_shown = max(len(lines), self._tasks_shown)
 
     def refuse_superseded(self) -> None:
         """Refuse to continue if another attempt has begun, or the supervisor has ended this one.

@@ -8,7 +8,7 @@ import pytest
 
 from pretrain.config.run import RunConfig
 from pretrain.data.lineage import Lineage
-from pretrain.records import ledger, metrics
+from pretrain.records import ledger
 from pretrain.train.log import RunLog
 from pretrain.train.resume import Start
 
@@ -73,18 +73,6 @@ def test_a_log_without_files_of_its_own_still_records(log, tmp_path):
     log.close()
     assert kinds(tmp_path) == ["attempt", "commit"]
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_scores_on_tasks_are_shown_once_when_they_have_come(log, tmp_path, monkeypatch):
-    shown = []
-    monkeypatch.setattr(log, "_scalars", lambda step, values: shown.append((step, values)))
-    line = '{"step": %d, "manifest": "a", "task": "CoLA", "scores": {"matthews": 0.5}}\n'
-    with (tmp_path / metrics.TASKS).open("a") as file:
-        for step, show in ((5, lambda: log.sync(10)), (10, log.close)):
-            file.write(line % step)
-            file.flush()
-            show()
-    assert shown == [(step, {"tasks/CoLA/matthews": 0.5}) for step in (5, 10)]
 
 
 def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
