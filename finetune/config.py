@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from data_prep.common.records import decode
+from data_prep.common.records import Int, decode
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import apply_override, check
 
@@ -16,14 +16,14 @@ BEST_EPOCH_BY = ("benchmark", "published", "last")
 class FinetuneConfig:
     """Settings of a run: those of a protocol, changed by key=value arguments."""
 
-    epochs: int = 10
-    batch_size: int = 16
+    epochs: Int = 10
+    batch_size: Int = 16
     learning_rate: float = 1e-5
     warmup_fraction: float = 0.06
     """Share of the steps in which the learning rate rises to its peak; afterwards it falls to 0."""
-    warmup_steps: int = 0
+    warmup_steps: Int = 0
     """Warm-up as a number of steps; 0: use `warmup_fraction`."""
-    schedule_steps: int = 0
+    schedule_steps: Int = 0
     """Step at which the learning rate reaches 0; 0: at the end of the run."""
     weight_decay: float = 0.1
     gradient_clipping: float = 1.0
@@ -34,15 +34,15 @@ class FinetuneConfig:
     head_dropout: float = 0.0
     pooling: str = "first"
     """Input of the head: "first", the feature of `<s>`, or "mean", the mean over all tokens."""
-    max_tokens: int = 512
+    max_tokens: Int = 512
     """Longer inputs are left out of training and truncated in scoring; result.json counts them."""
-    max_train_examples: int = 0
+    max_train_examples: Int = 0
     """Train on the first N examples only; 0: on all."""
     best_epoch_by: str = "published"
     """What chooses the best epoch, whose model is kept: "benchmark", GLUE's own score (the mean of
     `Task.official`), "published", the study's (accuracy, for STS-B the loss), or "last": no score,
     it is the last epoch."""
-    length_window: int = 50
+    length_window: Int = 50
     """Number of batches within which examples are grouped by length; 1: no grouping."""
     start_from: str = ""
     """A task, such as MNLI: start from the model of its run in the same output folder; empty: from

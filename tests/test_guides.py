@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from data_prep.common.arguments import Parser, parse_arguments
+from data_prep.common.records import keys
 from finetune.zeroclap import _parser
 from pretrain.config.load import load
-from pretrain.plan.recipe_command import recipe_schema
+from pretrain.config.run import RunConfig
+from pretrain.objectives.registry import SETTINGS_BY_NAME
 
 ROOT = Path(__file__).parents[1]
 GUIDES = sorted(ROOT.glob("pretrain/guides/*.md"))
@@ -71,17 +73,9 @@ def test_commands_and_options_in_sentences_exist(page: Path) -> None:
 @functools.cache
 def settings() -> set[str]:
     """Every setting as `section.name`."""
-    schema = recipe_schema()
-
-    def below(path: str, entry: dict) -> Iterator[str]:  # type: ignore[type-arg]
-        entry = entry.get("items", entry)
-        for record in (entry, *entry.get("anyOf", ())):
-            record = schema["$defs"].get(record.get("$ref", "").rpartition("/")[2], record)
-            for name, field in record.get("properties", {}).items():
-                yield f"{path}{name}"
-                yield from below(f"{path}{name}.", field)
-
-    return set(below("", schema))
+    recipes = [{"objective": {"name": name}, "phases": [{}]} for name in SETTINGS_BY_NAME]
+    found = {key for recipe in recipes for key, _ in keys(RunConfig, recipe)}
+    return {key.replace("[0]", "") for key in found}
 
 
 @EACH_PAGE

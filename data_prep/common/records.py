@@ -1,10 +1,8 @@
-"""Decode JSON and YAML values into dataclasses, and describe these by a JSON schema.
+"""Decode JSON and YAML values into plain dataclasses.
 
-pydantic does both, strictly: unknown keys, missing keys and values of another type are refused. It
-is imported on first use. A field's limits stand in its annotation, such as `PositiveInt` or
-`Literal["a", "b"]`. A field with the metadata `{"choices": TABLE}` takes one of the table's names;
-or, where its default is a dataclass, a mapping whose key `name` picks a dataclass from the table,
-which may grow later. A table may be open to installed packages (plugins.py).
+pydantic does it strictly: unknown keys, missing keys and values of another type are refused. It is
+imported on first use. A field's limits stand in its annotation, such as `PositiveInt`,
+`Literal["a", "b"]` or `Annotated[str, OneOf(NAMES)]`.
 """
 
 from __future__ import annotations
@@ -14,34 +12,74 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import itertools
-import operator
+import json
 import textwrap
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,
-    TypeVar,
-    get_args,
-    get_origin,
-)
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 from annotated_types import Ge, Gt, Lt
 
 from data_prep.common.plugins import names_of
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
+    from pydantic_core import CoreSchema, ErrorDetails
 
 T = TypeVar("T")
 
-PositiveInt = Annotated[int, Gt(0)]
-NonNegativeInt = Annotated[int, Ge(0)]
+
+class _OrFloat:
+    """Annotates a whole number that may be written as 1e5, which YAML reads as a float."""
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: Callable[[object], CoreSchema]
+    ) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        def whole(value: object) -> object:
+            return int(value) if isinstance(value, float) and value.is_integer() else value
+
+        return core_schema.no_info_before_validator_function(whole, handler(source))
+
+
+class OneOf:
+    """Annotates a text that is in a table, or a record whose key `name` picks its dataclass.
+
+    A record without the key is of the first dataclass.
+    """
+
+    def __init__(self, table: Collection[str]) -> None:
+        """Create the annotation of a field; for records, the table maps names to dataclasses."""
+        self.table = table
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
+        """Return pydantic's schema of the field."""
+        from pydantic_core import core_schema
+
+        if source is str:
+            return core_schema.literal_schema(names_of(self.table))
+        return core_schema.no_info_after_validator_function(self._decode, core_schema.dict_schema())
+
+    def kind(self, values: object) -> type | None:
+        """Return the dataclass that a record's values name, or None."""
+        if not isinstance(values, dict) or not isinstance(self.table, Mapping):
+            return None
+        name = values.get("name", next(iter(self.table)))
+        return self.table[name] if isinstance(name, str) and name in self.table else None
+
+    def _decode(self, values: dict[str, object]) -> object:
+        from pydantic_core import PydanticCustomError
+
+        kind = self.kind(values)
+        if not kind:
+            raise PydanticCustomError("name", f"one of {', '.join(names_of(self.table))}")
+        return _adapter(kind).validate_json(json.dumps(values))
+
+
+Int = Annotated[int, _OrFloat()]
+PositiveInt = Annotated[int, Gt(0), _OrFloat()]
+NonNegativeInt = Annotated[int, Ge(0), _OrFloat()]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
@@ -52,7 +90,9 @@ _ACCEPTED = {
     "string_type": "text",
     "bool_type": "true or false",
     "dict_type": "a mapping of keys to values",
+    "dataclass_type": "a mapping of keys to values",
     "list_type": "a list",
+    "tuple_type": "a list",
     "greater_than": "above {gt:g}",
     "greater_than_equal": "{ge:g} or above",
     "less_than": "below {lt:g}",
@@ -84,14 +124,6 @@ _SYNONYMS = {
 """Names that other programs give to settings, by ours."""
 
 
-def _whole(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def decode(kind: type[T], values: object, prefix: str = "") -> T:
     """Build a dataclass from what JSON or YAML gave; keys left out keep their defaults.
 
@@ -107,29 +139,98 @@ def decode(kind: type[T], values: object, prefix: str = "") -> T:
     from pydantic import ValidationError
 
     try:
-        return typing.cast(T, _adapter(typing.cast(type, kind)).validate_python(values))
+        # Strict pydantic makes dataclasses and tuples of JSON only.
+        text = json.dumps(values, default=_refuse)
+        return typing.cast(T, _adapter(typing.cast(type, kind)).validate_json(text))
+    except TypeError as error:  # of a key
+        raise ValueError(str(error)) from None
     except ValidationError as error:
-        raise ValueError(_message(error, prefix, _keys(kind, prefix))) from None
+        first = min(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+        raise ValueError(_message(first, kind, values, prefix)) from None
 
 
-def json_schema(kind: type) -> dict[str, Any]:
-    """The JSON schema of a dataclass; descriptions are the docstrings of its fields."""
-    return _adapter(kind).json_schema()
+def _refuse(value: object) -> None:
+    raise ValueError(not_accepted("", value, "a text, a number, true, false, a list or a mapping"))
 
 
-def unknown_key(path: str, siblings: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+@functools.cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    # The dataclasses of its fields are read by the same rules.
+    kind.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[attr-defined]
+    return TypeAdapter(kind)
+
+
+def _message(error: ErrorDetails, kind: type, values: object, prefix: str) -> str:
+    """An error in our words, with the full path of the key."""
+    path = prefix
+    for part in error["loc"]:
+        path = f"{path.removesuffix('.')}[{part}]." if isinstance(part, int) else f"{path}{part}."
+    path, context, value = path.removesuffix("."), error.get("ctx", {}), error["input"]
+    match error["type"]:
+        case "unexpected_keyword_argument":
+            return unknown_key(path, [key for key, _ in keys(kind, values, prefix)])
+        case "missing":
+            return f"{path}: is missing"
+        case "value_error":  # of the dataclass itself
+            return str(context["error"])
+        case "name":
+            return not_accepted(f"{path}.name", value["name"], error["msg"])
+    accepted = _ACCEPTED.get(error["type"], f"valid: {error['msg']}")
+    return not_accepted(path, value, accepted.format(**context).replace("'", ""))
+
+
+def keys(
+    kind: Any,  # noqa: ANN401 - an annotation
+    values: object,
+    prefix: str = "",
+) -> Iterator[tuple[str, Any]]:
+    """Yield the keys that a record of these values may have, and the records in it.
+
+    Each comes with the sections that it is in, and its annotation.
+    """
+    if not dataclasses.is_dataclass(kind):
+        for below in _inside(kind, values, prefix):
+            yield from keys(*below)
+        return
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        path, hint = f"{prefix}{field.name}", hints[field.name]
+        yield path, hint
+        value = values.get(field.name, {}) if isinstance(values, dict) else {}
+        yield from keys(hint, value, f"{path}.")
+
+
+def _inside(kind: Any, values: object, prefix: str) -> list[tuple[Any, object, str]]:  # noqa: ANN401
+    """The records that an annotation other than a dataclass holds, as arguments of `keys`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        marks = [each.kind(values) if isinstance(each, OneOf) else each for each in arguments[1:]]
+        return [(mark, values, prefix) for mark in marks]
+    if origin is list and isinstance(values, list):
+        path = prefix.removesuffix(".")
+        return [(arguments[0], value, f"{path}[{n}].") for n, value in enumerate(values)]
+    if origin is dict and isinstance(values, dict):
+        return [(arguments[1], value, f"{prefix}{key}.") for key, value in values.items()]
+    return []
+
+
+def unknown_key(path: str, known: Iterable[str]) -> str:
     """The message for an unknown key: with the key that was probably meant, or the known ones.
 
     Args:
         path: The key, with the sections that it is in.
-        siblings: Known names in its section.
-        elsewhere: Known keys of all sections, with these.
+        known: Keys of all sections, with these.
     """
-    above, dot, name = path.rpartition(".")
-    beside = {sibling: [f"{above}{dot}{sibling}"] for sibling in siblings}
+    section, _, name = path.rpartition(".")
+    beside: dict[str, list[str]] = {}
     by_name: dict[str, list[str]] = {}
-    for key in (key for key in elsewhere if key != path):
-        by_name.setdefault(key.rpartition(".")[2], []).append(key)
+    for key in dict.fromkeys(known):
+        above, _, last = key.rpartition(".")
+        by_name.setdefault(last, []).append(key)
+        if above == section:
+            beside[last] = [key]
     meant = _SYNONYMS.get(name, name)
     found = (
         beside.get(meant)
@@ -169,164 +270,6 @@ def check_format(found: object, known: int, source: object) -> None:
     later = type(found) is int and found > known
     reason = "was written by a later version of zeroclap" if later else "is not accepted"
     raise ValueError(f"{source}: format version {found!r} {reason}; known: {known}")
-
-
-class _RefusedError(ValueError):
-    """A wrong key of a mapping: a message about its full path, given all known keys."""
-
-    def __init__(self, key: str, message: Callable[[str, Sequence[str]], str]) -> None:
-        super().__init__(key)
-        self.key, self.message = key, message
-
-
-def _message(error: ValidationError, prefix: str, known: Sequence[str]) -> str:
-    """The first error in our words, with the full path of the key."""
-    first = error.errors()[0]
-    path = prefix.removesuffix(".") if not first["loc"] else prefix
-    for number, part in enumerate(first["loc"]):
-        if part == "[key]":  # pydantic's mark of a mapping's key; the part before is the key
-            continue
-        path += f"[{part}]" if isinstance(part, int) else f"{'.' if number else ''}{part}"
-    kind, context = first["type"], first.get("ctx", {})
-    cause = context.get("error")
-    if isinstance(cause, type(error)):
-        return _message(cause, f"{path}.", known)
-    if isinstance(cause, _RefusedError):
-        return cause.message(f"{path}.{cause.key}".strip("."), known)
-    if cause:
-        return str(cause)
-    if kind == "missing":
-        return f"{path}: is missing"
-    accepted = _ACCEPTED.get(kind, f"valid: {first['msg']}").format(**context).replace("'", "")
-    return not_accepted(path, first["input"], accepted)
-
-
-def _keys(kind: type, prefix: str) -> list[str]:
-    """All keys of a record and of the records in it, each after the sections that it is in."""
-    found = []
-    for field in dataclasses.fields(kind):
-        table, keys_of = (field.metadata.get(name) for name in ("choices", "keys_of"))
-        records = [keys_of or type(_default(field))]
-        records += table.values() if isinstance(table, Mapping) else []
-        below = [
-            _keys(each, f"{prefix}{field.name}.")
-            for each in records
-            if dataclasses.is_dataclass(each)
-        ]
-        found += [f"{prefix}{field.name}", *dict.fromkeys(itertools.chain(*below))]
-    return found
-
-
-@functools.cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_record(kind))
-
-
-def _record(kind: type) -> Any:  # noqa: ANN401 - types made at run time
-    """A TypedDict with the dataclass's fields, made into the dataclass once it is valid.
-
-    In strict mode pydantic takes no mapping for a dataclass itself.
-    """
-    from pydantic import AfterValidator, BeforeValidator, ConfigDict
-    from typing_extensions import TypedDict
-
-    hints = typing.get_type_hints(kind, include_extras=True)
-    forms: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        form, default = _form(hints[field.name]), _default(field)
-        if table := field.metadata.get("choices"):
-            is_name, names = isinstance(default, str), tuple(names_of(table))
-            form = Literal[names] if is_name else Annotated[Any, _Choice(table, default)]
-        forms[field.name] = form if default is dataclasses.MISSING else NotRequired[form]
-
-    def refuse_unknown(values: object) -> object:
-        if isinstance(values, dict) and (unknown := [key for key in values if key not in forms]):
-            name = str(unknown[0])
-            raise _RefusedError(name, lambda path, known: unknown_key(path, forms, known))
-        return values
-
-    make: Any = TypedDict  # mypy would have its arguments written out
-    shape = make(kind.__name__, forms)
-    shape.__pydantic_config__ = ConfigDict(
-        strict=True, extra="forbid", json_schema_extra=functools.partial(_describe, kind)
-    )
-    build = AfterValidator(lambda values: kind(**values))
-    return Annotated[shape, build, BeforeValidator(refuse_unknown)]
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:  # noqa: ANN401 - of the field's type
-    factory = field.default_factory
-    return field.default if factory is dataclasses.MISSING else factory()
-
-
-def _form(kind: Any) -> Any:  # noqa: ANN401 - any annotation
-    """The annotation that pydantic is given in place of a field's own.
-
-    1e5 is a whole number too, as JSON schemas have it. A list is a tuple where one is asked for.
-    """
-    from pydantic import BeforeValidator
-
-    if dataclasses.is_dataclass(kind):
-        return _record(typing.cast(type, kind))
-    if kind is int:
-        return Annotated[int, BeforeValidator(_whole)]
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        base, *limits = arguments
-        return Annotated[base, *limits, *([BeforeValidator(_whole)] if base is int else [])]
-    if origin is types.UnionType:
-        return functools.reduce(operator.or_, map(_form, arguments))
-    if origin is dict:
-        return dict[_form(arguments[0]), _form(arguments[1])]  # type: ignore[misc]
-    if origin is tuple:
-        return Annotated[kind, BeforeValidator(_tuple)]
-    if origin is list:
-        return list[_form(arguments[0])]  # type: ignore[misc]
-    return kind
-
-
-class _Choice:
-    """Validates a field whose key `name` picks one of several dataclasses."""
-
-    def __init__(self, table: Mapping[str, type], default: Any) -> None:  # noqa: ANN401
-        self.table, self.default = table, default
-
-    def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:  # noqa: ANN401
-        from pydantic_core import core_schema
-
-        pick = core_schema.no_info_plain_validator_function(self._pick)
-        return core_schema.chain_schema([core_schema.dict_schema(strict=True), pick])
-
-    def __get_pydantic_json_schema__(self, schema: object, handler: Callable[[Any], Any]) -> Any:  # noqa: ANN401
-        from pydantic_core import core_schema
-
-        records: list[Any] = [_adapter(kind).core_schema for kind in self.table.values()]
-        return handler(core_schema.union_schema(records))
-
-    def _pick(self, values: dict[str, object]) -> object:
-        name = values.get("name", self.default.name)
-        if not isinstance(name, str) or name not in self.table:
-            accepted = f"one of {', '.join(names_of(self.table))}"
-            raise _RefusedError("name", lambda path, _: not_accepted(path, name, accepted))
-        kind = self.table[name]
-        if not dataclasses.is_dataclass(kind):
-            raise ValueError(f"{name}: {kind!r} is not a dataclass of settings")
-        return _adapter(kind).validate_python(values)
-
-
-def _describe(kind: type, schema: dict[str, Any]) -> None:
-    """Add docstrings and defaults to a dataclass's JSON schema."""
-    schema["description"] = (inspect.getdoc(kind) or "").partition("\n")[0]
-    texts = docstrings(kind)
-    for field in dataclasses.fields(kind):
-        entry = schema["properties"][field.name]
-        entry.pop("title", None)
-        if field.name in texts:
-            entry["description"] = texts[field.name]
-        if field.default is not dataclasses.MISSING:
-            entry["default"] = field.default
 
 
 def docstrings(kind: type) -> dict[str, str]:

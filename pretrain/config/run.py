@@ -13,9 +13,9 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
-from data_prep.common.records import decode
+from data_prep.common.records import OneOf, decode
 from pretrain.config.sections import (
     TRACKERS,
     BatchConfig,
@@ -65,15 +65,15 @@ class RunConfig:
 
     folder: str = ""
     """The run's folder: checkpoints, metrics, ledger, plots. Empty: runs/ and the recipe's name."""
-    tracker: str = dataclasses.field(default="tensorboard", metadata={"choices": TRACKERS})
+    tracker: Annotated[str, OneOf(TRACKERS)] = "tensorboard"
     """What shows the run's curves beside TensorBoard, which always does: wandb (Weights & Biases),
     mlflow (MLflow), or one of an installed package."""
     tracker_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Settings of a tracker of an installed package: the fields of its dataclass `Settings`."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelRecipe = dataclasses.field(default_factory=ModelRecipe)
-    objective: ObjectiveSettings = dataclasses.field(
-        default_factory=MaskedLMConfig, metadata={"choices": SETTINGS_BY_NAME}
+    objective: Annotated[ObjectiveSettings, OneOf(SETTINGS_BY_NAME)] = dataclasses.field(
+        default_factory=MaskedLMConfig
     )
     batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

@@ -21,6 +21,7 @@ from data_prep.common.records import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    OneOf,
     PositiveFloat,
     PositiveInt,
     not_accepted,
@@ -97,13 +98,11 @@ class DataConfig:
 class ModelRecipe:
     """A named model, and what differs from it."""
 
-    size: str = dataclasses.field(default="base", metadata={"choices": SIZES})
+    size: Annotated[str, OneOf(SIZES)] = "base"
     """Hidden size, layers and heads, by name."""
-    variant: str = dataclasses.field(default="baseline", metadata={"choices": VARIANTS})
+    variant: Annotated[str, OneOf(VARIANTS)] = "baseline"
     """Positions, embeddings and head, by name."""
-    overrides: dict[str, Any] = dataclasses.field(
-        default_factory=dict, metadata={"keys_of": ModelConfig}
-    )
+    overrides: Annotated[dict[str, Any], ModelConfig] = dataclasses.field(default_factory=dict)
     """Fields of ModelConfig that differ from the named model's."""
     init_from: str = ""
     """Model whose weights the run starts from: a model folder, or a Hugging Face folder such as
@@ -117,7 +116,8 @@ class ModelRecipe:
         known -= {"vocab_size", "pair_head"}
         for name in self.overrides:
             if name not in known:
-                raise ValueError(unknown_key(f"model.overrides.{name}", known))
+                keys = [f"model.overrides.{each}" for each in known]
+                raise ValueError(unknown_key(f"model.overrides.{name}", keys))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,9 +279,7 @@ class TrainingConfig:
     deterministic: bool = False
     """Choose kernels that give the same bits in every attempt, and keep what is compiled in the
     run's folder. Needed on a GPU only, to resume bitwise; slower there."""
-    attention_backend: str = dataclasses.field(
-        default=AUTOMATIC, metadata={"choices": (AUTOMATIC, *ATTENTION_BACKENDS)}
-    )
+    attention_backend: Annotated[str, OneOf((AUTOMATIC, *ATTENTION_BACKENDS))] = AUTOMATIC
     """How attention is computed: dense (any device) or flex (FlexAttention, on GPUs); auto:
     flex on a GPU for a model without attention dropout, else dense. See model/backends.py."""
     evaluation_interval: PositiveInt = 5000

@@ -1,7 +1,6 @@
 """Settings as a user writes them: YAML, `key=value` overrides, and options of the command line.
 
-Pretraining and fine-tuning share it. Floats are those of YAML 1.2, as the JSON schema of recipes
-and editors have them: 1e-3 is a number.
+Pretraining and fine-tuning share it. Floats are those of YAML 1.2: 1e-3 is a number.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_MOST_VALUES = 100_000
-"""Values of a YAML text, aliases counted as often as they stand for something."""
 _FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+|[-+]\.[0-9]+"
 """Floats of YAML 1.2 that YAML 1.1, and so PyYAML, takes for text."""
 
@@ -47,20 +44,17 @@ def parse(text: str, source: str) -> Any:  # noqa: ANN401 - any YAML value
     """Parse YAML.
 
     Raises:
-        ValueError: the text is not valid YAML, has a key twice, or stands for more values than any
-            recipe has; `source` is named.
+        ValueError: the text is not valid YAML, or has a key twice; `source` is named.
     """
     import yaml
 
     try:
-        values = yaml.load(text, Loader=_loader())  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_loader())  # noqa: S506 - a SafeLoader
     except RecursionError:
         raise ValueError(f"{source}: is nested too deeply") from None
     # Tags such as !!int raise what int() and the like raise.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
         raise ValueError(f"{source}: is not valid YAML: {error}") from error
-    _refuse_many(values, source)
-    return values
 
 
 def to_yaml(values: object, **form: Any) -> str:  # noqa: ANN401 - PyYAML's options
@@ -109,21 +103,6 @@ def _dumper() -> Any:  # noqa: ANN401 - as `_loader`
 def _read_floats(kind: Any) -> None:  # noqa: ANN401 - a class of PyYAML
     pattern = re.compile(f"^(?:{_FLOAT})$")
     kind.add_implicit_resolver("tag:yaml.org,2002:float", pattern, list("-+.0123456789"))
-
-
-def _refuse_many(values: object, source: str) -> None:
-    """Refuse a few lines of aliases that stand for more values than memory holds."""
-    count, waiting = 0, [values]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict | list | tuple):
-            waiting.extend(value.values() if isinstance(value, dict) else value)
-        count += 1
-        if count + len(waiting) > _MOST_VALUES:
-            raise ValueError(
-                f"{source}: stands for more than {_MOST_VALUES:,} values, aliases included; write "
-                "values out instead of aliases"
-            )
 
 
 def override(key: str, text: str) -> str:

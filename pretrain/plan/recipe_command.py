@@ -7,12 +7,10 @@ import dataclasses
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Set
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from data_prep.common.arguments import typed
-from data_prep.common.files import write_json
 from data_prep.common.plugins import package_of
 from pretrain.config.settings import add_recipe
 
@@ -22,31 +20,12 @@ if TYPE_CHECKING:
 
 
 def add_recipes_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `recipes`."""
-    command.add_argument(
-        "--schema",
-        type=Path,
-        metavar="FILE",
-        help="write the JSON schema of recipes to this file, for editors that complete YAML",
-    )
+    """Add the arguments of `recipes`: none."""
 
 
-def recipes(options: argparse.Namespace) -> int:
-    """List recipes, and the names that their settings may have.
-
-    With --schema, write the JSON schema of recipes. An editor with a YAML language server then
-    completes, explains and checks a recipe whose first line names that file:
-
-        # yaml-language-server: $schema=recipe.schema.json
-
-    example: python -m pretrain recipes --schema recipe.schema.json
-    """
-    if options.schema:
-        write_json(options.schema, recipe_schema())
-        sys.stdout.write(f"{options.schema}: JSON schema of recipes\n")
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in _listing()))
-    return 0
+def recipes(options: argparse.Namespace) -> None:  # noqa: ARG001
+    """List recipes, and the names that their settings may have."""
+    sys.stdout.write("".join(f"{line}\n" for line in _listing()))
 
 
 def add_show_arguments(command: argparse.ArgumentParser) -> None:
@@ -209,25 +188,6 @@ def _setting(
         yield f"{indent}{line}  # {sources.get(key, 'default')}"
 
 
-def recipe_schema() -> dict[str, Any]:
-    """The JSON schema of a recipe's file: `RunConfig`, `extends`, and the fields of ModelConfig."""
-    from data_prep.common.records import json_schema
-    from pretrain.config.run import RunConfig
-    from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig
-
-    model = json_schema(ModelConfig)
-    del model["required"], model["properties"]["vocab_size"]
-    for name, accepted in {"position": POSITION_METHODS, **CHOICES}.items():
-        model["properties"][name]["enum"] = list(accepted)
-    schema = json_schema(RunConfig)
-    schema["$defs"]["ModelRecipe"]["properties"]["overrides"] = model
-    extends = {"type": "string", "description": "Recipe whose values this one changes."}
-    objective = {"description": "What the model has to predict: `name` decides the other keys."}
-    schema["properties"] = {"extends": extends, **schema["properties"]}
-    schema["properties"]["objective"] |= objective
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
 def _listing() -> Iterator[str]:
     from pretrain.config.load import RECIPES
     from pretrain.model.presets import SIZES, VARIANTS
@@ -249,30 +209,29 @@ def _listing() -> Iterator[str]:
     for name, entry in SETTINGS_BY_NAME.installed().items():
         yield f"  {name:<34} {entry.value}, {package_of(entry)}"
     yield "\nother settings with names:"
-    for key, names in dict(_named_settings(recipe_schema())).items():
-        if key not in tables:
+    for key, names in _named_settings().items():
+        if key not in tables and key not in ("objective", "objective.name"):
             yield f"  {key:<34} {', '.join(names)}"
 
 
-def _named_settings(schema: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the settings of which a schema lists the accepted names, with these."""
-    records = schema["$defs"]
+def _named_settings() -> dict[str, Sequence[str]]:
+    """The settings that accept certain names only, with these."""
+    from data_prep.common.records import OneOf, keys
+    from pretrain.config.run import RunConfig
+    from pretrain.model.config import CHOICES, POSITION_METHODS
+    from pretrain.objectives.registry import SETTINGS_BY_NAME
 
-    def record(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        found = records.get(entry.get("$ref", "").rpartition("/")[2], {"properties": {}})
-        properties: Mapping[str, Any] = found["properties"]
-        return properties
-
-    def named(path: str, field: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-        if "enum" in field:
-            yield path, [n if isinstance(n, str) else str(n).lower() for n in field["enum"]]
-        for name, below in field.get("properties", {}).items():
-            yield from named(f"{path}.{name}", below)
-
-    for section, entry in schema["properties"].items():
-        yield from named(section, entry)
-        for fields in (record(entry), *map(record, entry.get("anyOf", ()))):
-            yield from named(section, {"properties": fields})
+    found: dict[str, Sequence[str]] = {}
+    for objective in SETTINGS_BY_NAME:
+        for key, annotation in keys(RunConfig, {"objective": {"name": objective}}):
+            if get_origin(annotation) is Literal:
+                found[key] = [str(n).lower() for n in get_args(annotation)]
+            for mark in getattr(annotation, "__metadata__", ()):
+                if isinstance(mark, OneOf):
+                    found[key] = [*mark.table]
+    for name, names in {"position": POSITION_METHODS, **CHOICES}.items():
+        found[f"model.overrides.{name}"] = [*names]
+    return found
 
 
 COMMANDS = {"recipes": (add_recipes_arguments, recipes), "show": (add_show_arguments, show)}

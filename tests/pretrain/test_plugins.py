@@ -23,7 +23,6 @@ def test_a_recipe_names_what_a_package_registers(recipe, tmp_path):
     ("words", "message"),
     [
         (["objective.name=every"], "one of masked-lm, .*sentence-pairs, every-nth, not-settings"),
-        (["objective.name=not-settings"], "not-settings: .* is not a dataclass of settings"),
         ([*MINE, "objective.n=1"], "objective.n: 1 is not accepted; it must be 2 or above"),
         ([*MINE, "objective.probability=0.3"], "unknown key 'objective.probability'"),
         (["tracker=line"], "tracker: 'line' is not .*tensorboard, wandb, mlflow, fails or lines"),

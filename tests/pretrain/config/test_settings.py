@@ -17,7 +17,6 @@ def test_yaml_that_would_run_code_is_refused():
 
 @pytest.mark.parametrize("text", ["1e-3", "1E-3", "+1.e-3", ".1e-2", "1.0e-3", "0.001"])
 def test_a_float_is_one_however_it_is_written(text):
-    """As the JSON schema and editors read it: YAML 1.1 has no floats without a point."""
     assert settings.parse(text, "here") == 1e-3
 
 
@@ -26,19 +25,11 @@ def test_text_that_looks_like_another_value_is_written_in_quotes(text):
     assert settings.parse(settings.to_yaml({"name": text}), "here") == {"name": text}
 
 
-def bomb(levels, link):
-    lines = [f"a{n}: &a{n} {link.format(', '.join([f'*a{n - 1}'] * 9))}" for n in range(1, levels)]
-    return "\n".join(["a0: &a0 {x: 1}", *lines])
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (bomb(9, "[{}]"), "aliases"),
-        (bomb(9, "{{<<: [{}]}}"), "<<"),
-        ("a: &a [*a]", "aliases"),
-        (bomb(9, "[{}]") + "\n? *a8\n: 1", "line 9: a key must be a text"),
-        (bomb(9, "!!pairs [x: [{}]]"), "aliases"),
+        ("a: &a {x: 1}\nb: {<<: *a}", "<<"),
+        ("a: &a [1]\n? *a\n: 1", "line 1: a key must be a text"),
         ("[" * 2000, "nested too deeply"),
         ("{a: " * 2000, "nested too deeply"),
         ("training:\n  steps: 10\n  seed: 1\n  steps: 20", "steps.*lines 2 and 4"),
