@@ -30,9 +30,7 @@ def export(options: argparse.Namespace) -> None:
     example: python -m pretrain export runs/base --output models/base
     """
     from pretrain.models.export import best_step, export_checkpoint, why_not_newest
-    from pretrain.records.folder import writable_by_others
 
-    sys.stdout.write(writable_by_others(options.run))
     chosen, reason = best_step(options.run) if options.best else (options.step, "")
     step = export_checkpoint(options.run, options.output, chosen)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")

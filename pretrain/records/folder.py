@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,24 +40,6 @@ def lock(run: Path) -> TextIO:
     """
     run.mkdir(parents=True, exist_ok=True)
     return files.lock(run / LOCK, "is being trained by another attempt")
-
-
-def writable_by_others(run: Path) -> str:
-    """Return a line of warning if other users may write to a run's folder, else "".
-
-    What they write there decides what is trained and exported. A group with the owner's number is
-    the owner's own, which many systems let write.
-    """
-    if not run.is_dir():
-        return ""
-    found = run.stat()
-    if found.st_mode & stat.S_IWOTH:
-        who = "every user"
-    elif found.st_mode & stat.S_IWGRP and found.st_gid != found.st_uid:
-        who = "its group"
-    else:
-        return ""
-    return f"WARNING: {run}: {who} may write to this folder; `chmod -R go-w {run}` ends that\n"
 
 
 def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:

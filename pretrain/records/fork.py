@@ -14,7 +14,6 @@ import dataclasses
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,6 @@ def take(config: RunConfig) -> None:
     fork = find(config)
     if fork is None:
         return
-    sys.stdout.write(folder.writable_by_others(fork.run))
     own, attempt = Path(config.folder), fork.records[-1]["attempt"]
     checkpoint = checkpoints.folder_of(own, fork.step)
     shutil.rmtree(checkpoint.parent, ignore_errors=True)

@@ -65,7 +65,6 @@ def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: b
         node = connect(
             machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"), corpora
         )
-    sys.stdout.write(folder.writable_by_others(run))
     folder.check_corpora(config, manifests)
     fork.take_alone(config)
     code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()

@@ -88,22 +88,6 @@ def test_an_attempt_records_sizes_of_batches_that_the_creation_does_not_tell(
     assert ("batches" in begun(recipe.load(tmp_path, *settings))) == recorded
 
 
-@pytest.mark.parametrize(
-    ("mode", "who"), [(0o755, ""), (0o777, "every user"), (0o775, "its group")]
-)
-def test_a_folder_that_others_may_write_to_is_warned_of(tmp_path, mode, who):
-    tmp_path.chmod(mode)
-    if who == "its group":
-        assert run_folder.writable_by_others(tmp_path) == "", "the owner's own group"
-        try:
-            os.chown(tmp_path, -1, os.getgid() + 1)
-        except PermissionError:
-            pytest.skip("only root may give a folder to another group")
-    warning = run_folder.writable_by_others(tmp_path)
-    assert warning.startswith(f"WARNING: {tmp_path}: {who} may") == bool(who) == bool(warning)
-    assert run_folder.writable_by_others(tmp_path / "none") == ""
-
-
 @pytest.mark.parametrize("is_noticed", [False, True])
 def test_a_run_is_neither_begun_nor_resumed_on_other_ids_of_the_same_size(
     is_noticed, recipe, corpus, tmp_path
