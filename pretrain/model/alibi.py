@@ -44,13 +44,12 @@ class Alibi(nn.Module):
         if config.alibi_slopes == "trained":
             self.logits = nn.Parameter(torch.logit(torch.tensor(self.slopes)))
 
-    def forward(self, device: torch.device, scale: float = 1.0) -> ScoreFunction:
-        """Return the bias as a function of index tensors on `device`, with distances x `scale`."""
+    def forward(self, device: torch.device) -> ScoreFunction:
+        """Return the bias as a function of index tensors on `device`."""
         if self.logits is None:
             slopes = constant(tuple(self.slopes), device)
         else:
             slopes = self.logits.float().sigmoid()
-        slopes = slopes * scale
         # For whole numbers d, |d - 1/4| - 1/4 is d - 1/2 right of the query and -d elsewhere.
         shift = 0.25 if self.shape == "offset" else 0.0
         heads = self.num_heads

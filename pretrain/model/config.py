@@ -37,8 +37,6 @@ class PositionMethod:
     """`hidden_size` must be a multiple of this."""
     head_multiple: int = 1
     """The size of a head must be a multiple of this."""
-    scalable: bool = True
-    """Whether positions may be fractions, as position interpolation makes them."""
     trained_bias: bool = False
     """Whether what is added to scores is always trained."""
     beyond: str = ""
@@ -49,7 +47,6 @@ POSITION_METHODS: Mapping[str, PositionMethod] = {
     "learned": PositionMethod(
         embedding="LearnedPositions",
         bounded=True,
-        scalable=False,
         beyond="its learned positions are untrained after that, or end",
     ),
     "sinusoidal": PositionMethod(
@@ -70,7 +67,7 @@ POSITION_METHODS: Mapping[str, PositionMethod] = {
     "alibi": PositionMethod(
         score_bias="Alibi", beyond="ALiBi weakens larger distances, and it keeps its level"
     ),
-    "none": PositionMethod(scalable=False, beyond="it has no positions"),
+    "none": PositionMethod(beyond="it has no positions"),
 }
 """Every position method. No other code asks which method a model has."""
 

@@ -72,7 +72,6 @@ class Embeddings(nn.Module):
         self,
         input_ids: Tensor,
         document_ids: Tensor | None,
-        position_scale: float = 1.0,
         segment_ids: Tensor | None = None,
     ) -> Tensor:
         """Look up ids [B, T]; padding becomes zero.
@@ -80,7 +79,6 @@ class Embeddings(nn.Module):
         Args:
             input_ids: [B, T].
             document_ids: [B, T] or None, see the package's docstring.
-            position_scale: factor on all positions.
             segment_ids: [B, T] or None, see the package's docstring.
 
         Returns:
@@ -95,8 +93,6 @@ class Embeddings(nn.Module):
         else:
             is_mask = None
         positions = token_positions(document_ids, input_ids)
-        if position_scale != 1.0:
-            positions = positions * position_scale
         vectors = self.tokens(input_ids)
         return self.from_vectors(vectors, is_mask, positions, document_ids, segment_ids)
 

@@ -75,7 +75,7 @@ def cross_context(
     *,
     num_heads: int,
     dtype: torch.dtype,
-    rotation: Callable[[Tensor], Rotation | None],
+    rotation: Callable[[Tensor], Rotation] | None,
     scores: ScoreFunction | None,
 ) -> CrossContext:
     """Let each query see the keys whose places are not after its own.
@@ -85,7 +85,7 @@ def cross_context(
         keys: places of the keys, [S].
         num_heads: H.
         dtype: of the bias.
-        rotation: places to the rotation by them, or to None.
+        rotation: places to the rotation by them, or None.
         scores: the position bias, or None.
 
     Returns:
@@ -96,7 +96,8 @@ def cross_context(
     bias = torch.zeros((), dtype=dtype, device=queries.device)
     if scores is not None:
         bias = scores(head, query, key).to(dtype)
-    return CrossContext(masked(bias, key <= query), rotation(queries), rotation(keys))
+    rotations = [rotation(places) if rotation else None for places in (queries, keys)]
+    return CrossContext(masked(bias, key <= query), *rotations)
 
 
 def refuse_documents(document_ids: Tensor | None) -> None:

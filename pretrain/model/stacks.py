@@ -16,7 +16,7 @@ from .flex import TILE, flex_bias
 from .layers import build_layers
 from .masks import earlier, visible_keys
 from .perceiver import DownLayer, PerceiverContext, UpLayer, cross_context, refuse_documents
-from .positions import Rotation, position_module, token_positions
+from .positions import position_module, token_positions
 from .scores import ScoreFunction
 
 
@@ -53,9 +53,6 @@ class Encoder(nn.Module):
             # Read in `forward` alone, where ZeRO 3 gathers it.
             basis = torch.empty(config.latents, config.hidden_size)
             self.basis = nn.Parameter(nn.init.xavier_uniform_(basis))
-        self.position_scale = 1.0
-        """Factor on all positions: below 1 for inputs longer than in training (position
-        interpolation: Chen et al. 2023). Only for methods that are `scalable`."""
 
     def forward(
         self,
@@ -96,11 +93,10 @@ class Encoder(nn.Module):
         input_ids: Tensor,
         document_ids: Tensor | None = None,
         segment_ids: Tensor | None = None,
-        with_final_norm: bool = True,
     ) -> list[Tensor]:
         """Return the input of the first layer and the output of each: N + 1 tensors [B, T, D].
 
-        The last is what `forward` returns; without `with_final_norm`, what the last layer returns.
+        The last is what `forward` returns.
 
         Raises:
             ValueError: the model has latents, so that its layers work on different vectors.
@@ -116,7 +112,7 @@ class Encoder(nn.Module):
             self.layers, context.of_layers(self.config.windows), strict=True
         ):
             states.append(layer(states[-1], of_layer))
-        if with_final_norm and self.final_norm is not None:
+        if self.final_norm is not None:
             states[-1] = self.final_norm(states[-1])
         return [state[:, : input_ids.shape[1]] for state in states]
 
@@ -132,22 +128,16 @@ class Encoder(nn.Module):
         first layer's input is what queries the tokens, which are in the context.
 
         Raises:
-            ValueError: `position_scale` is set and the position method cannot scale; or a model
-                with latents gets integers as document ids.
+            ValueError: a model with latents gets integers as document ids.
         """
-        if self.position_scale != 1.0 and not self.config.method.scalable:
-            raise ValueError(
-                f"position_scale {self.position_scale}: must be 1 with {self.config.position} "
-                "positions"
-            )
-        x: Tensor = self.embeddings(input_ids, document_ids, self.position_scale, segment_ids)
+        x: Tensor = self.embeddings(input_ids, document_ids, segment_ids)
         if self.attention_backend != "dense" and (extra := -x.shape[1] % TILE):
             if document_ids is None:
                 document_ids = torch.ones_like(input_ids, dtype=torch.bool)
             x, document_ids = F.pad(x, (0, 0, 0, extra)), F.pad(document_ids, (0, extra))
         scores = None
         if self.score_bias is not None:
-            scores = self.score_bias(x.device, self.position_scale)
+            scores = self.score_bias(x.device)
         if not self.config.latents:
             return x, self._context(x, document_ids, scores)
         refuse_documents(document_ids)
@@ -159,21 +149,18 @@ class Encoder(nn.Module):
             cross_context,
             num_heads=self.config.num_heads,
             dtype=x.dtype,
-            rotation=self._rotation_by,
+            rotation=self.rotation,
             scores=scores,
         )
         down, up = cross(latents, tokens), cross(tokens, latents)
         return queries, PerceiverContext(**vars(context), tokens=x, down=down, up=up)
-
-    def _rotation_by(self, positions: Tensor) -> Rotation | None:
-        return None if self.rotation is None else self.rotation(positions * self.position_scale)
 
     def _context(
         self, x: Tensor, document_ids: Tensor | None, scores: ScoreFunction | None
     ) -> AttentionContext:
         rotation = None
         if self.rotation is not None:
-            rotation = self._rotation_by(token_positions(document_ids, x))
+            rotation = self.rotation(token_positions(document_ids, x))
         dropout = self.config.attention_dropout if self.training else 0.0
         tiled = uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None
         causal, heads, window = self.config.causal, self.config.num_heads, self.config.local_window

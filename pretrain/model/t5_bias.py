@@ -24,19 +24,13 @@ class T5Bias(nn.Module):
         distances = range(-MAX_DISTANCE, MAX_DISTANCE + 1)
         self.buckets = tuple(t5_bucket(distance, config.causal) for distance in distances)
 
-    def forward(self, device: torch.device, scale: float = 1.0) -> ScoreFunction:
-        """Return the bias as a function of index tensors on `device`, with distances x `scale`.
-
-        Scaled distances are rounded to whole ones.
-        """
+    def forward(self, device: torch.device) -> ScoreFunction:
+        """Return the bias as a function of index tensors on `device`."""
         # Looked up here, where ZeRO 3 has gathered the table.
         by_distance = self.table(constant(self.buckets, device)).float()
 
         def bias(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            distance = key - query
-            if scale != 1.0:
-                distance = (distance * scale).round().to(head.dtype)
-            distance = distance.clamp(-MAX_DISTANCE, MAX_DISTANCE)
+            distance = (key - query).clamp(-MAX_DISTANCE, MAX_DISTANCE)
             value: Tensor = by_distance[distance + MAX_DISTANCE, head]
             return value
 

@@ -48,19 +48,13 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     lengths = "cut the text into windows of so many tokens, such as 512,1024, and score the same "
     lengths += "targets at each (default: blocks as in the validation of a run)"
     add("--lengths", type=_lengths, help=lengths)
-    layers = "compare the input and the output of every layer: L2 distance, cosine similarity, and "
-    layers += "angle, as means over the tokens of some blocks"
-    add("--layers", action="store_true", help=layers)
     stride = "with --lengths: tokens from one window to the next; each window but a text's first "
     stride += "scores only its last tokens, as many as these (default: windows do not overlap)"
     add("--stride", type=int, help=stride)
-    interpolate = "with --lengths: beyond the training length also measure position interpolation, "
-    interpolate += "which multiplies positions by training length / length"
-    add("--interpolate", action="store_true", help=interpolate)
     blocks = (
         "at most so many blocks, spread over the split; 0: all (default: as in the validation of "
     )
-    blocks += "the run); with --lengths, documents (default: all); with --layers: 32 blocks"
+    blocks += "the run); with --lengths, documents (default: all)"
     add("--blocks", type=int, help=blocks)
     packing = "how documents fill blocks (default: as the model was trained); with --lengths, "
     packing += "contiguous reads the split as one text, any other every document by itself"
@@ -71,7 +65,7 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     )
     add("--json", type=Path, help=text)
     add("--csv", type=Path, help="also write a table to this file, with a line for each score")
-    plot = pictures.HELP.format("perplexity (--lengths) or layers (--layers)")
+    plot = pictures.HELP.format("perplexity by length")
     add("--plot", type=Path, help=plot)
     add_device(command)
 
@@ -87,7 +81,7 @@ def _lengths(text: str) -> list[int]:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Measure the validation perplexity of model folders, or what their layers do.
+    """Measure the validation perplexity of model folders.
 
     Without --lengths the result is that of the run's own validation: to the digit for a run in fp32
     on one rank of the same machine, and up to the order of additions on several ranks. For models
@@ -95,9 +89,11 @@ def evaluate(options: argparse.Namespace) -> None:
 
     example: python -m pretrain evaluate models/base --data corpora/pile --lengths 512,1024
     """
-    from pretrain.models import evaluation
+    from pretrain.models.evaluation import Files, Reading, run
 
-    evaluation.run(options)
+    reading = Reading(options.lengths or (), options.stride, options.blocks, options.packing)
+    files = Files(options.json, options.csv, options.plot)
+    run(options.model, options.data, reading, files, options.device)
 
 
 def add_fill_mask_arguments(command: argparse.ArgumentParser) -> None:

@@ -1,12 +1,15 @@
-"""Validation of a model folder, at the training length and beyond it."""
+"""Validation of a model, at the training length and beyond it: what a score is, and measuring."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
@@ -22,13 +25,6 @@ from pretrain.data.sources import Source
 from pretrain.data.windows import Windows
 from pretrain.loop.protocols import MicroBatch
 from pretrain.model.language_model import LanguageModel
-from pretrain.models.scores import (
-    Evaluation,
-    Refusal,
-    Score,
-    Scores,
-    perplexity_interval,
-)
 from pretrain.objectives.base import (
     PAIR_SPECIAL_TOKENS,
     DocumentObjective,
@@ -37,6 +33,156 @@ from pretrain.objectives.base import (
     Vocabulary,
 )
 from pretrain.objectives.sentence_pairs import SentencePairsLM
+
+_FEWEST_TARGETS = 100
+"""Groups of positions with fewer are too noisy for the table and the picture."""
+_RESAMPLES = 1000
+INTERVAL = "95 % interval of perplexity: bootstrap over documents"
+"""What `Evaluation.interval` is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Loss over some targets."""
+
+    loss: float
+    """Nats per target; of several terms, their weighted sum."""
+    perplexity: float
+    """exp(loss); of several terms, that of the first one, which is of tokens. NaN without any."""
+    targets: int
+    accuracy: float
+    """Share of the targets that the model finds most likely."""
+
+    @property
+    def accuracy_error(self) -> float:
+        """Standard error of the accuracy p of n targets, sqrt(p (1 - p) / n)."""
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.targets)
+
+    @classmethod
+    def of(cls, sums: npt.NDArray[np.float64], weights: Sequence[float]) -> Score:
+        """The score of summed losses.
+
+        Args:
+            sums: [terms, 3]: nats, correct predictions, targets; at least one target.
+            weights: of the terms.
+        """
+        loss = sum(
+            weight * nats / targets
+            for weight, (nats, _, targets) in zip(weights, sums.tolist(), strict=True)
+            if targets
+        )
+        (nats, _, tokens), *_ = sums.tolist()
+        _, correct, targets = sums.sum(axis=0).tolist()
+        # exp of more is infinite.
+        perplexity = math.exp(min(nats / tokens, 700.0)) if tokens else math.nan
+        return cls(loss, perplexity, int(targets), correct / targets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """One pass over the validation split."""
+
+    total: Score
+    subsets: dict[str, Score]
+    """By Pile subset, those with targets alone."""
+    terms: dict[str, Score]
+    """By term of the objective, where it has several, those with targets alone."""
+
+    @classmethod
+    def of(cls, sums: npt.ArrayLike, terms: Mapping[str, float], names: Sequence[str]) -> Scores:
+        """The scores of `PretrainingObjective.evaluate`'s sums over all batches.
+
+        Args:
+            sums: [subsets, terms, 3], or flat.
+            terms: of the objective.
+            names: of the subsets.
+        """
+        parts = np.asarray(sums, dtype=np.float64).reshape(len(names), len(terms), 3)
+        weights, whole = list(terms.values()), parts.sum(axis=0)
+        subsets = zip(names, parts, strict=True)
+        by_term = zip(terms, whole, strict=True) if len(terms) > 1 else ()
+        return cls(
+            Score.of(whole, weights),
+            {name: Score.of(part, weights) for name, part in subsets if part[:, 2].any()},
+            {name: Score.of(part[None], [1.0]) for name, part in by_term if part[2]},
+        )
+
+
+def scores_by_corpus(
+    sums: npt.ArrayLike, terms: Mapping[str, float], subsets: Mapping[str, int]
+) -> dict[str, Score]:
+    """The scores of each of several corpora, those with targets alone.
+
+    Args:
+        sums: [subsets of all corpora, terms, 3], or flat.
+        terms: of the objective.
+        subsets: number of subsets of each corpus, by name.
+    """
+    parts = np.asarray(sums, dtype=np.float64).reshape(sum(subsets.values()), len(terms), 3)
+    ends = np.cumsum(list(subsets.values()))[:-1]
+    wholes = (part.sum(axis=0) for part in np.split(parts, ends))
+    named = zip(subsets, wholes, strict=True)
+    return {n: Score.of(whole, list(terms.values())) for n, whole in named if whole[:, 2].any()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation(Scores):
+    """Scores on blocks, or on windows of texts, of one length."""
+
+    length: int
+    """Most tokens of a block or window, with special tokens."""
+    blocks: int
+    """Number of blocks; of `evaluate_lengths`: of windows."""
+    coverage: float
+    """Share of the split's tokens that the blocks or windows hold. Span corruption reads less."""
+    stride: int | None = None
+    """Of windows that overlap."""
+    positions: dict[int, Score] = dataclasses.field(default_factory=dict)
+    """Of `evaluate_lengths`: by the number of tokens before the target in its window, from each of
+    these numbers to below the next (`Windows.edges`); those with targets alone."""
+    interval: tuple[float, float] | None = None
+    """Of `evaluate_lengths`: see `perplexity_interval`."""
+    pairs: dict[str, Score] = dataclasses.field(default_factory=dict)
+    """Of `evaluate_blocks`, for a model with a pair head: of "masked", "nsp" and "sop"."""
+
+    @property
+    def perplexity_by_position(self) -> dict[int, float]:
+        """Perplexity by the first position of a group, of groups with enough targets."""
+        return {
+            edge: score.perplexity
+            for edge, score in self.positions.items()
+            if score.targets >= _FEWEST_TARGETS
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A length that could not be measured."""
+
+    length: int
+    refused: str
+    """Why."""
+
+
+def perplexity_interval(sums: npt.NDArray[np.float64]) -> tuple[float, float] | None:
+    """The 95 % interval of a perplexity by the bootstrap (Efron and Tibshirani 1993, chapter 13).
+
+    The parts are drawn with replacement 1,000 times, always with the same seed. The interval is
+    that of the text, as if other documents had been read; the model is the same.
+
+    Args:
+        sums: [parts, 3]: nats, correct predictions, targets of each part of the text.
+
+    Returns:
+        The 2.5th and the 97.5th percentile; None where fewer than two parts have targets.
+    """
+    sums = sums[sums[:, 2] > 0]
+    if len(sums) < 2:
+        return None
+    drawn = np.random.default_rng(0).integers(len(sums), size=(_RESAMPLES, len(sums)))
+    nats, _, targets = sums[drawn].sum(axis=1).T
+    low, high = np.percentile(nats / targets, [2.5, 97.5])
+    return math.exp(min(low, 700.0)), math.exp(min(high, 700.0))
 
 
 def validation_objective(
@@ -150,7 +296,6 @@ def evaluate_lengths(
     *,
     stride: int | None = None,
     one_text: bool = False,
-    interpolate_from: int | None = None,
 ) -> Iterator[Evaluation | Refusal]:
     """Scores of the same targets at every length, each as soon as it is measured.
 
@@ -166,9 +311,6 @@ def evaluate_lengths(
         tokens: most tokens per forward pass; a pass has at least one window.
         stride: of the windows; None: they do not overlap.
         one_text: read the documents as one text, so that windows cross their boundaries.
-        interpolate_from: the length of training. Longer windows are also scored with all positions
-            multiplied by `interpolate_from` / length (Chen et al. 2023, "Extending Context Window
-            of Large Language Models via Positional Interpolation"), where the position method can.
 
     Raises:
         ValueError: the objective cannot draw the targets of a document, a model with latents would
@@ -199,13 +341,8 @@ def evaluate_lengths(
             return Refusal(length, f"the model's learned positions end at {longest_input}")
         windows = Windows(corpus, documents, length, stride or length, one_text)
         rows = max(1, tokens // windows.row)
-        interpolated, interpolated_interval = None, None
         try:
             scores, positions, interval = _window_scores(model, objective, windows, rows)
-            if interpolate_from and length > interpolate_from and model.config.method.scalable:
-                scale = interpolate_from / length
-                found = _interpolated(model, objective, windows, rows, scale)
-                interpolated, interpolated_interval = found
         except torch.OutOfMemoryError as error:
             return Refusal(length, str(error).partition("\n")[0])
         return Evaluation(
@@ -216,23 +353,9 @@ def evaluate_lengths(
             stride=stride,
             positions=positions,
             interval=interval,
-            interpolated=interpolated,
-            interpolated_interval=interpolated_interval,
         )
 
     return map(measure, lengths)
-
-
-def _interpolated(
-    model: LanguageModel, objective: DocumentObjective, windows: Windows, rows: int, scale: float
-) -> tuple[Score, tuple[float, float] | None]:
-    """The score over windows with all positions multiplied by `scale`, and its interval."""
-    before, model.encoder.position_scale = model.encoder.position_scale, scale
-    try:
-        scores, _, interval = _window_scores(model, objective, windows, rows)
-        return scores.total, interval
-    finally:
-        model.encoder.position_scale = before
 
 
 def _window_scores(

@@ -1,18 +1,21 @@
-"""What the command `evaluate` measures and writes, for each model that it names."""
+"""The command `evaluate`: what it measures, its tables, its files and its picture."""
 
 from __future__ import annotations
 
-import argparse
+import csv
 import dataclasses
 import errno
+import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from data_prep.common import pictures
-from data_prep.common.files import AtomicFile
+from data_prep.common.files import AtomicFile, write_atomically, write_json
 from data_prep.corpus import Corpus
 from pretrain.data.batches import (
     refuse_other_packing,
@@ -20,195 +23,382 @@ from pretrain.data.batches import (
     spread,
     validation_note,
 )
-from pretrain.data.sources import SOURCES, Source
+from pretrain.data.sources import SOURCES
 from pretrain.engine.distributed import choose_device
-from pretrain.models import evaluation_report as report
 from pretrain.models import model_folder
 from pretrain.models.evaluate import (
+    INTERVAL,
+    Evaluation,
+    Refusal,
+    Score,
     evaluate_blocks,
     evaluate_lengths,
     pair_objectives,
     validation_objective,
 )
-from pretrain.models.layers import LayerChanges, layer_changes
 from pretrain.models.model_folder import LoadedModel
-from pretrain.models.scores import Evaluation, Measured, Refusal
-from pretrain.objectives.base import PretrainingObjective
 
-_LAYER_BLOCKS = 32
-"""Blocks that --layers reads where nothing else is asked for."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLUMNS = (
+    *("model", "trained length", "length", "stride", "part", "targets", "loss", "perplexity"),
+    *("accuracy", "standard error of accuracy"),
+)
+_ROOM_ABOVE = 1.5
+"""The perplexity axis ends at the highest value within the training length, times this."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reading:
-    """One of the models, and what it is measured on."""
+class Reading:
+    """What the models read; the options of `evaluate` of the same names."""
 
-    name: str
-    loaded: LoadedModel
-    objective: PretrainingObjective
-    corpus: Corpus
-    options: argparse.Namespace
+    lengths: Sequence[int] = ()
+    stride: int | None = None
+    blocks: int | None = None
+    packing: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        if (self.blocks or 0) < 0:
+            raise ValueError(f"--blocks {self.blocks}: accepted: 0 (all) or more")
+        if self.stride is not None and not self.lengths:
+            raise ValueError("--stride needs --lengths")
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The files to write; None: none."""
+
+    json: Path | None = None
+    csv: Path | None = None
+    plot: Path | None = None
+
+    def check_plot(self, reading: Reading) -> None:
+        """Refuse a picture that cannot be drawn."""
+        if self.plot and not reading.lengths:
+            raise ValueError("--plot needs --lengths")
+        if self.plot:
+            pictures.check_name("--plot", self.plot)
+
+    def refuse_unwritable(self) -> None:
+        """Refuse files that cannot be written, while that costs no measurement."""
+        for path in filter(None, (self.json, self.csv, self.plot)):
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            AtomicFile(path).discard()
+
+    def write(self, measured: Sequence[Measured]) -> None:
+        """Write the numbers that were measured so far."""
+        if self.json:
+            write_json(self.json, [_as_json(m, result) for m in measured for result in m.results])
+        if self.csv:
+            write_atomically(self.csv, scores_as_csv(measured).encode())
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The results of one model."""
+
+    model: str
+    """Its name in tables, pictures and files."""
+    trained_length: int
+    """Tokens of the blocks of its training."""
+    results: list[Evaluation | Refusal] = dataclasses.field(default_factory=list)
+    pair_task: str | None = None
+    """What its pair head was trained on, such as "sop"; "-" where nothing says; None without such a
+    head."""
 
     @property
-    def packing(self) -> str:
-        """How documents fill the blocks, or with --lengths the windows."""
-        return str(self.options.packing or self.loaded.packing)
-
-    def source(self) -> Source:
-        """The blocks to read.
-
-        Raises:
-            ValueError: the objective cannot read such blocks, or the corpus has none.
-        """
-        packing = SOURCES[self.packing]
-        refuse_other_packing(packing, self.objective.settings, self.loaded.model.config.latents)
-        return packing(self.corpus, self.loaded.sequence_length)
-
-    def results(self) -> Iterator[Evaluation | Refusal]:
-        """Scores by length, or of the blocks; what is refused is refused at once."""
-        if self.options.lengths:
-            return self._of_windows()
-        source, loaded = self.source(), self.loaded
-        blocks = self.options.blocks
-        limit = loaded.evaluation_blocks if blocks is None else blocks
-        for each in [self.objective, *pair_objectives(self.objective).values()]:
-            refuse_without_targets(source, each, limit)
-
-        def measure() -> Iterator[Evaluation]:
-            size = loaded.micro_batch_size
-            yield evaluate_blocks(loaded.model, self.objective, source, limit, size)
-
-        return measure()
-
-    def _of_windows(self) -> Iterator[Evaluation | Refusal]:
-        loaded, options = self.loaded, self.options
-        return evaluate_lengths(
-            loaded.model,
-            self.objective,
-            self.corpus,
-            options.lengths,
-            options.blocks or 0,
-            loaded.micro_batch_size * loaded.sequence_length,
-            stride=options.stride,
-            one_text=self.packing == "contiguous",
-            interpolate_from=loaded.sequence_length if options.interpolate else None,
-        )
-
-    def note(self) -> str:
-        """Say what is predicted, and with --lengths in which text."""
-        note = f"{validation_note(self.loaded.objective)}\n"
-        if not self.options.lengths:
-            return note
-        lengths = self.corpus.lengths[spread(len(self.corpus), self.options.blocks or 0)]
-        longest = int(lengths.max()) + 1
-        kind = f"the longest of {longest:,} tokens with <s>"
-        if self.packing == "contiguous":
-            kind = f"read as one text of {int(lengths.sum()):,} tokens"
-        elif max(self.options.lengths) > longest:
-            kind += ", so longer windows change nothing"
-        documents = f"{len(lengths):,} of {len(self.corpus):,} documents"
-        return f"{note}the same targets at every length, of {documents}, {kind}\n"
+    def evaluations(self) -> list[Evaluation]:
+        """The results without refusals, by length."""
+        found = [result for result in self.results if isinstance(result, Evaluation)]
+        return sorted(found, key=lambda each: each.length)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Measure models as the options of `evaluate` say.
+def run(
+    models: Sequence[Path], data: Path, reading: Reading, files: Files, device: str | None
+) -> None:
+    """Measure models on the validation split of a corpus; print and write what is found.
 
     Raises:
-        ValueError: the options mean nothing, a model cannot be measured on the corpus, or some
-            lengths could not be measured.
+        ValueError: a model cannot be measured on the corpus, or some lengths could not be measured.
     """
-    _check_options(options)
-    device = choose_device(options.device)
-    corpus = Corpus(options.data, "valid")
-    names = [folder.resolve().name for folder in options.model]
+    files.check_plot(reading)
+    chosen, corpus = choose_device(device), Corpus(data, "valid")
+    names = [folder.resolve().name for folder in models]
     if len(set(names)) < len(names):
-        names = [str(folder) for folder in options.model]
-    readings = []
-    for name, folder in zip(names, options.model, strict=True):
-        loaded = model_folder.load_model(folder)
-        digest, settings = loaded.tokenizer.digest(), loaded.objective
-        objective = validation_objective(loaded.model, digest, corpus, settings)
-        readings.append(_Reading(name, loaded, objective, corpus, options))
-    measure = _measure_layers if options.layers else _measure_scores
-    measure(options, readings, device)
-
-
-def _measure_scores(
-    options: argparse.Namespace, readings: list[_Reading], device: torch.device
-) -> None:
-    all_results = [reading.results() for reading in readings]
-    _refuse_unwritable(options)
+        names = [str(folder) for folder in models]
+    loaded = [model_folder.load_model(folder) for folder in models]
+    all_results = [_results(each, corpus, reading) for each in loaded]
+    files.refuse_unwritable()
     measured: list[Measured] = []
-    for reading, results in zip(readings, all_results, strict=True):
-        loaded = reading.loaded
-        recorded = loaded.recipe_section("objective").get("pair_task", "-")
-        task = recorded if loaded.model.config.pair_head else None
-        found = Measured(reading.name, loaded.sequence_length, pair_task=task)
+    for name, each, results in zip(names, loaded, all_results, strict=True):
+        if len(models) > 1:
+            length = f"{each.sequence_length:,} tokens"
+            sys.stdout.write(f"\n{name}, trained on blocks of {length}\n")
+        sys.stdout.write(_note(each, corpus, reading))
+        sys.stdout.write(heading("windows" if reading.lengths else "blocks"))
+        recorded = each.recipe_section("objective").get("pair_task", "-")
+        task = recorded if each.model.config.pair_head else None
+        found = Measured(name, each.sequence_length, pair_task=task)
         measured.append(found)
-        if len(readings) > 1:
-            title = f"{reading.name}, trained on blocks of {found.trained_length:,} tokens"
-            sys.stdout.write(f"\n{title}\n")
-        sys.stdout.write(reading.note())
-        loaded.model.to(device)
-        counted = "windows" if options.lengths else "blocks"
-        sys.stdout.write(report.heading(counted, options.interpolate))
+        each.model.to(chosen)
         for result in results:
             found.results.append(result)
-            sys.stdout.write(report.table_rows(result, options.interpolate))
+            sys.stdout.write(table_rows(result))
             sys.stdout.flush()
-            report.write_scores(measured, options.json, options.csv)
-        report.write_scores(measured, plot=options.plot)
-        sys.stdout.write(report.position_table(found.evaluations))
-        loaded.model.to("cpu")
-    if table := report.pair_table(measured):
+            files.write(measured)
+        sys.stdout.write(position_table(found.evaluations))
+        each.model.to("cpu")
+    if files.plot:
+        draw_scores(measured, files.plot)
+    if table := pair_table(measured):
         sys.stdout.write(f"\n{table}")
-    if refused := report.refusals(measured):
+    _raise_refused(measured)
+
+
+def _results(
+    loaded: LoadedModel, corpus: Corpus, reading: Reading
+) -> Iterator[Evaluation | Refusal]:
+    """Return the scores by length, or of the blocks; what is refused is refused at once.
+
+    Raises:
+        ValueError: the model or its objective cannot read such text, or the corpus has none.
+    """
+    model, size = loaded.model, loaded.micro_batch_size
+    objective = validation_objective(model, loaded.tokenizer.digest(), corpus, loaded.objective)
+    packing = reading.packing or loaded.packing
+    if reading.lengths:
+        return evaluate_lengths(
+            model,
+            objective,
+            corpus,
+            reading.lengths,
+            reading.blocks or 0,
+            size * loaded.sequence_length,
+            stride=reading.stride,
+            one_text=packing == "contiguous",
+        )
+    refuse_other_packing(SOURCES[packing], objective.settings, model.config.latents)
+    source = SOURCES[packing](corpus, loaded.sequence_length)
+    limit = loaded.evaluation_blocks if reading.blocks is None else reading.blocks
+    for each in [objective, *pair_objectives(objective).values()]:
+        refuse_without_targets(source, each, limit)
+    return (evaluate_blocks(model, objective, source, limit, size) for _ in range(1))
+
+
+def _note(loaded: LoadedModel, corpus: Corpus, reading: Reading) -> str:
+    """Say what is predicted, and with --lengths in which text."""
+    note = f"{validation_note(loaded.objective)}\n"
+    if not reading.lengths:
+        return note
+    lengths = corpus.lengths[spread(len(corpus), reading.blocks or 0)]
+    longest = int(lengths.max()) + 1
+    kind = f"the longest of {longest:,} tokens with <s>"
+    if (reading.packing or loaded.packing) == "contiguous":
+        kind = f"read as one text of {int(lengths.sum()):,} tokens"
+    elif max(reading.lengths) > longest:
+        kind += ", so longer windows change nothing"
+    documents = f"{len(lengths):,} of {len(corpus):,} documents"
+    return f"{note}the same targets at every length, of {documents}, {kind}\n"
+
+
+def _raise_refused(measured: Sequence[Measured]) -> None:
+    """Say which lengths could not be measured, and why; with the model where there are several."""
+    refused = [
+        f"{each.model + ', ' if len(measured) > 1 else ''}length {result.length}: {result.refused}"
+        for each in measured
+        for result in each.results
+        if isinstance(result, Refusal)
+    ]
+    if refused:
         total = sum(len(each.results) for each in measured)
         number = f"{len(refused)} of {total} lengths were not measured"
         raise ValueError(f"{number}: {'; '.join(refused)}")
 
 
-def _measure_layers(
-    options: argparse.Namespace, readings: list[_Reading], device: torch.device
+# --- tables --------------------------------------------------------------------------------------
+
+
+def heading(counted: str) -> str:
+    """The first line of a table of `table_rows`; `counted` is "windows" or "blocks"."""
+    return (
+        f"{'length':>8} {counted:>10} {'targets':>12} {'coverage':>9} {'loss':>8} "
+        f"{'perplexity':>11} {'accuracy':>9}\n"
+    )
+
+
+def table_rows(result: Evaluation | Refusal) -> str:
+    """Lines of the table: the total, each term and each subset where there are several.
+
+    The total over several terms has a loss, but neither a perplexity nor an accuracy.
+    """
+    if isinstance(result, Refusal):
+        return f"{result.length:>8} refused: {result.refused}\n"
+    first, terms = f"{result.length:>8} {result.blocks:>10,}", result.terms
+    if len(terms) == 1:  # of windows of documents, which are not pairs: the same as the total
+        terms = {}
+    lines = [_row(first, f"{result.coverage:.1%}", result.total, "", summed=bool(terms))]
+    empty = " " * len(first)
+    lines += [_row(empty, "", score, f"  {name}") for name, score in terms.items()]
+    if len(result.subsets) > 1:
+        lines += [
+            _row(empty, "", score, f"  {name}", summed=bool(terms))
+            for name, score in result.subsets.items()
+        ]
+    return "".join(lines)
+
+
+def _row(first: str, coverage: str, score: Score, last: str, *, summed: bool = False) -> str:
+    perplexity, accuracy = f"{score.perplexity:.2f}", f"{score.accuracy:.1%}"
+    if summed:
+        perplexity = accuracy = "-"
+    return (
+        f"{first} {score.targets:>12,} {coverage:>9} {score.loss:>8.4f} {perplexity:>11} "
+        f"{accuracy:>9}{last}\n"
+    )
+
+
+def position_table(evaluations: Sequence[Evaluation]) -> str:
+    """Perplexity by position in the window: a line for each length, a column for each group."""
+    groups = [each.perplexity_by_position for each in evaluations]
+    edges = sorted({edge for found in groups for edge in found})
+    if not edges:
+        return ""
+    title = "perplexity by the number of tokens before the target in its window, from\n"
+    lines = [("length", *map(str, edges))]
+    for each, found in zip(evaluations, groups, strict=True):
+        lines.append((str(each.length), *(_short_number(found.get(edge)) for edge in edges)))
+    return title + "".join(
+        f"{first:>8}" + "".join(f" {cell:>9}" for cell in cells) + "\n" for first, *cells in lines
+    )
+
+
+def _short_number(value: float | None) -> str:
+    """A perplexity in few characters; "-" where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 1e6 else f"{value:.1e}"
+
+
+def pair_table(measured: Sequence[Measured]) -> str:
+    """The accuracy of models with a pair head, as in table 5 of Lan et al. 2020."""
+    found = [(m, result.pairs) for m in measured for result in m.evaluations if result.pairs]
+    if not found:
+        return ""
+    width = max(5, *(len(each.model) for each, _ in found))
+    title = (
+        "accuracy ± its standard error, of masked tokens and of each task's pairs\n"
+        "MLM: of pairs in their order; `masked` above: of pairs as in training, also false ones\n"
+    )
+    names = f"{'tokens':>9} {'MLM':>15} {'pairs':>8} {'NSP':>15} {'SOP':>15}"
+    return f"{title}{'model':<{width}}  trained on {names}\n" + "".join(
+        f"{each.model:<{width}}  {each.pair_task:<10} {scores['masked'].targets:>9,} "
+        f"{_accuracy(scores['masked'])} {scores['sop'].targets:>8,} {_accuracy(scores['nsp'])} "
+        f"{_accuracy(scores['sop'])}\n"
+        for each, scores in found
+    )
+
+
+def _accuracy(score: Score) -> str:
+    return f"{score.accuracy:>7.1%} ± {score.accuracy_error:>5.1%}"
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def _as_json(measured: Measured, result: Evaluation | Refusal) -> dict[str, object]:
+    values = {
+        **dataclasses.asdict(result),
+        "model": measured.model,
+        "trained_length": measured.trained_length,
+    }
+    if isinstance(result, Evaluation) and result.interval:
+        values["interval_kind"] = INTERVAL
+    if isinstance(result, Evaluation) and measured.pair_task:
+        values["pair_task"] = measured.pair_task
+        for name, score in result.pairs.items():
+            values["pairs"][name]["standard_error"] = score.accuracy_error
+    return values
+
+
+def scores_as_csv(measured: Sequence[Measured]) -> str:
+    """A line for each score, but for those of subsets. What was refused has none."""
+    lines: list[tuple[object, ...]] = []
+    for each in measured:
+        for result in each.evaluations:
+            parts = {"all": result.total}
+            parts |= result.terms | result.pairs
+            parts |= {f"from {edge} tokens": score for edge, score in result.positions.items()}
+            for part, score in parts.items():
+                where = result.length, result.stride or result.length, part
+                numbers: tuple[object, ...] = score.perplexity, score.accuracy, score.accuracy_error
+                if part == "all" and len(result.terms) > 1:
+                    numbers = "", "", ""
+                first = each.model, each.trained_length, *where, score.targets, score.loss
+                lines.append((*first, *numbers))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def draw_scores(measured: Sequence[Measured], path: Path) -> None:
+    """Draw perplexity by length, the form of Figure 1 of Press et al. 2022.
+
+    The axis of perplexity ends a little above the values within the training length; the legend
+    says how far a curve goes on above.
+    """
+    found = [(each, each.evaluations) for each in measured]
+    strides = {result.stride for _, results in found for result in results if result.stride}
+    kind = f"sliding windows, stride {strides.pop():,}" if strides else "non-overlapping windows"
+    lengths = sorted({result.length for _, results in found for result in results})
+    with pictures.picture(path, 5.5, 4.6 + 0.1 * len(measured)) as figure:
+        axes = figure.subplots()
+        axes.set(title=f"perplexity by length, {kind}", ylabel="perplexity")
+        axes.set(xlabel="inference length (tokens)", xscale="log")
+        end = _end_of_axis(measured)
+        for number, (each, results) in enumerate(found):
+            _draw_curve(axes, each, results, f"C{number}", end)
+        axes.plot([], [], "D", color="black", mfc="white", label="training length")
+        if any(result.interval for _, results in found for result in results):
+            axes.plot([], [], "|", color="black", ms=8, label=INTERVAL)
+        if lengths:
+            axes.set_ylim(top=end)
+        axes.minorticks_off()
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        pictures.legend_below(figure)
+
+
+def _end_of_axis(measured: Sequence[Measured]) -> float:
+    """Return the highest perplexity that is shown."""
+    tops, within, lowest = [0.0], [], []
+    for each in measured:
+        found = [(r.length, r.total.perplexity, r.interval) for r in each.evaluations]
+        highs = {length: interval[1] if interval else value for length, value, interval in found}
+        tops += highs.values()
+        within += [high for length, high in highs.items() if length <= each.trained_length]
+        lowest += [min(value for _, value, _ in found)] if found else []
+    return min(_ROOM_ABOVE * max(within or lowest or [0.0]), 1.05 * max(tops))
+
+
+def _draw_curve(
+    axes: Axes, each: Measured, results: Sequence[Evaluation], color: str, end: float
 ) -> None:
-    for reading in readings:
-        if reading.loaded.model.config.latents:
-            raise ValueError(
-                f"--layers: {reading.name} has latents, and its layers work on different vectors; "
-                "leave it out"
-            )
-    sources = [reading.source() for reading in readings]
-    _refuse_unwritable(options)
-    limit = _LAYER_BLOCKS if options.blocks is None else options.blocks
-    found: dict[str, LayerChanges] = {}
-    for reading, source in zip(readings, sources, strict=True):
-        model, size = reading.loaded.model.to(device), reading.loaded.micro_batch_size
-        found[reading.name] = layer_changes(model, reading.objective, source, limit, size)
-        model.to("cpu")
-    sys.stdout.write(report.layer_table(found))
-    report.write_layers(found, options.json, options.csv, options.plot)
-
-
-def _refuse_unwritable(options: argparse.Namespace) -> None:
-    """Refuse files that cannot be written, while that costs no measurement."""
-    for path in filter(None, (options.json, options.csv, options.plot)):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        AtomicFile(path).discard()
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    if (options.blocks or 0) < 0:
-        raise ValueError(f"--blocks {options.blocks}: accepted: 0 (all) or more")
-    if options.layers and options.lengths:
-        raise ValueError("--layers and --lengths cannot be combined")
-    for name, given in (
-        ("stride", options.stride is not None),
-        ("interpolate", options.interpolate),
-    ):
-        if given and not options.lengths:
-            raise ValueError(f"--{name} needs --lengths")
-    if options.plot and not (options.lengths or options.layers):
-        raise ValueError("--plot needs --lengths or --layers")
-    if options.plot:
-        pictures.check_name("--plot", options.plot)
+    """Draw the curve of a model, with the intervals and the training length."""
+    if not results:
+        return
+    x = [result.length for result in results]
+    y = [result.total.perplexity for result in results]
+    label = each.model
+    if max(y) > end:
+        label += f" (leaves the panel, to {_short_number(max(y))})"
+    axes.plot(x, [min(value, 100 * end) for value in y], "o-", color=color, label=label)
+    for result in results:
+        if result.interval:
+            axes.vlines(result.length, *result.interval, color=color, lw=1)
+    if x[0] <= each.trained_length <= x[-1]:
+        value = np.interp(each.trained_length, x, y)
+        axes.plot(each.trained_length, value, "D", color=color, mfc="white", ms=8, zorder=3)

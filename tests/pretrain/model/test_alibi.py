@@ -160,13 +160,3 @@ def test_fixed_slopes_are_no_parameters():
     trained = dataclasses.replace(fixed.config, alibi_slopes="trained")
     added = {*LanguageModel(trained).state_dict()} - {*fixed.state_dict()}
     assert added == {"encoder.score_bias.logits"}
-
-
-@pytest.mark.parametrize("kind", CHOICES["alibi"])
-def test_interpolated_alibi_is_its_bias_times_the_scale(kind):
-    bias = alibi(4, 12, kind)
-    module = Alibi(ModelConfig(VOCABULARY, hidden_size=32, num_heads=4, alibi=kind))
-    index = torch.arange(12)
-    scaled = module(CPU, 0.25)(torch.arange(4)[:, None, None], index[:, None], index)
-    seen = bias > -1e4
-    assert torch.equal(scaled[seen], 0.25 * bias[seen])

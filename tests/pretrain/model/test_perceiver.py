@@ -182,9 +182,11 @@ def test_the_final_norm_is_the_last_step_and_the_untied_head_a_product():
     encoder = model.encoder
     with torch.no_grad():
         encoder.final_norm.weight.copy_(torch.linspace(0.5, 2, 32))
-        features, before = encoder(ids), encoder.hidden_states(ids, with_final_norm=False)
-        torch.testing.assert_close(features, encoder.final_norm(before[-1]))
+        features = encoder(ids)
         assert torch.equal(encoder.hidden_states(ids)[-1], features)
+        norm, encoder.final_norm = encoder.final_norm, None
+        torch.testing.assert_close(features, norm(encoder(ids)))
+        encoder.final_norm = norm
         logits = model(ids, None, torch.arange(18))
         torch.testing.assert_close(logits, features.flatten(0, 1) @ model.head.weight.T)
     assert float(model.head.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
@@ -201,18 +203,15 @@ def test_a_classification_head_reads_the_mean_and_not_the_first_token():
 
 
 @pytest.mark.parametrize("position", POSITIONS[1:])
-def test_positions_on_attention_that_are_scaled_to_nothing_are_none(position):
-    """With the first and the last layer alone: in others they are those of any model."""
+def test_positions_act_on_the_attention_of_the_first_and_the_last_layer(position):
+    """In the layers between they are those of any model."""
     fields = {"num_layers": 2, "position": position}
     model, ids = with_latents(**fields), ids_of(4, 20)
     plain = with_latents(**{**fields, "position": "none"})
     plain.load_state_dict(model.state_dict(), strict=False)
     without = plain.encoder(ids, TEXT)[TEXT]
-    model.encoder.position_scale = 0.5
     differences = (model.encoder(ids, TEXT)[TEXT] - without).abs().amax(dim=1)
     assert (differences > 1e-3).float().mean() > 0.5
-    model.encoder.position_scale = 0.0
-    torch.testing.assert_close(model.encoder(ids, TEXT)[TEXT], without, rtol=1e-4, atol=1e-5)
 
 
 def test_what_latents_cannot_read_is_refused():

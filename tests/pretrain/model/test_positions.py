@@ -78,37 +78,14 @@ def test_only_learned_and_sinusoidal_positions_say_where_a_text_stands(method, c
     if model.encoder.score_bias is not None:
         scores_on = model.encoder.score_bias.forward
 
-        def shifted(device, scale):
-            scores = scores_on(device, scale)
+        def shifted(device):
+            scores = scores_on(device)
             return lambda head, query, key: scores(head, query + 23, key + 23)
 
         monkeypatch.setattr(model.encoder.score_bias, "forward", shifted)
     change = float((model.encoder(ids).detach() - before).abs().max())
     absolute = method["position"] in ("learned", "sinusoidal")
     assert change > 1e-3 if absolute else change < 1e-5
-
-
-@every_method
-def test_with_half_the_scale_each_second_token_stands_where_it_stood(method):
-    """Position interpolation: 2 n tokens of a model for n."""
-    if not POSITION_METHODS[method["position"]].scalable:
-        pytest.skip("has no positions between two others")
-    model, ids = tiny("baseline", **method), ids_of(2, 12)
-    x, context = model.encoder.embed(ids, None)
-    model.encoder.position_scale = 0.5
-    longer_x, longer = model.encoder.embed(ids.repeat_interleave(2, dim=1), None)
-    torch.testing.assert_close(longer_x[:, ::2], x)
-    if context.bias is not None:
-        halved, plain = longer.bias[:, :, ::2, ::2], context.bias
-        if method.get("alibi") == "offset":  # to the right half a step is half as long as well
-            halved, plain = halved.tril(), plain.tril()
-        torch.testing.assert_close(halved, plain)
-    if context.rotation is not None:
-        qkv = torch.randn(2, 12, 2, 4, 8, generator=torch.Generator().manual_seed(0))
-        turned = longer.rotation(qkv.repeat_interleave(2, dim=1))
-        torch.testing.assert_close(turned[:, ::2], context.rotation(qkv))
-    assert (context.bias is None) == (longer.bias is None)
-    assert (context.rotation is None) == (longer.rotation is None)
 
 
 def test_a_new_method_is_one_entry_whose_classes_act_in_three_places(monkeypatch):
@@ -135,7 +112,7 @@ def test_a_new_method_is_one_entry_whose_classes_act_in_three_places(monkeypatch
             super().__init__()
             self.weight = nn.Parameter(torch.linspace(0, 1, config.num_heads))
 
-        def forward(self, device, scale):
+        def forward(self, device):
             return lambda head, query, key: self.weight[head] * (key > query)
 
     for one in (Ramp, Turn, Trained):
@@ -169,11 +146,3 @@ def test_positions_are_counted_from_the_start_of_each_document():
     assert token_positions(document_ids, document_ids).tolist() == expected
     for one_document in (None, document_ids > 0):
         assert token_positions(one_document, document_ids).tolist() == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("position", ["learned", "none"])
-def test_positions_that_cannot_be_scaled_are_refused(position):
-    model = tiny("baseline", position=position)
-    model.encoder.position_scale = 0.5
-    with pytest.raises(ValueError, match=f"position_scale 0.5: must be 1 with {position}"):
-        model.encoder(ids_of(1, 4))

@@ -16,8 +16,15 @@ from pretrain.data.windows import Windows
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.models import evaluate as evaluation
-from pretrain.models.evaluate import evaluate_blocks, evaluate_lengths, validation_objective
-from pretrain.models.scores import Refusal, Score, Scores, perplexity_interval
+from pretrain.models.evaluate import (
+    Refusal,
+    Score,
+    Scores,
+    evaluate_blocks,
+    evaluate_lengths,
+    perplexity_interval,
+    validation_objective,
+)
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
@@ -209,26 +216,6 @@ def test_positions_tell_where_in_the_window_predictions_are_good(corpus):
     assert losses == {0: pytest.approx(math.log(model.config.vocab_size)), 16: 0.0, 32: 0.0}
 
 
-@pytest.mark.parametrize("variant", ["sinusoidal", "causal-rotary", "causal-alibi"])
-def test_interpolation_multiplies_positions_beyond_the_training_length(corpus, variant):
-    model = model_of(corpus, variant)
-    reading = {"one_text": True, "interpolate_from": 48}
-    short, trained, long = lengths_of(model, corpus, [24, 48, 192], **reading)
-    assert short.interpolated is trained.interpolated is None
-    assert model.encoder.position_scale == 1.0
-    model.encoder.position_scale = 48 / 192
-    (by_hand,) = lengths_of(model, corpus, [192], one_text=True)
-    assert long.interpolated == by_hand.total != long.total
-    model.encoder.position_scale = 1.0
-    assert lengths_of(model, corpus, [192], one_text=True)[0].total == long.total
-
-
-def test_methods_without_a_scale_have_no_interpolation(corpus):
-    for variant in ("causal-none", "causal-learned"):
-        model = model_of(corpus, variant)
-        assert lengths_of(model, corpus, [64], interpolate_from=32)[0].interpolated is None
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus():
     model = LanguageModel(presets.build("tiny", "causal-alibi", 10, {})).eval()
@@ -267,16 +254,13 @@ def test_one_part_with_targets_has_no_interval():
     assert perplexity_interval(np.array([[6.0, 1, 2], [0, 0, 0]])) is None
 
 
-@pytest.mark.parametrize("reading", [*READINGS, {"interpolate_from": 20}], ids=str)
+@pytest.mark.parametrize("reading", READINGS, ids=str)
 def test_the_interval_is_around_the_perplexity_at_every_batch_size(corpus, reading):
     model = model_of(corpus, "alibi" if "stride" in reading else "causal-rotary")
     one, other = (lengths_of(model, corpus, [40], 20, n, **reading)[0] for n in (1, 800))
     assert one.interval == pytest.approx(other.interval, rel=1e-6)
     low, high = one.interval
     assert low < one.total.perplexity < high
-    if one.interpolated:
-        low, high = one.interpolated_interval
-        assert low < one.interpolated.perplexity < high
 
 
 def test_a_limit_is_of_documents_and_the_same_at_every_length(corpus):

@@ -13,8 +13,7 @@ from pretrain import __main__ as command_line
 from pretrain.data.sources import SOURCES
 from pretrain.data.windows import Windows
 from pretrain.model.language_model import LanguageModel
-from pretrain.models import evaluate as evaluation
-from pretrain.models import evaluation_report
+from pretrain.models import evaluate, evaluation
 from pretrain.models.command import add_evaluate_arguments
 from pretrain.models.model_folder import save_model
 from pretrain.records import metrics
@@ -79,7 +78,7 @@ def test_lengths_are_a_table_and_what_was_measured_is_kept(folder, corpus, tmp_p
     assert masks == "validation: 15 % of the tokens masked, the same draws for every model"
     documents = len(Corpus(corpus, "valid"))
     assert f"the same targets at every length, of 7 of {documents} documents" in note
-    assert f"{head}\n" == evaluation_report.heading("windows", interpolate=False)
+    assert f"{head}\n" == evaluation.heading("windows")
     short, refused, whole = json.loads(written.read_text())
     reason = "the model's learned positions end at 64"
     named = {"model": "baseline", "trained_length": 64}
@@ -112,10 +111,8 @@ def test_a_kill_keeps_the_lengths_that_were_done(folder, corpus, tmp_path, monke
     [
         (["--blocks", "-1"], "--blocks -1: "),
         (["--stride", "0"], "--stride needs --lengths"),
-        (["--interpolate"], "--interpolate needs --lengths"),
-        (["--plot", "a.png"], "--plot needs --lengths or --layers"),
-        (["--layers", "--lengths", "32"], "--layers and --lengths cannot be combined"),
-        (["--layers", "--plot", "a.gif"], "--plot a.gif: the name has to end in .png, .svg, .pdf"),
+        (["--plot", "a.png"], "--plot needs --lengths"),
+        (["--lengths", "32", "--plot", "a.gif"], "a.gif: the name has to end in .png, .svg, .pdf"),
         (["--packing", "sentence-pairs"], "does not fit objective masked-lm"),
         (["--lengths", "32,64", "--stride", "33"], "--stride 33: accepted: 1 to 32"),
         (["--lengths", "32,9000000"], "--lengths 9000000: the "),
@@ -136,7 +133,6 @@ def test_options_that_mean_nothing_are_refused_and_leave_no_file(
     [
         (["--lengths", "31", "--packing", "chunked"], "--lengths puts several documents"),
         (["--packing", "chunked"], "packing chunked does not fit a model with 64 latents"),
-        (["--layers"], "has latents, and its layers work on different vectors"),
     ],
 )
 def test_what_latents_cannot_be_measured_on_is_refused(folder, corpus, words, message, capsys):
@@ -156,7 +152,7 @@ def test_lengths_that_are_no_numbers_are_refused(corpus, lengths, capsys):
 
 def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, capsys):
     files = [tmp_path / name for name in ("scores.json", "scores.csv", "scores.svg")]
-    words = ["--data", str(corpus), "--lengths", "32,64,150", "--stride", "30", "--interpolate"]
+    words = ["--data", str(corpus), "--lengths", "32,64,150", "--stride", "30"]
     for option, file in zip(("--json", "--csv", "--plot"), files, strict=True):
         words += [option, str(file)]
     folders = [folder("causal-rotary"), folder("causal-learned")]
@@ -167,8 +163,7 @@ def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, 
         assert first == f"{name}, trained on blocks of 64 tokens"
         assert objective.startswith("validation: every token predicted from those before it")
         assert "documents, read as one text of " in note
-        assert head.split()[-1] == "interpolated"
-        assert [row.split()[-1] for row in rows[:2]] == ["-", "-"]
+        assert f"{head}\n" == evaluation.heading("windows")
         assert rows[3].startswith("perplexity by the number of tokens before the target")
     refused = "causal-learned, length 150: the model's learned positions end at 64"
     assert err.endswith(f"error: 1 of 6 lengths were not measured: {refused}\n")
@@ -189,7 +184,7 @@ def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, 
 def test_a_file_that_cannot_be_written_is_refused_at_once(
     folder, corpus, tmp_path, capsys, monkeypatch, option
 ):
-    monkeypatch.setattr(evaluation, "Windows", None)
+    monkeypatch.setattr(evaluate, "Windows", None)
     taken = tmp_path / "taken.png"
     taken.mkdir()
     words = ["--data", str(corpus), "--lengths", "32", option, str(taken)]
@@ -236,46 +231,14 @@ def test_models_with_a_pair_head_are_one_table_of_both_tasks(
     assert score.items() >= found[2]["terms"]["sop"].items()
 
 
-@pytest.mark.parametrize("more", [[], ["--layers"]])
-def test_pairs_need_a_corpus_of_sentences(pair_folder, corpus, sentence_corpus, more, capsys):
-    words = ["evaluate", pair_folder("sop"), *more, "--data"]
+def test_pairs_need_a_corpus_of_sentences(pair_folder, corpus, sentence_corpus, capsys):
+    words = ["evaluate", pair_folder("sop"), "--data"]
     assert command_line.main([*words, str(corpus)]) == 2
     needed = f"{corpus}: its sequences are documents; prepare the corpus with --sentences"
     assert needed in capsys.readouterr().err
     assert command_line.main([*words, str(sentence_corpus), "--packing", "complete"]) == 2
     accepted = "accepted: packing sentence-pairs"
     assert accepted in capsys.readouterr().err
-
-
-def test_layers_of_several_models_are_one_table_and_one_file(folder, corpus, tmp_path, capsys):
-    files = [tmp_path / name for name in ("layers.json", "layers.csv", "layers.png")]
-    words = ["--data", str(corpus), "--layers"]
-    for option, file in zip(("--json", "--csv", "--plot"), files, strict=True):
-        words += [option, str(file)]
-    folders = [folder("causal-rotary"), folder("albert")]
-    assert command_line.main(["evaluate", *folders, *words]) == 0
-    *_, names, _, first, second = capsys.readouterr().out.splitlines()
-    assert names.split() == ["causal-rotary", "albert"]
-    results = json.loads(files[0].read_text())
-    assert [(x["model"], x["length"]) for x in results] == [("causal-rotary", 64), ("albert", 64)]
-    for number, row in enumerate((first, second)):
-        distances = [f"{result['layers'][number]['distance']:.3f}" for result in results]
-        assert row.split()[1::3] == distances
-    assert len(files[1].read_text().splitlines()) == 1 + 2 * 2
-    assert files[2].read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_blocks_of_layers_can_be_chosen(folder, corpus, tmp_path, capsys):
-    file = tmp_path / "layers.json"
-    words = ["evaluate", folder("causal-alibi"), "--data", str(corpus), "--layers"]
-    blocks = len(SOURCES["contiguous"](Corpus(corpus, "valid"), 64))
-    for option, expected in (
-        ([], min(32, blocks)),
-        (["--blocks", "3"], 3),
-        (["--blocks", "0"], blocks),
-    ):
-        assert command_line.main([*words, *option, "--json", str(file)]) == 0
-        assert json.loads(file.read_text())[0]["blocks"] == expected
 
 
 @pytest.fixture
