@@ -156,7 +156,6 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     name = config.training.deepspeed
     settings = deepspeed_settings.read_settings(name, config.batch, clipping, world_size)
     deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
-    deepspeed_settings.refuse_guard(settings, config.optimizer.guard)
     backend = config.training.attention_backend
     check_backend(model, choose_backend(model, backend, on_gpu=False))
     if config.training.deterministic and backend == "flex" and model.has_trained_bias:

@@ -217,32 +217,13 @@ def refuse_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
     Raises:
         ValueError: with ZenFlow or SuperOffload.
     """
-    if optimizer != "adamw" and _hides_weights(settings):
+    zero = settings.get("zero_optimization", {})
+    super_offload = (zero.get("offload_optimizer") or {}).get("super_offload")
+    if optimizer != "adamw" and (zero.get("zenflow") or super_offload):
         raise ValueError(
             f"optimizer.name: {optimizer} needs whole parameters, which DeepSpeed's zenflow and "
             'super_offload do not give; offload to "cpu" without them'
         )
-
-
-def refuse_guard(settings: Mapping[str, Any], guard: str) -> None:
-    """Refuse a guard where DeepSpeed updates weights past the optimizer that it wraps.
-
-    Raises:
-        ValueError: as `refuse_optimizer`, or where a share of the optimizer stays on the GPU.
-    """
-    offload = settings.get("zero_optimization", {}).get("offload_optimizer") or {}
-    if guard != "none" and (_hides_weights(settings) or offload.get("ratio", 1.0) < 1.0):
-        raise ValueError(
-            f"optimizer.guard: {guard} has to see every gradient before the optimizer does, which "
-            "with DeepSpeed's zenflow, super_offload or a ratio of offload_optimizer below 1 it "
-            'does not; offload to "cpu" as a whole, or use none'
-        )
-
-
-def _hides_weights(settings: Mapping[str, Any]) -> bool:
-    """Whether the wrapped optimizer does not see whole partitions of the weights."""
-    zero = settings.get("zero_optimization", {})
-    return bool(zero.get("zenflow") or (zero.get("offload_optimizer") or {}).get("super_offload"))
 
 
 def refuse_other(

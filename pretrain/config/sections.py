@@ -197,10 +197,6 @@ class OptimizerConfig:
     """Parameters that decay: all (EIFY/fairseq), or matrices (no bias, no layer norm; ALBERT)."""
     gradient_clipping: NonNegativeFloat = 0.0
     """Largest norm of the whole gradient; 0 does not clip."""
-    guard: Literal["none", "skip-step", "zclip"] = "none"
-    """What is done against loss spikes before each update. skip-step: an update whose loss or
-    gradient norm is 6 standard deviations above the last 128 is left out (OLMo-core). zclip: such a
-    gradient is clipped, from 2.5 deviations of its running mean on (Kumar et al. 2025)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -488,7 +484,6 @@ ADVANCED = frozenset(
         "optimizer.beta2",
         "optimizer.epsilon",
         "optimizer.weight_decay_on",
-        "optimizer.guard",
         "schedule.overestimate",
         "schedule.decay_steps",
         "schedule.cooldown_steps",

@@ -7,7 +7,6 @@ module, `consolidated` and `workarounds` import deepspeed.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import io
 import math
@@ -32,7 +31,6 @@ from pretrain.engine.distributed import (
     broadcast_code,
     refuse_busy_port,
 )
-from pretrain.engine.guards import Guard
 from pretrain.loop.protocols import (
     Ahead,
     Exchanged,
@@ -146,7 +144,6 @@ class Engine:
             compile_layers(model)
         wrapped = optimizers.build(model, optimizer)
         self._kept = corruption.Kept(wrapped) if compared else None
-        self._guard = Guard(optimizer.guard, settings["gradient_clipping"], wrapped)
         self._lengths = [[p.numel() for p in group["params"]] for group in wrapped.param_groups]
         with workarounds.zero_optimizer_at_every_stage():
             self._deepspeed, *_ = deepspeed.initialize(
@@ -188,7 +185,7 @@ class Engine:
         batches and the learning rate, but not for AdamW's bias corrections.
 
         One reduction at the end of the step carries everything that ranks exchange, and is all that
-        the host waits for outside of DeepSpeed. A guard that judges the update has it done before.
+        the host waits for outside of DeepSpeed.
 
         Args:
             micro_batches: this rank's, as many as every other rank's.
@@ -231,35 +228,19 @@ class Engine:
         added = ahead()
         for batch in added.micro_batches[:1]:
             self._copies.start(batch)
-        reduced = functools.cache(
-            functools.partial(
-                self._reduce,
-                self._stage_zero_norm(),
-                self._slots(added.measured),
-                sums,
-                counts,
-                added,
-                objective.terms,
-            )
-        )
+        norm, slots = self._stage_zero_norm(), self._slots(added.measured)
         if self._kept:
             self._kept.check()
-        self._guard.begin(groups, lambda: (reduced().gradient_norm, reduced().loss))
         with workarounds.loss_scale_grows_after(self._deepspeed.optimizer):
             self._deepspeed.step()
         if self._kept:
             self._kept.note()
-        found, is_skipped = reduced(), self._deepspeed.skipped_steps > skipped
-        guard_factor = self._guard.end()
-        if guard_factor == 0:
-            self._deepspeed.skipped_steps += 1
-            is_skipped = found.gradient_norm is None or not math.isfinite(found.loss)
+        is_skipped = self._deepspeed.skipped_steps > skipped
         return dataclasses.replace(
-            found,
+            self._reduce(norm, slots, sums, counts, added, objective.terms),
             loss_scale=loss_scale,
             skipped=is_skipped,
             scale_exhausted=is_skipped and at_smallest_scale,
-            guard_factor=1.0 if is_skipped else guard_factor,
         )
 
     def _reduce(

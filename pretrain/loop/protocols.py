@@ -147,8 +147,6 @@ class StepResult:
     """The engine skipped the update because its gradient was not finite."""
     scale_exhausted: bool = False
     """fp16 skipped this update at its smallest loss scale, which cannot be lowered further."""
-    guard_factor: float = 1.0
-    """Share of the gradient's norm that `optimizer.guard` left; 0: it left the update out."""
     exchanged: Exchanged = Exchanged()
 
 

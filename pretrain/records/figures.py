@@ -97,7 +97,6 @@ def curves(record: StepRecord) -> dict[str, float]:
         "optimizer/gradient_norm": math.nan if norm is None else norm,
         "optimizer/loss_scale": result.loss_scale,
         "optimizer/learning_rate": record.learning_rate,
-        **({"optimizer/guard_factor": result.guard_factor} if result.guard_factor < 1 else {}),
         "speed/tokens_per_second": record.tokens_per_second,
         "speed/step_seconds": record.seconds,
         "speed/data_seconds": record.data_seconds,

@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -196,7 +196,6 @@ def line_of(record: StepRecord) -> dict[str, Any]:
     line["terms"] = {name: vars(term) for name, term in result.terms.items()}
     absent = {"result", "exchanged", "batch_digest", "figures"}
     absent |= set() if result.terms else {"terms"}
-    absent |= {"guard_factor"} if result.guard_factor == 1.0 else set()
     known = {name: value for name, value in line.items() if name not in absent}
     return {**known, **record.figures}
 
@@ -361,18 +360,6 @@ def loss_of(line: Line) -> float:
 def finite_or_nan(value: float | None) -> float:
     """A number from a run's files, where null stands for one that was not finite; NaN for these."""
     return float(value) if value is not None and math.isfinite(value) else math.nan
-
-
-def guarded(factors: Iterable[float]) -> dict[str, int]:
-    """Count the updates that `optimizer.guard` left out or clipped, from each step's factor."""
-    changed = [factor for factor in factors if factor < 1.0]
-    left_out = sum(factor == 0.0 for factor in changed)
-    return {"updates_left_out": left_out, "updates_clipped": len(changed) - left_out}
-
-
-def guard_factor(line: Line) -> float:
-    """`StepResult.guard_factor` of a line of metrics.jsonl, which has it where it is not 1."""
-    return float(line.get("guard_factor", 1.0))
 
 
 def format_number(value: float | None, form: str) -> str:

@@ -40,7 +40,6 @@ def write_report(run: Path) -> Path:
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
     rows |= {"initial weights": seen.origin} if seen.origin else {}
     rows |= {"began": seen.forked} if seen.forked else {}
-    rows |= {"guard, surviving steps": seen.guard_summary} if seen.guard_summary else {}
     new_levels = sum(record["kind"] == "new-level" for record in seen.records)
     rows |= costs(seen.records, lines, seen.lines)
     rows |= {

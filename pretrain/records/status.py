@@ -81,19 +81,6 @@ class RunView:
         return numbered[max(numbered)] if numbered else None
 
     @property
-    def guarded(self) -> dict[str, int]:
-        """Updates of the surviving steps that `optimizer.guard` left out, or clipped."""
-        return metrics.guarded(map(metrics.guard_factor, self.lines))
-
-    @property
-    def guard_summary(self) -> str:
-        """What the guard did in the surviving steps; "" without one."""
-        guard, (left_out, clipped) = self.config.optimizer.guard, self.guarded.values()
-        if guard == "none":
-            return ""
-        return f"{count(left_out, 'update')} left out, {clipped:,} clipped ({guard})"
-
-    @property
     def origin(self) -> str:
         """The model that the run continues; "" where its weights were drawn."""
         found = ledger.origin(self.records)
@@ -228,7 +215,6 @@ def describe_run(seen: RunView) -> str:
         *([f"expected end: {_expected_end(seen)}"] if seen.activity == TRAINING else []),
         *([str(seen.slow_rank)] if seen.slow_rank else []),
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
-        *([f"guard: {seen.guard_summary}"] if seen.guard_summary else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
         *([f"began {seen.forked}"] if seen.forked else []),
         *versions.changes(seen.records),
@@ -278,7 +264,6 @@ def facts(seen: RunView) -> dict[str, Any]:
         "attempts": state.attempts,
         "spikes": len(state.spikes),
         "rollbacks": len(state.rollbacks),
-        **seen.guarded,
         "checkpoints": list(state.checkpoints),
         "suspected_since": state.suspected_since,
         "code_changes": versions.changes(seen.records),

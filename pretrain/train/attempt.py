@@ -242,7 +242,7 @@ class Attempt:
         training = self.config.training
         since = ledger.run_state(records, training.seed).suspected_since
         suspected = {} if since is None else {"suspected_since": since}
-        self.log.record("done", step=training.steps, **suspected, **self.log.guarded)
+        self.log.record("done", step=training.steps, **suspected)
 
 
 def _engine(prepared: Prepared) -> Engine:

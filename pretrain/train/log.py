@@ -50,7 +50,6 @@ class RunLog:
         self._unprinted: deque[str] = deque(maxlen=_MOST_UNPRINTED)
         self._waiting: list[tuple[str, dict[str, object]]] = []
         self._warned: set[str] = set()
-        self._guarded = metrics.guarded([])
         self._progress: metrics.ProgressPrinter | None = None
         self._trackers: list[Tracker] = []
         self._metrics: metrics.MetricsWriter | None = None
@@ -78,7 +77,6 @@ class RunLog:
             self._metrics,
             lambda record: self._scalars(record.step, curves(record)),
             self._progress,
-            self._note_guard,
         ]
 
     def _scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -93,16 +91,6 @@ class RunLog:
         """End what shows the attempt elsewhere."""
         for tracker in self._trackers:
             tracker.close()
-
-    def _note_guard(self, record: StepRecord) -> None:
-        for what, number in metrics.guarded([record.result.guard_factor]).items():
-            self._guarded[what] += number
-
-    @property
-    def guarded(self) -> dict[str, int]:
-        """For the ledger: what `optimizer.guard` did in this attempt; empty without a guard."""
-        is_guarded = self._config.optimizer.guard != "none"
-        return self._guarded if is_guarded else {}
 
     def say(self, text: str) -> None:
         """Print a line now, or with a later one if the console's log is on a full disk."""

@@ -139,7 +139,7 @@ class Saver:
         """Record a checkpoint in the ledger, so that the run can resume from it."""
         digest = checkpoints.manifest_hash(self._run, step)
         ranks = self._group.world_size
-        self._log.record("commit", step=step, ranks=ranks, manifest=digest, **self._log.guarded)
+        self._log.record("commit", step=step, ranks=ranks, manifest=digest)
         try:
             self._delete_old(step)
         except OSError as error:  # the next commit tries again

@@ -150,7 +150,6 @@ def test_observers_see_every_record_with_all_fields():
         "loss_scale": 1.0,
         "skipped": False,
         "scale_exhausted": False,
-        "guard_factor": 1.0,
         "terms": {},
         "exchanged": {
             "measured": {"seconds": (0.1, 0.2)},

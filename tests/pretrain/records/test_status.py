@@ -1,6 +1,5 @@
 """What `status` says about a run."""
 
-import dataclasses
 import fcntl
 import json
 import math
@@ -200,7 +199,6 @@ def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys)
     assert found["reason"] == "the launcher ended with code 9"
     for name in ("validation", "best_validation", "log", "suspected_since"):
         assert found[name] is None
-    assert (found["updates_left_out"], found["updates_clipped"]) == (0, 0)
     validate(run, 5.0, math.inf)
     found = read()
     assert found["validation"] == {"step": 6, "loss": None, "perplexity": None}
@@ -216,30 +214,6 @@ def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys)
     with (run / run_folder.SUPERVISOR_LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert read()["state"] == "starting"
-
-
-def test_it_counts_what_the_guard_did_in_the_surviving_steps(run, capsys):
-    """Step 12 was abandoned."""
-    assert "guard:" not in status.describe_run(status.view(run))
-    path = run / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert any(line["step"] == 12 for line in lines)
-    factors = {3: 0.0, 6: 0.0, 9: 0.5, 12: 0.0}
-    changed = [
-        line | ({"guard_factor": factors[line["step"]]} if line["step"] in factors else {})
-        for line in lines
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in changed))
-    recipe = run / "run.yaml"
-    config = recipes.load(str(recipe))
-    optimizer = dataclasses.replace(config.optimizer, guard="skip-step")
-    recipe.unlink()
-    recipes.dump(dataclasses.replace(config, optimizer=optimizer), recipe)
-    said = status.describe_run(status.view(run))
-    assert "guard: 2 updates left out, 1 clipped (skip-step)\n" in said
-    assert command_line.main(["status", str(run), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["updates_left_out"], found["updates_clipped"]) == (2, 1)
 
 
 def test_a_run_whose_first_attempt_has_not_begun_is_shown(run, capsys):
