@@ -352,12 +352,6 @@ def refuse_device(
         raise ValueError(
             f"training.attention_backend: {backend!r} needs a GPU; on {device} write dense"
         )
-    training = config.training
-    if device == "cuda" and training.comparison_interval and not training.deterministic:
-        raise ValueError(
-            f"training.comparison_interval {training.comparison_interval} on a GPU: its kernels "
-            "may give other bits each time; accepted: 0, or training.deterministic=true"
-        )
     if device != "cuda" or capability is None:
         return
     has = f"the GPU has compute capability {capability:.1f}"

@@ -29,7 +29,6 @@ MAY_CHANGE = (
     "training.checkpoints_kept",
     "training.best_checkpoint_kept",
     "training.background_saving",
-    "training.comparison_interval",
     "batch.micro_batch_size",
     "data.corpus",
     "data.corpora",

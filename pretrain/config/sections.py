@@ -293,20 +293,6 @@ class TrainingConfig:
     best_checkpoint_kept: bool = False
     """Also keep the checkpoint with the lowest validation loss, for `export --best`. It has to be
     saved where an evaluation is due."""
-    comparison_interval: NonNegativeInt = 0
-    """Updates between comparisons that find silent corruption (engine/corruption.py): bit for bit,
-    of the ranks' weights, of what they compute from one micro-batch, and of what the optimizer
-    keeps from one update to the next. 0: none. It divides checkpoint_interval, so that a checkpoint
-    is saved after a comparison. On a GPU it needs `deterministic`."""
-
-    def __post_init__(self) -> None:
-        """Refuse an interval of comparisons that checkpoints fall between."""
-        interval, saved = self.comparison_interval, self.checkpoint_interval
-        if interval and saved % interval:
-            raise ValueError(
-                f"training.comparison_interval {interval} does not divide "
-                f"training.checkpoint_interval {saved}; accepted: 0 or a divisor"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -493,7 +479,6 @@ ADVANCED = frozenset(
         "training.deterministic",
         "training.background_saving",
         "training.best_checkpoint_kept",
-        "training.comparison_interval",
         "supervision.hang_seconds",
         "supervision.init_seconds",
         "supervision.save_seconds",

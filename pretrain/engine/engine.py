@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pretrain.config.deepspeed import read_settings, refuse_unknown
 from pretrain.config.sections import BatchConfig, OptimizerConfig
-from pretrain.engine import corruption, optimizers, reshard, workarounds
+from pretrain.engine import optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import ByParameter
 from pretrain.engine.consolidated import read_states
 from pretrain.engine.copies import Copies
@@ -113,7 +113,6 @@ class Engine:
         *,
         activation_checkpointing: bool = False,
         compiled: bool = False,
-        compared: bool = False,
     ) -> None:
         """Initialise DeepSpeed with `model`.
 
@@ -127,8 +126,6 @@ class Engine:
                 of the result.
             compiled: compile each layer with torch.compile. Dropout masks then differ from those of
                 an uncompiled model, and are as reproducible. Not at ZeRO stage 3.
-            compared: hash what the optimizer keeps, before and after each update, for
-                `find_corruption`.
         """
         import deepspeed
 
@@ -143,7 +140,6 @@ class Engine:
         if compiled:
             compile_layers(model)
         wrapped = optimizers.build(model, optimizer)
-        self._kept = corruption.Kept(wrapped) if compared else None
         self._lengths = [[p.numel() for p in group["params"]] for group in wrapped.param_groups]
         with workarounds.zero_optimizer_at_every_stage():
             self._deepspeed, *_ = deepspeed.initialize(
@@ -229,12 +225,8 @@ class Engine:
         for batch in added.micro_batches[:1]:
             self._copies.start(batch)
         norm, slots = self._stage_zero_norm(), self._slots(added.measured)
-        if self._kept:
-            self._kept.check()
         with workarounds.loss_scale_grows_after(self._deepspeed.optimizer):
             self._deepspeed.step()
-        if self._kept:
-            self._kept.note()
         is_skipped = self._deepspeed.skipped_steps > skipped
         return dataclasses.replace(
             self._reduce(norm, slots, sums, counts, added, objective.terms),
@@ -350,27 +342,6 @@ class Engine:
         ]
         return all_sum(torch.stack(counted).sum(dim=0).flatten(), self.device)
 
-    def find_corruption(
-        self, micro_batch: MicroBatch, objective: Objective, seed: int, step: int
-    ) -> corruption.Finding | None:
-        """Compare the ranks bit for bit (see corruption.py); the same result on all.
-
-        Args:
-            micro_batch: the same on every rank.
-            objective: gives its loss.
-            seed: keys the dropout, as in `step`.
-            step: that the micro-batch is of.
-        """
-        return corruption.find(
-            self._deepspeed.module,
-            objective,
-            micro_batch.to(self.device),
-            dropout_seed(seed, step, micro_batch.index),
-            self.device,
-            is_shared=self._deepspeed.zero_optimization_stage() < 3,
-            has_changed=self._kept is not None and self._kept.has_changed(),
-        )
-
     def agree(self, code: int) -> int:
         """Broadcast rank 0's code; returns it on every rank."""
         return broadcast_code(code, self.device)
@@ -427,8 +398,6 @@ class Engine:
             ValueError: the folder holds no checkpoint, or one of another ZeRO stage or other
                 parameters; or a file asks for code to be run.
         """
-        if self._kept:
-            self._kept.forget()
         parts = list(folder.glob("*_optim_states.pt"))
         if parts and len(parts) != self.world_size:
             # Names differ only in the rank; rank 10 comes after rank 9.

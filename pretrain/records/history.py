@@ -77,7 +77,6 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
         "new-level": lambda r: f"new level of the loss, told at step {r['step']:,}: {_rise(r)}",
         "spike": lambda r: f"LOSS SPIKE confirmed at step {r['step']:,}: {_rise(r)}",
         "rollback": _rollback,
-        "corruption": lambda r: f"SILENT CORRUPTION found after {r['step']:,} steps: {r['reason']}",
         "crash": lambda r: f"attempt {r['attempt']} failed: {r['reason']}",
         "hang": lambda r: f"attempt {r['attempt']} hung: {r['reason']}",
         "interrupted": lambda r: f"attempt {r['attempt']} was interrupted: {r['reason']}",

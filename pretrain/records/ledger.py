@@ -334,7 +334,6 @@ class _StateBuilder:
             "healed": self._suspect,
             "new-level": self._suspect,
             "rollback": self._roll_back,
-            "corruption": self._return,
             "done": self._finish,
             "fork": self._fork,
         }
@@ -389,12 +388,6 @@ class _StateBuilder:
         self.lowered = [span for span in self.lowered if span[0] < step]
         if steps := record["learning_rate_steps"]:
             self.lowered.append((step, step + steps, record["learning_rate_factor"]))
-
-    def _return(self, record: Record) -> None:
-        """What was saved since the last comparison that found nothing does not count."""
-        self.checkpoints = [c for c in self.checkpoints if c <= record["since"]]
-        if record["since"] < self.finished_steps:
-            self.finished_steps = 0
 
     def _fork(self, record: Record) -> None:
         """Only one checkpoint of the source was taken along, and nothing of the steps after it.

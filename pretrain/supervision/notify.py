@@ -19,7 +19,7 @@ from pathlib import Path
 from data_prep.common.files import strict_json
 from pretrain.records.ledger import Record
 
-KINDS = frozenset({"rollback", "corruption", "gave-up", "done", "preempted", "interrupted"})
+KINDS = frozenset({"rollback", "gave-up", "done", "preempted", "interrupted"})
 """The ledger's records that are told."""
 COMMAND_SECONDS = 30.0
 

@@ -6,7 +6,6 @@ an attempt begins with), `saver` (checkpoints), `observing` and `log` (records) 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON
 from pretrain.records import checkpoints, control, ledger, pace
-from pretrain.records.collective import Failure
 from pretrain.records.figures import BETA, MEMORY, SECONDS
 from pretrain.records.heartbeat import EVALUATE, INIT, SAVE
 from pretrain.train.log import RunLog
@@ -108,15 +106,11 @@ class Attempt:
             self.group.on_rank_0(
                 lambda: self.log.say(f"{phase}: steps {first} to {phase.end_step}")
             )
-        actions = (  # in this order: a comparison comes before a checkpoint
-            (training.comparison_interval, EVALUATE, self._compare),
-            (training.evaluation_interval, EVALUATE, self._evaluate),
-            (training.checkpoint_interval, SAVE, self.saver.save),
-        )
         hooks = [
-            Hook(interval, self.supervisor.in_stage(name, action))
-            for interval, name, action in actions
-            if interval
+            Hook(
+                training.evaluation_interval, self.supervisor.in_stage(EVALUATE, self._evaluate)
+            ),
+            Hook(training.checkpoint_interval, self.supervisor.in_stage(SAVE, self.saver.save)),
         ]
         with prefetched(self.reading.batches, training.data_workers) as batches:
             return run_loop(
@@ -186,24 +180,6 @@ class Attempt:
             return GO_ON
         return self._evaluate(step)
 
-    def _compare(self, step: int) -> None:
-        """Look for silent corruption after `step` updates.
-
-        Raises:
-            Failure: on every rank, if any differs. The ledger says so, and the next attempt resumes
-                before the last comparison.
-        """
-        last, interval = step - 1, self.phase.config.training.comparison_interval
-        batches = self.reading.batches
-        (micro_batch, *_) = batches.micro_batches(last, 0, self.group.world_size)
-        finding = self.engine.find_corruption(
-            micro_batch, self.reading.objective, batches.seed(last), last
-        )
-        if finding is not None:
-            found = {**dataclasses.asdict(finding), "since": last // interval * interval}
-            self.group.on_rank_0(lambda: self.log.record("corruption", step=step, **found))
-            raise Failure(f"silent corruption: {finding.reason}")
-
     def _evaluate_if_missed(self) -> int:
         """Do the evaluation that is due before the attempt's first step; returns the verdict.
 
@@ -257,7 +233,6 @@ def _engine(prepared: Prepared) -> Engine:
         prepared.process,
         activation_checkpointing=training.activation_checkpointing,
         compiled=prepared.computing.compiled,
-        compared=training.comparison_interval > 0,
     )
     prepared.supervisor.report_setup()
     if step:

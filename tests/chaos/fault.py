@@ -213,17 +213,6 @@ def make_gradients_nan(engine):
     engine._chaos = handle  # kept until the process ends
 
 
-def corrupt_processor(engine):
-    """Flip a bit of an activation in every forward pass from now on."""
-
-    def defect(module, inputs, output):
-        import torch
-
-        output.detach().view(-1)[5:6].view(torch.int32).bitwise_xor_(torch.tensor(1))
-
-    engine._chaos = engine.module.module.encoder.layers[0].register_forward_hook(defect)
-
-
 def plan(fault, run):
     """Patch the product for one fault."""
     what, step = fault["what"], fault["step"]
@@ -259,7 +248,6 @@ def plan(fault, run):
         "tear-ledger": lambda: at_step(step, lambda engine: (tear_ledger(run), die())),
         "nan-losses": lambda: at_step(step, make_losses_nan),
         "nan-gradients": lambda: at_step(step, make_gradients_nan),
-        "corrupt-processor": lambda: at_step(step, corrupt_processor),
         "fill-disk": lambda: in_writing(step, lambda path, data: fill_disk(path.parents[1])),
         "free-disk": lambda: at_step(
             step, lambda engine: (run / "checkpoints" / "filler").unlink(missing_ok=True)
