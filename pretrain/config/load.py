@@ -28,7 +28,6 @@ MAY_CHANGE = (
     "training.checkpoint_interval",
     "training.checkpoints_kept",
     "training.best_checkpoint_kept",
-    "training.background_saving",
     "batch.micro_batch_size",
     "data.corpus",
     "data.corpora",

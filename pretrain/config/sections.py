@@ -284,9 +284,6 @@ class TrainingConfig:
     """Validation blocks read at each evaluation; 0: all."""
     checkpoint_interval: PositiveInt = 500
     """Updates between checkpoints."""
-    background_saving: bool = False
-    """Write checkpoints while training goes on, from a copy in host memory: as many bytes as the
-    rank's files have. A checkpoint is committed some steps after it was saved."""
     checkpoints_kept: Annotated[int, Ge(2)] = 5
     """Newest checkpoints that are kept; a rollback needs one from before the spike. Checkpoints
     that a rollback may go back to are kept as well (spikes/policy.py)."""
@@ -477,7 +474,6 @@ ADVANCED = frozenset(
         "training.compile",
         "training.attention_backend",
         "training.deterministic",
-        "training.background_saving",
         "training.best_checkpoint_kept",
         "supervision.hang_seconds",
         "supervision.init_seconds",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -259,8 +258,8 @@ class Engine:
         tokens, *targets = counts
         following = _counts(added.micro_batches) if added.micro_batches else [0.0] * len(counts)
         norm_once, code_once = (0.0, 0.0) if self.rank else (own_norm, float(added.code))
-        own = [norm_once, [code_once, float(added.is_ready)], following, sums, *slots]
-        norm, code, ready, *found = all_sum(_joined(own, self.device), self.device)
+        own = [norm_once, code_once, following, sums, *slots]
+        norm, code, *found = all_sum(_joined(own, self.device), self.device)
         ends = len(following), len(following) + len(targets)
         next_counts, totals = found[: ends[0]], found[ends[0] : ends[1]]
         terms = {
@@ -277,7 +276,6 @@ class Engine:
             exchanged=Exchanged(
                 next_counts=_whole(next_counts) if added.micro_batches else None,
                 code=int(code),
-                all_ready=ready == self.world_size,
                 measured=self._by_name(added.measured, found[ends[1] :]),
             ),
         )
@@ -346,48 +344,25 @@ class Engine:
         """Broadcast rank 0's code; returns it on every rank."""
         return broadcast_code(code, self.device)
 
-    def begin_save(self, folder: Path, in_memory: bool = False) -> Callable[[], None]:
-        """Begin to save this rank's part of the weights and optimizer state.
+    def save(self, folder: Path) -> None:
+        """Save this rank's part of the weights and optimizer state.
 
         Every rank calls this after the same step. A rank that cannot write takes part to the end,
         because the others wait for it in DeepSpeed's collectives. The file `latest` is not written,
         because DeepSpeed writes it before all ranks have finished.
 
-        Args:
-            folder: of the checkpoint.
-            in_memory: serialise the files to memory and leave the writing to what is returned.
-
-        Returns:
-            What completes the files. It communicates with no other rank, and may run in a thread
-            while training goes on if they are in memory. It raises OSError if this rank could not
-            write; with torch's message, which may not name the cause.
+        Raises:
+            OSError: this rank could not write; with torch's message, which may not name the cause.
         """
-        files: dict[Path, io.BytesIO] = {}
         errors: list[Exception] = []
         writer = self._deepspeed.checkpoint_engine
         with (
-            workarounds.hold_files(writer, files)
-            if in_memory
-            else workarounds.collect_write_errors(writer, "save", errors),
+            workarounds.collect_write_errors(writer, "save", errors),
             workarounds.collect_write_errors(self._deepspeed, "_copy_recovery_script", errors),
         ):
             self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
-
-        def complete() -> None:
-            if errors:
-                raise OSError(f"{folder}: cannot be written: {errors[0]}") from errors[0]
-            for path, data in files.items():
-                path.write_bytes(data.getbuffer())
-
-        return complete
-
-    def save(self, folder: Path) -> None:
-        """Save as `begin_save`, and return when this rank's files are complete.
-
-        Raises:
-            OSError: as what `begin_save` returns.
-        """
-        self.begin_save(folder)()
+        if errors:
+            raise OSError(f"{folder}: cannot be written: {errors[0]}") from errors[0]
 
     def load(self, folder: Path) -> None:
         """Read a checkpoint that `save` wrote with this or another number of ranks.

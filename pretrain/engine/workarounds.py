@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import io
 import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -189,31 +187,6 @@ def collect_write_errors(owner: object, method: str, errors: list[Exception]) ->
         yield
     finally:
         delattr(owner, method)
-
-
-@contextlib.contextmanager
-def hold_files(checkpoint_engine: object, files: dict[Path, io.BytesIO]) -> Iterator[None]:
-    """Make DeepSpeed serialise a checkpoint's files to memory, inside the block.
-
-    DeepSpeed's own engine for writing beside training, `DecoupledCheckpointEngine`, keeps no copy:
-    it has to be done before the next update (runtime/engine.py, `step`). It needs a compiled op,
-    and a writer that died is not reported by `save`.
-
-    Args:
-        checkpoint_engine: DeepSpeed's.
-        files: filled with each file's bytes, by path.
-    """
-    original = checkpoint_engine.save  # type: ignore[attr-defined]
-
-    def save(state_dict: object, path: str) -> None:
-        files[Path(path)] = data = io.BytesIO()
-        original(state_dict, data)
-
-    checkpoint_engine.save = save  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        del checkpoint_engine.save  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pretrain.loop.protocols import (
     GO_ON,
@@ -39,16 +39,6 @@ class Hook:
         return steps % self.interval == 0 or steps == last_step
 
 
-class Background(Protocol):
-    """Work that goes on beside the steps and is finished by all ranks together."""
-
-    def is_ready(self) -> bool:
-        """Whether there is work, and this rank's part is done."""
-
-    def finish(self) -> None:
-        """Finish the work; called on every rank once all are ready."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Callbacks:
     """What every rank does beside the updates."""
@@ -58,8 +48,6 @@ class Callbacks:
     after_step: Callable[[int, float], None] = lambda steps, data_seconds: None
     """Called with the number of updates done, and the seconds that this rank waited for the batch
     of the next step; must not wait for other ranks."""
-    background: Background | None = None
-    """Finished between two steps, when all ranks are ready."""
     measure: Callable[[], Mapping[str, Tensor | float]] = dict
     """Called in each step, gives `Ahead.measured`."""
 
@@ -179,16 +167,14 @@ def run(
     reader = _Reader(batches, engine, steps.stop)
     reader.read(steps.start)
     counts: tuple[int, ...] | None = None
-    background = callbacks.background
     with judge.settled_if_raises():
         for step in steps:
             started = time.perf_counter()
             micro_batches, done = reader.micro_batches, step + 1
 
             def ahead(done: int = done) -> Ahead:
-                is_ready = background is not None and background.is_ready()
                 code = judge.code(done)  # before waiting for the batch
-                return Ahead(reader.read(done), code, is_ready, callbacks.measure())
+                return Ahead(reader.read(done), code, callbacks.measure())
 
             rate, seed = learning_rate(step), batches.seed(step)
             result = engine.step(
@@ -209,8 +195,6 @@ def run(
                 )
             )
             callbacks.after_step(done, reader.seconds)
-            if background is not None and exchanged.all_ready:
-                background.finish()
             due = [hook for hook in callbacks.hooks if hook.is_due(done, steps.stop)]
             if due or exchanged.code != GO_ON or done == steps.stop:
                 found = judge.settle()

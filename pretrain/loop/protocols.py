@@ -107,8 +107,6 @@ class Ahead:
     """This rank's of the next step; none after the last one."""
     code: int = 0
     """Rank 0's reaches every rank; those of other ranks are ignored."""
-    is_ready: bool = False
-    """See `Background.is_ready`."""
     measured: Mapping[str, Tensor | float] = dataclasses.field(default_factory=dict)
     """What this rank measured, for the records of rank 0; the same names on every rank. Of a
     parameter of one number, rank 0's value before the update."""
@@ -122,8 +120,6 @@ class Exchanged:
     """Tokens, and targets of each term, in the global batch of `Ahead.micro_batches`."""
     code: int = 0
     """`Ahead.code` of rank 0."""
-    all_ready: bool = False
-    """Whether `Ahead.is_ready` is true on every rank."""
     measured: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     """`Ahead.measured` of every rank, in their order; of a parameter, rank 0's alone."""
 

@@ -17,9 +17,7 @@ import os
 import re
 import secrets
 import shutil
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,40 +45,30 @@ def folder_of(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Saving:
-    """A checkpoint that the ranks write and have not committed."""
-
-    run: Path
-    step: int
-    staging: Path
-    fingerprints: Future[Fingerprints]
-    """Of this rank's files, once they are on disk."""
-
-
-def begin(
+def save(
     run: Path,
     step: int,
+    facts: Mapping[str, object],
     *,
-    save: Callable[[Path, bool], Callable[[], None]],
+    write: Callable[[Path], None],
     group: Group,
     token: str,
-    in_background: bool,
-) -> Saving:
-    """Begin to write a checkpoint; every rank calls this after the same step.
+    before_commit: Callable[[], None],
+) -> None:
+    """Write and commit a checkpoint; every rank calls this after the same step.
 
     Args:
         run: the run's folder.
         step: number of updates done.
-        save: saves this rank's part below a folder, in memory if the second argument is true, and
-            returns what completes its files (`Engine.begin_save`). It does not raise because of a
-            disk.
+        facts: stored in the manifest beside the hashes.
+        write: writes this rank's part below a folder (`Engine.save`).
         group: the ranks.
         token: of the attempt; separates its staging folder from those of earlier attempts.
-        in_background: complete the files in a thread, from memory.
+        before_commit: called on rank 0 when everything is written; raises ValueError to prevent
+            the commit.
 
     Raises:
-        Failure: on every rank; nothing was begun.
+        Failure: on every rank; nothing was committed, and what was written is removed.
     """
     final = folder_of(run, step)
     staging = final.with_name(f"{final.name}.{token}.partial")
@@ -89,54 +77,24 @@ def begin(
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
 
-    def write() -> None:
-        try:
-            complete()
-            own = [path for path in staging.iterdir() if _owner(path) == group.rank]
-            fingerprints.set_result({path.name: fingerprint(path) for path in own})
-        except BaseException as error:  # noqa: BLE001 - `commit` raises it
-            fingerprints.set_exception(error)
+    def write_own() -> Fingerprints:
+        write(staging)
+        own = [path for path in staging.iterdir() if _owner(path) == group.rank]
+        return {path.name: fingerprint(path) for path in own}
 
     group.on_rank_0(prepare)
-    complete, fingerprints = save(staging, in_background), Future[Fingerprints]()
-    if in_background:
-        threading.Thread(target=write, daemon=True).start()
-    else:
-        write()
-    return Saving(run, step, staging, fingerprints)
-
-
-def commit(
-    saving: Saving,
-    facts: Mapping[str, object],
-    group: Group,
-    before_commit: Callable[[], None],
-) -> None:
-    """Wait until every rank has written its files, and commit the checkpoint.
-
-    Args:
-        saving: what `begin` returned.
-        facts: stored in the manifest beside the hashes.
-        group: the ranks.
-        before_commit: called on rank 0 when everything is written; raises ValueError to prevent
-            the commit.
-
-    Raises:
-        Failure: on every rank; nothing was committed, and what was written is removed.
-    """
-    staging = saving.staging
     try:
-        parts = on_every_rank(saving.fingerprints.result, group.gather)
+        parts = on_every_rank(write_own, group.gather)
 
-        def write_manifest() -> None:
+        def commit() -> None:
             before_commit()
             fingerprints = {name: value for part in parts for name, value in part.items()}
-            manifest = {"format_version": FORMAT_VERSION, "step": saving.step, **facts}
+            manifest = {"format_version": FORMAT_VERSION, "step": step, **facts}
             manifest["files"] = fingerprints
             write_json(staging / MANIFEST, manifest)  # also makes the folder's entries durable
-            _replace(folder_of(saving.run, saving.step), staging)
+            _replace(final, staging)
 
-        group.on_rank_0(write_manifest)
+        group.on_rank_0(commit)
     except Failure:
         if group.rank == 0:
             shutil.rmtree(staging, ignore_errors=True)  # frees space on a full disk

@@ -390,13 +390,9 @@ class _StateBuilder:
             self.lowered.append((step, step + steps, record["learning_rate_factor"]))
 
     def _fork(self, record: Record) -> None:
-        """Only one checkpoint of the source was taken along, and nothing of the steps after it.
-
-        That may be committed after them: it is written in the background.
-        """
+        """Only one checkpoint of the source was taken along."""
         self._go_back_to(record["step"])
         self.checkpoints = [record["step"]]
-        self.spikes = [spike for spike in self.spikes if spike["step"] < record["step"]]
 
     def _finish(self, record: Record) -> None:
         self.finished_steps = record["step"]

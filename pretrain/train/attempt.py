@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_PREEMPTED
 from pretrain.config.run import Phase
 from pretrain.data.prefetch import prefetched
 from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
@@ -56,7 +56,7 @@ class Attempt:
         self.measured |= {} if beta is None else {BETA: beta}
         self.engine = _engine(prepared)
         self.log = RunLog(config, start, supervisor.refuse_superseded)
-        self.saver = Saver(prepared, self.log, self.engine.begin_save)
+        self.saver = Saver(prepared, self.log, self.engine.save)
         self.phase = config.phase(max(0, start.step - 1))
         self.reading = Reading(prepared, self.phase)
         supervisor.report_setup()
@@ -83,9 +83,6 @@ class Attempt:
                 verdict = self._train(phase)
         self._end_trace(self.profiler.steps)
         self.log.close()
-        begun = self.saver.begun
-        if begun is not None and verdict != EXIT_FAILED:  # a superseded attempt commits nothing
-            self.supervisor.in_stage(SAVE, lambda step: self.saver.finish())(begun)
         if verdict == GO_ON:
             self.group.on_rank_0(self._record_done)
             return EXIT_DONE
@@ -119,7 +116,7 @@ class Attempt:
                 self.reading.objective,
                 learning_rate=self.prepared.learning_rate,
                 steps=range(first, phase.end_step),
-                callbacks=Callbacks(hooks, self._after_step, self.saver, lambda: self.measured),
+                callbacks=Callbacks(hooks, self._after_step, lambda: self.measured),
                 rank_0=Rank0Callbacks(self.observers, self.watch, self._verdict),
             )
 
@@ -197,13 +194,8 @@ class Attempt:
 
     def _save_and_leave(self) -> None:
         """Save where the loop was asked to stop, and record that."""
-
-        def save(step: int) -> None:
-            self.saver.save(step)
-            self.saver.finish()
-
         step = self.group.on_rank_0(lambda: self.supervisor.stopped_after)
-        self.supervisor.in_stage(SAVE, save)(step)
+        self.supervisor.in_stage(SAVE, self.saver.save)(step)
         saved, reason = self.saver.failed_saves == 0, "it was asked to stop"
         self.group.on_rank_0(
             lambda: self.log.record("preempted", step=step, saved=saved, reason=reason)

@@ -1,15 +1,8 @@
-"""Saving checkpoints during an attempt: commit, retention, and saves that fail.
-
-With `training.background_saving` a checkpoint is serialised to memory between two steps, written in
-a thread while training goes on, and committed between two later steps: when every rank's files are
-on disk, at the latest before the next checkpoint and before the attempt ends. Until then it does
-not exist, as if the attempt were still in the middle of saving it.
-"""
+"""Saving checkpoints during an attempt: commit, retention, and saves that fail."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.records import checkpoints, ledger, metrics
@@ -38,84 +31,46 @@ def may_continue(failed_saves: int, has_checkpoint: bool, is_last: bool) -> bool
 
 
 class Saver:
-    """Saves the checkpoints of an attempt.
-
-    Every rank calls each method after the same steps, except `is_ready`. It is the `Background` of
-    the loop.
-    """
+    """Saves the checkpoints of an attempt. Every rank calls `save` after the same steps."""
 
     def __init__(
         self,
         prepared: Prepared,
         log: RunLog,
-        begin_save: Callable[[Path, bool], Callable[[], None]],
+        write: Callable[[Path], None],
     ) -> None:
         """Prepare to save.
 
         Args:
             prepared: the attempt.
             log: used on rank 0.
-            begin_save: saves this rank's part below a folder (`Engine.begin_save`).
+            write: writes this rank's part below a folder (`Engine.save`).
         """
         self._config, self._start, self._group = prepared.config, prepared.start, prepared.group
         self._run, self._facts = prepared.run_folder, prepared.facts
-        self._log, self._begin_save = log, begin_save
+        self._log, self._write = log, write
         self._has_checkpoint = prepared.start.step > 0
-        self._pending: checkpoints.Saving | None = None
         self.failed_saves = 0
         """Number of failed saves since the last one that succeeded."""
 
     def save(self, step: int) -> None:
-        """Save after `step` updates; in the background, begin to, unless it is the last save.
+        """Save after `step` updates.
 
         Raises:
             Failure: on every rank; a save failed and the attempt must end.
         """
-        self.finish()
-        training = self._config.training
-        in_background = training.background_saving and step < training.steps
-        with self._counted(step):
+        try:
             self._group.on_rank_0(lambda: self._prepare(step))
-            self._pending = checkpoints.begin(
+            checkpoints.save(
                 self._run,
                 step,
-                save=self._begin_save,
+                self._facts(step),
+                write=self._write,
                 group=self._group,
                 token=self._start.token,
-                in_background=in_background,
+                before_commit=self._log.refuse_superseded,
             )
-        if not in_background:
-            self.finish()
-
-    def is_ready(self) -> bool:
-        """Whether a checkpoint has begun, and this rank's files are written or have failed."""
-        return self._pending is not None and self._pending.fingerprints.done()
-
-    @property
-    def begun(self) -> int | None:
-        """The step of the checkpoint that is not committed yet, if any."""
-        return self._pending.step if self._pending else None
-
-    def finish(self) -> None:
-        """Wait for the checkpoint that has begun, if any, and commit it.
-
-        Raises:
-            Failure: as `save`.
-        """
-        saving, self._pending = self._pending, None
-        if saving is None:
-            return
-        with self._counted(saving.step):
-            facts = self._facts(saving.step)
-            checkpoints.commit(saving, facts, self._group, self._log.refuse_superseded)
-            self._group.on_rank_0(lambda: self._commit(saving.step))
-            self.failed_saves, self._has_checkpoint = 0, True
-
-    @contextlib.contextmanager
-    def _counted(self, step: int) -> Iterator[None]:
-        """Count and report a save that fails in the block; raise if the attempt must end."""
-        try:
-            yield
+            self._group.on_rank_0(lambda: self._commit(step))
         except Failure as failure:
             self.failed_saves += 1
             reason = str(failure)
@@ -123,6 +78,8 @@ class Saver:
             is_last = step == self._config.training.steps
             if not may_continue(self.failed_saves, self._has_checkpoint, is_last):
                 raise
+        else:
+            self.failed_saves, self._has_checkpoint = 0, True
 
     def _checkpoints(self) -> tuple[list[ledger.Record], tuple[int, ...]]:
         """The ledger's records, and the steps of the checkpoints that they lead to."""

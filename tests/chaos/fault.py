@@ -65,14 +65,14 @@ def before_engine(action):
 def before_save(step, action):
     from pretrain.records import checkpoints
 
-    original = checkpoints.begin
+    original = checkpoints.save
 
-    def call(run, number, **keywords):
+    def call(run, number, facts, **keywords):
         if number == step:
             action()
-        return original(run, number, **keywords)
+        original(run, number, facts, **keywords)
 
-    checkpoints.begin = call
+    checkpoints.save = call
 
 
 def in_writing(step, action):
@@ -90,25 +90,6 @@ def in_writing(step, action):
         return original(value, path, *arguments, **keywords)
 
     torch.save = call
-
-
-def in_background(step, action):
-    """Act in the thread that has written this rank's files of a checkpoint, before their hashes."""
-    from pretrain.engine.engine import Engine
-
-    original = Engine.begin_save
-
-    def begin_save(self, folder, in_memory):
-        complete = original(self, folder, in_memory)
-
-        def call():
-            complete()
-            if f"step-{step:08d}" in folder.name:
-                action()
-
-        return call
-
-    Engine.begin_save = begin_save
 
 
 def before_manifest(step, action):
@@ -143,17 +124,17 @@ def before_check(step, action):
     """Act when all files are written, before the attempt checks whether it was superseded."""
     from pretrain.records import checkpoints
 
-    original = checkpoints.commit
+    original = checkpoints.save
 
-    def call(saving, facts, group, before_commit):
+    def call(run, number, facts, *, before_commit, **keywords):
         def check():
-            if saving.step == step:
+            if number == step:
                 action()
             before_commit()
 
-        original(saving, facts, group, check)
+        original(run, number, facts, before_commit=check, **keywords)
 
-    checkpoints.commit = call
+    checkpoints.save = call
 
 
 def half_written(path, data):
@@ -238,7 +219,6 @@ def plan(fault, run):
         "pause": lambda: at_step(step, pause),
         "die-before-save": lambda: before_save(step, die),
         "die-while-writing": lambda: in_writing(step, half_written),
-        "die-in-background": lambda: in_background(step, die),
         "die-when-hashed": lambda: before_manifest(step, die),
         "die-when-committed": lambda: before_record(step, die),
         "freeze-before-commit": lambda: before_check(step, freeze),

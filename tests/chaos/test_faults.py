@@ -32,16 +32,6 @@ KILL, TERMINATE, USER = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1
 pytestmark = pytest.mark.slow
 
 
-def test_a_rank_killed_while_it_writes_in_the_background(chaos, undisturbed):
-    """What it has written is not a checkpoint, and the next attempt removes it."""
-    chaos.schedule({1: [("die-in-background", 1, 8)]})
-    assert chaos.supervise("training.background_saving=true") == 0, chaos.output()
-    assert chaos.start_steps() == [0, 4], chaos.output()
-    assert [record["step"] for record in chaos.records("commit")] == [4, 8, 12, 16]
-    assert not list((chaos.run / "checkpoints").glob("*.partial"))
-    chaos.assert_same_as(undisturbed)
-
-
 def test_launchers_that_are_killed_or_terminated_and_ranks_that_freeze_or_exit_early(
     chaos, undisturbed
 ):

@@ -1,7 +1,6 @@
 """Small objects that many tests need."""
 
 import dataclasses
-import functools
 import itertools
 
 import pytest
@@ -64,15 +63,15 @@ def step_record(step, loss=5.0, gradient_norm=1.0, seed=1, **more):
 
 def commit_checkpoint(run, step, save, group=ALONE, facts=None, before_commit=lambda: None):
     """Write and commit a checkpoint; `save` takes the folder, as `Engine.save`."""
-    saving = checkpoints.begin(
+    checkpoints.save(
         run,
         step,
-        save=lambda folder, in_memory: functools.partial(save, folder),
+        facts or {},
+        write=save,
         group=group,
         token="t",
-        in_background=False,
+        before_commit=before_commit,
     )
-    checkpoints.commit(saving, facts or {}, group, before_commit)
 
 
 def save_engine(built, run, step):

@@ -228,7 +228,6 @@ def test_values_that_contradict_each_other_are_refused(overrides, message):
         "training.evaluation_blocks=3",
         "training.data_workers=2",
         "training.checkpoints_kept=9",
-        "training.background_saving=true",
         "spike.max_rollbacks=7",
         "data.corpus=moved",
         "data.min_token_coverage=0",

@@ -19,7 +19,7 @@ from tests.pretrain.builders import step_record
 class Recorder:
     """Engine, batches and hooks that record their calls, in order."""
 
-    world_size, others_ready = 2, True
+    world_size = 2
 
     def __init__(self, rank=0, verdict=GO_ON):
         self.rank, self.verdict, self.events = rank, verdict, []
@@ -47,7 +47,6 @@ class Recorder:
             gradient_norm=0.5,
             exchanged=Exchanged(
                 code=code,
-                all_ready=added.is_ready and self.others_ready,
                 next_counts=(64, 10, step + 1) if added.micro_batches else None,
                 measured={name: (value, 0.2) for name, value in added.measured.items()},
             ),
@@ -154,7 +153,6 @@ def test_observers_see_every_record_with_all_fields():
         "exchanged": {
             "measured": {"seconds": (0.1, 0.2)},
             "code": GO_ON,
-            "all_ready": False,
             "next_counts": (64, 10, 3),
         },
     }
@@ -235,30 +233,6 @@ def test_a_step_is_shown_even_if_the_next_one_fails():
     with pytest.raises(KeyboardInterrupt):
         go(recorder, observers=[lambda record: seen.append(record.step)])
     assert seen == [0, 1]
-
-
-class Work:
-    """Background work that is done on this rank after some steps."""
-
-    def __init__(self, recorder, ready_after):
-        self.recorder, self.ready_after = recorder, ready_after
-
-    def is_ready(self):
-        updates = [event for event in self.recorder.events if event[0] == "update"]
-        return len(updates) == self.ready_after
-
-    def finish(self):
-        self.recorder.events.append(("finish",))
-
-
-@pytest.mark.parametrize("others_ready", [True, False])
-def test_background_work_is_finished_once_it_is_done_on_every_rank(others_ready):
-    recorder = Recorder()
-    recorder.others_ready = others_ready
-    go(recorder, 0, 4, background=Work(recorder, 2), hooks=[Hook(3, recorder.hook("save"))])
-    names = [event[0] for event in recorder.events if event[0] in ("update", "finish", "save")]
-    finish = ["finish"] if others_ready else []
-    assert names == [*["update"] * 3, *finish, "save", "update", "save"]
 
 
 def test_other_ranks_neither_observe_nor_watch_and_stop_with_rank_0():

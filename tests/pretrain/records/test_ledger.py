@@ -285,15 +285,6 @@ def test_a_spike_is_unanswered_until_a_rollback_follows_it():
     assert state(*again).unanswered_spike["onset"] == 7
 
 
-def test_a_fork_leaves_behind_a_spike_after_its_step_and_keeps_an_earlier_one():
-    """A checkpoint that is written in the background may be committed after a spike."""
-    spiked = [attempt(), suspicion("spike", 5), *commits(9)]
-    forked = state(*spiked, ("fork", {"step": 9}))
-    assert (forked.unanswered_spike, forked.spikes) == (None, ())
-    spiked = [*spiked, rollback(0, 2), attempt(), *commits(20)]
-    assert len(state(*spiked, ("fork", {"step": 20})).spikes) == 1
-
-
 def test_checkpoints_saved_after_an_onset_are_tainted_while_it_is_suspected():
     events = [attempt(), *commits(10, 20, 30), suspicion("suspect", 20)]
     assert state(*events).tainted == (30,)

@@ -726,14 +726,14 @@ def failing_save(step, what, rank=1):
     def sabotage(own):
         from pretrain.engine.engine import Engine
 
-        begin_save = Engine.begin_save
+        save = Engine.save
 
-        def sabotaged(self, folder, in_memory):
+        def sabotaged(self, folder):
             is_meant = own == rank and f"{step:08d}" in folder.name
             with what(folder) if is_meant else contextlib.nullcontext():
-                return begin_save(self, folder, in_memory)
+                save(self, folder)
 
-        Engine.begin_save = sabotaged
+        Engine.save = sabotaged
 
     return sabotage
 
