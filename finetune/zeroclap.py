@@ -75,7 +75,7 @@ _GROUPS: dict[str, dict[str, Command]] = {
     "": {"completion": (_completion_arguments, _completion)},
 }
 _SPECIALISTS = (
-    *("profile", "replay", "bench"),
+    *("replay", "bench"),
     *("submit", "acceptability", "birthplaces", "completion"),
 )
 """Commands that a first run, and a first use of its model, do without."""

@@ -21,7 +21,6 @@ _ROOMS = {
         "supervise": "supervision.command",
         "status": "records.command",
         "diff": "records.command",
-        "profile": "supervision.command",
         "audit": "records.command",
         "report": "records.command",
         "replay": "spikes.replay.command",

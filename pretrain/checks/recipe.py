@@ -47,11 +47,6 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
     `check_recipe`, and what the launch and the installed packages decide; arguments, results and
     errors are the same.
     """
-    if max(config.profile.ranks, default=0) >= world_size:
-        raise ValueError(
-            f"profile.ranks {config.profile.ranks}: accepted: below {world_size}, the number of "
-            "ranks of this launch"
-        )
     _refuse_missing_tracker(config)
     return check_recipe(config, world_size)
 

@@ -399,13 +399,11 @@ class NotifyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileConfig:
-    """Steps that torch.profiler traces; `profile` asks a running attempt for others."""
+    """Steps that torch.profiler traces, on rank 0 (engine/profile.py)."""
 
     steps: list[NonNegativeInt] = dataclasses.field(default_factory=list)
     """First step that is traced, and the first that no longer is, such as [100, 105]; at most 20.
     Empty: none."""
-    ranks: list[NonNegativeInt] = dataclasses.field(default_factory=lambda: [0])
-    """Ranks that write a trace; by default rank 0."""
 
     def __post_init__(self) -> None:
         """Refuse a pair that is not a window, or one whose traces would be too large to open."""

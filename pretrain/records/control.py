@@ -4,7 +4,6 @@ They are small files in the run's folder `control/`, and each has one writer:
 
     control.json             which attempt may train, where, and whether it is to stop
     stop-TOKEN               request to an attempt to save and exit after the current step
-    profile-TOKEN            request to an attempt to trace its next steps
     heartbeat.json           what rank 0 is doing (heartbeat.py)
     failure-TOKEN-RANK.json  the error of a rank (failures.py)
     node-NNN-*.json          the report of another node's agent (nodes.py)
@@ -20,7 +19,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +67,7 @@ def folder_of(run: Path) -> Path:
 def write(run: Path, control_file: ControlFile) -> None:
     """Replace the control file, and delete the requests and failures of other attempts."""
     folder = folder_of(run)
-    for path in (p for kind in ("stop", "profile", "failure") for p in folder.glob(f"{kind}-*")):
+    for path in (p for kind in ("stop", "failure") for p in folder.glob(f"{kind}-*")):
         if path.name.split("-")[1] != control_file.token:
             path.unlink(missing_ok=True)
     data = files.strict_json(dataclasses.asdict(control_file)) + "\n"
@@ -150,18 +148,6 @@ def stop_requested(run: Path, token: str) -> bool:
         return _stop_file(run, token).exists()
     except OSError:
         return False  # asked again after the next step
-
-
-def request_profile(run: Path, token: str, steps: int) -> None:
-    """Ask an attempt to trace its next steps."""
-    request = {"name": secrets.token_hex(8), "steps": steps}
-    files.replace_json(folder_of(run) / f"profile-{token}", request)
-
-
-def profile_requested(run: Path, token: str) -> tuple[str, int] | None:
-    """Return the newest such request: its name, and the number of steps; `None` without one."""
-    request = read_json(folder_of(run) / f"profile-{token}")
-    return (str(request["name"]), int(request["steps"])) if request else None
 
 
 @dataclasses.dataclass

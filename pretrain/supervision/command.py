@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from pretrain.config.settings import add_recipe
 
@@ -36,35 +35,4 @@ def supervise(options: argparse.Namespace) -> int:
     return run_supervised(config, node, is_dry_run=options.dry_run)
 
 
-def add_profile_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `profile`."""
-    command.add_argument("run", type=Path, help="the run's folder")
-    command.add_argument("--steps", type=int, default=5, help="number of steps (default: 5)")
-
-
-def profile(options: argparse.Namespace) -> None:
-    """Trace the next steps of a run that is being trained, for Perfetto.
-
-    example: python -m pretrain profile runs/base --steps 5
-    """
-    from pretrain.config.sections import MOST_STEPS_PROFILED
-    from pretrain.records import control
-    from pretrain.records.status import TRAINING, view
-
-    if not 1 <= options.steps <= MOST_STEPS_PROFILED:
-        raise ValueError(f"--steps {options.steps}: accepted: 1 to {MOST_STEPS_PROFILED}")
-    seen = view(options.run)
-    begun = [record for record in seen.records if record["kind"] == "attempt"]
-    if seen.activity != TRAINING or not begun:
-        raise ValueError(
-            f"{options.run}: is not being trained on this machine; it is {seen.activity}"
-        )
-    control.request_profile(options.run, begun[-1]["token"], options.steps)
-    ranks = ", ".join(map(str, seen.config.profile.ranks))
-    sys.stdout.write(
-        f"attempt {begun[-1]['attempt']} was asked to trace {options.steps} steps of rank {ranks}; "
-        f"its log will name the files in {options.run / 'profile'}\n"
-    )
-
-
-COMMANDS = {"supervise": (add_arguments, supervise), "profile": (add_profile_arguments, profile)}
+COMMANDS = {"supervise": (add_arguments, supervise)}

@@ -15,7 +15,7 @@ from pretrain.data.prefetch import prefetched
 from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON
-from pretrain.records import checkpoints, control, ledger, pace
+from pretrain.records import checkpoints, ledger, pace
 from pretrain.records.figures import BETA, MEMORY, SECONDS
 from pretrain.records.heartbeat import EVALUATE, INIT, SAVE
 from pretrain.train.log import RunLog
@@ -61,14 +61,8 @@ class Attempt:
         self.reading = Reading(prepared, self.phase)
         supervisor.report_setup()
         self.watch, self.observers = open_records(prepared, self.log)
-        self.profiler = Profiler(
-            config.profile,
-            prepared.run_folder,
-            start.attempt,
-            group.rank,
-            lambda: control.profile_requested(prepared.run_folder, start.token),
-            self.log.say,
-        )
+        window = [] if group.rank else config.profile.steps
+        self.profiler = Profiler(window, prepared.run_folder, start.attempt, self.log.say)
 
     def run(self) -> int:
         """Train to the end; returns the exit code.
@@ -81,7 +75,7 @@ class Attempt:
         for phase in self.config.resolved_phases:
             if verdict == GO_ON and phase.end_step > self.start.step:
                 verdict = self._train(phase)
-        self._end_trace(self.profiler.steps)
+        self._end_trace()
         self.log.close()
         if verdict == GO_ON:
             self.group.on_rank_0(self._record_done)
@@ -117,7 +111,7 @@ class Attempt:
                 learning_rate=self.prepared.learning_rate,
                 steps=range(first, phase.end_step),
                 callbacks=Callbacks(hooks, self._after_step, lambda: self.measured),
-                rank_0=Rank0Callbacks(self.observers, self.watch, self._verdict),
+                rank_0=Rank0Callbacks(self.observers, self.watch, self.supervisor.verdict),
             )
 
     def _begin_phase(self, phase: Phase) -> int:
@@ -136,24 +130,14 @@ class Attempt:
 
         self.measured[SECONDS] = pace.own_seconds(data_seconds, self.forward_timer.take())
         self.measured[MEMORY] = float(most_bytes(self.prepared.process.device))
-        if self.profiler.ends(step):
-            self._end_trace(step)
         self.profiler.begin_if_due(step)
+        if self.profiler.ends(step):
+            self._end_trace()
 
-    def _end_trace(self, step: int) -> None:
-        """End the trace that goes on, if one does, after `step` updates.
-
-        It may take long to write. Rank 0 waits where it next meets a rank that writes one.
-        """
+    def _end_trace(self) -> None:
+        """End the trace that goes on, if one does; it may take long to write."""
         if self.profiler.is_on:
-            self.supervisor.in_stage(SAVE, self.profiler.end, after=SAVE)(step)
-
-    def _verdict(self, steps: int) -> int:
-        """The supervisor's verdict towards the end of a step; called on rank 0."""
-        verdict = self.supervisor.verdict(steps)
-        if self.profiler.ended(steps - 1):  # this step waits for ranks that still write a trace
-            self.supervisor.in_stage(SAVE, lambda step: None, after=SAVE)(steps)
-        return verdict
+            self.supervisor.in_stage(SAVE, self.profiler.end)(self.profiler.steps)
 
     def _evaluate(self, step: int) -> int:
         """Measure and judge the validation loss after `step` updates; returns the watch's verdict.

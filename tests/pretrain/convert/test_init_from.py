@@ -201,7 +201,7 @@ def test_the_model_card_of_an_export_says_how_it_was_trained(
     Nothing else: neither what only this machine, its user or a service should know, nor a path.
     """
     run, card, scores = tmp_path / "run", tmp_path / "card", tmp_path / "report.md"
-    private = ["notify.command=[curl, S3CRET]", "supervision.hostfile=S3CRET", "profile.ranks=[]"]
+    private = ["notify.command=[curl, S3CRET]", "supervision.hostfile=S3CRET"]
     assert attempt(run, f"model.init_from={source()}", *private)[0] == 0
     scores.write_text("## RTE\n\n![epochs](epochs.png)\n\n| weights | accuracy |\n")
     model = str(exported(run, 4, tmp_path))

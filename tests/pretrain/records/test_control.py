@@ -63,21 +63,6 @@ def test_a_request_to_stop_is_for_one_attempt_and_is_deleted_with_the_next(tmp_p
     assert not control.stop_requested(tmp_path, "aa")
 
 
-def test_a_request_for_a_trace_is_for_one_attempt_and_has_a_name_of_its_own(tmp_path):
-    assert control.profile_requested(tmp_path, "aa") is None
-    names = set()
-    for steps in (5, 7):
-        control.request_profile(tmp_path, "aa", steps)
-        name, number = control.profile_requested(tmp_path, "aa")
-        names.add(name)
-        assert number == steps
-    assert len(names) == 2
-    control.write(tmp_path, CONTROL_FILE)
-    assert control.profile_requested(tmp_path, "aa") is not None
-    control.write(tmp_path, ControlFile("bb", 4, control.RUN))
-    assert control.profile_requested(tmp_path, "aa") is None
-
-
 def test_stop_signals_are_counted_inside_the_block_only():
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does

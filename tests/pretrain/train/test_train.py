@@ -132,65 +132,11 @@ def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
     assert all(0.9 < line["beta"] < 1.1 for line in lines)
 
 
-def test_steps_are_traced_by_the_recipe_and_on_request_and_no_bit_changes(
-    straight, attempt, tmp_path, capsys
-):
-    run, asked = tmp_path / "run", tmp_path / "asked"
-
-    def sabotage(rank):
-        from pretrain.engine import profile
-        from pretrain.train import client
-
-        profile._POLL_SECONDS = 0.0
-        verdict = client.SupervisorClient.verdict
-
-        def asking(self, steps):  # rank 0 asks during step 3, and both begin after it
-            if steps == 4 and not asked.exists():
-                asked.touch()
-                assert pretrain(["profile", str(run), "--steps", "1"]) == 0
-            return verdict(self, steps)
-
-        client.SupervisorClient.verdict = asking
-
-    words = ["profile.steps=[1, 3]", "profile.ranks=[0, 1]"]
-    results = attempt(run, *words, sabotage=sabotage)
-    assert [code for code, _, _ in results] == [0, 0]
-    assert "was asked to trace 1 steps of rank 0, 1" in results[0][1]
-    names = [
-        f"attempt-001-steps-{w}-rank-{r}.pt.trace.json.gz" for w in ("1-3", "4-5") for r in (0, 1)
-    ]
-    assert sorted(path.name for path in (run / "profile").iterdir()) == names
-    assert_same_run(run, straight)
-    assert pretrain(["profile", str(run)]) == 2
-    assert "is not being trained on this machine; it is finished" in capsys.readouterr().err
-
-
-def test_rank_0_shows_that_it_waits_where_another_rank_writes_a_trace(attempt, tmp_path):
-    """The heartbeat says so until the next step has ended, or from the loop's end on."""
-
-    def sabotage(rank):
-        from pretrain.records import heartbeat
-
-        usual = heartbeat.Heartbeat.beat
-
-        def noted(self, phase, step):
-            with (tmp_path / "beats").open("a") as file:
-                file.write(f"{step} {phase}\n")
-            return usual(self, phase, step)
-
-        heartbeat.Heartbeat.beat = noted
-
-    steps = ["training.steps=7", "training.checkpoint_interval=7", "training.evaluation_interval=7"]
-    words = [*steps, "profile.steps=[1, 3]", "profile.ranks=[1]"]
-    assert [code for code, _, _ in attempt(tmp_path / "run", *words, sabotage=sabotage)] == [0, 0]
-    last = dict(line.split() for line in (tmp_path / "beats").read_text().splitlines())
-    shown = {"2": "step", "3": "save", "4": "save", "5": "step", "6": "step", "7": "step"}
-    assert last == {"0": "init", "1": "step", **shown}
-    (tmp_path / "beats").unlink()
-    words[-2] = "profile.steps=[5, 9]"
-    attempt(tmp_path / "other", *words, sabotage=sabotage)
-    last = dict(line.split() for line in (tmp_path / "beats").read_text().splitlines())
-    assert (last["6"], last["7"]) == ("step", "save")
+def test_rank_0_traces_the_recipe_s_window_and_no_bit_changes(straight, attempt, tmp_path):
+    assert [code for code, _, _ in attempt(tmp_path, "profile.steps=[1, 3]")] == [0, 0]
+    names = [path.name for path in (tmp_path / "profile").iterdir()]
+    assert names == ["attempt-001-steps-1-3.pt.trace.json.gz"]
+    assert_same_run(tmp_path, straight)
 
 
 def test_what_auto_stands_for_is_said_on_a_screen_line_and_recorded(attempt, tmp_path):
