@@ -14,7 +14,7 @@ from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config import deepspeed as deepspeed_settings
 from pretrain.config.run import Phase, RunConfig
-from pretrain.config.sections import TRACKERS, DataConfig
+from pretrain.config.sections import DataConfig
 from pretrain.config.streams import Stream
 from pretrain.data.batches import (
     refuse_other_packing,
@@ -162,9 +162,7 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
 
 
 def _refuse_missing_tracker(config: RunConfig) -> None:
-    """Refuse one of our trackers whose package is not installed."""
-    if not isinstance(TRACKERS[config.tracker], str):
-        return
+    """Refuse a tracker whose package is not installed."""
     package = importlib.util.find_spec(config.tracker)
     if package is None or package.origin is None:  # without an origin: a mere folder of that name
         raise ValueError(

@@ -37,7 +37,6 @@ MAY_CHANGE = (
     "notify",
     "profile",
     "tracker",
-    "tracker_settings",
     "fork_from",
 )
 """What may differ when a run is resumed: nothing that changes batches, masks or the gradient.

@@ -13,11 +13,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from data_prep.common.records import OneOf, decode
 from pretrain.config.sections import (
-    TRACKERS,
     BatchConfig,
     DataConfig,
     FaultConfig,
@@ -65,11 +64,8 @@ class RunConfig:
 
     folder: str = ""
     """The run's folder: checkpoints, metrics, ledger, plots. Empty: runs/ and the recipe's name."""
-    tracker: Annotated[str, OneOf(TRACKERS)] = "tensorboard"
-    """What shows the run's curves beside TensorBoard, which always does: wandb (Weights & Biases),
-    mlflow (MLflow), or one of an installed package."""
-    tracker_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Settings of a tracker of an installed package: the fields of its dataclass `Settings`."""
+    tracker: Literal["tensorboard", "wandb"] = "tensorboard"
+    """What shows the run's curves; wandb: Weights & Biases beside TensorBoard."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelRecipe = dataclasses.field(default_factory=ModelRecipe)
     objective: Annotated[ObjectiveSettings, OneOf(SETTINGS_BY_NAME)] = dataclasses.field(
@@ -89,19 +85,6 @@ class RunConfig:
     {probability: 0.15}, data: {sequence_length: 2048}}]. Each changes this recipe, not the phase
     before. Empty: the same settings from the first step to the last."""
     fork_from: ForkConfig = dataclasses.field(default_factory=ForkConfig)
-
-    @cached_property
-    def tracker_record(self) -> Any:  # noqa: ANN401 - of the tracker's own class
-        """`tracker_settings` as its tracker's `Settings`; None for a tracker that has none.
-
-        Raises:
-            ValueError: the tracker does not accept them, or cannot be imported.
-        """
-        kind = getattr(TRACKERS[self.tracker], "Settings", None)
-        if kind is None and self.tracker_settings:
-            names = ", ".join(self.tracker_settings)
-            raise ValueError(f"tracker_settings: has {names}; tracker {self.tracker} has none")
-        return kind and decode(kind, self.tracker_settings, "tracker_settings.")
 
     @cached_property
     def resolved_phases(self) -> tuple[Phase, ...]:
@@ -150,7 +133,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse values of different sections that do not fit together."""
-        _ = self.tracker_record  # refuses
         if self.phases:
             _ = self.resolved_phases  # refuses
         steps = self.training.steps

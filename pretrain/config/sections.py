@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from data_prep.common.arguments import typed
-from data_prep.common.plugins import Plugins
 from data_prep.common.records import (
     Fraction,
     NonNegativeFloat,
@@ -484,18 +483,6 @@ ADVANCED = frozenset(
 )
 """Settings and sections that a first run goes well without knowing of: `show` leaves out those that
 nothing sets. The fields of ModelConfig that `model.overrides` does not set are advanced too."""
-
-
-TRACKERS: Plugins[Any] = Plugins(
-    "zeroclap.trackers",
-    {
-        "tensorboard": "pretrain.train.trackers.tensorboard_run.TensorBoard",
-        "wandb": "pretrain.train.trackers.wandb_run.WandbRun",
-        "mlflow": "pretrain.train.trackers.mlflow_run.MlflowRun",
-    },
-)
-"""The class of each tracker (train/trackers/table.py); of ours its name, so that it is imported
-when it is opened. Our names are those of packages, and of the extras that install them."""
 
 
 @dataclasses.dataclass(frozen=True)

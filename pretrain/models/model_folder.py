@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from data_prep import tokenizer as tokenizers
 from data_prep.common.arguments import typed
 from data_prep.common.files import new_folder, write_json
-from data_prep.common.plugins import names_of
 from data_prep.common.records import check_format, decode
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
@@ -148,7 +147,7 @@ class LoadedModel:
         section = {"name": default, **self.recipe_section("objective")}
         name = section["name"]
         if name not in SETTINGS_BY_NAME:
-            known = ", ".join(names_of(SETTINGS_BY_NAME))
+            known = ", ".join(SETTINGS_BY_NAME)
             raise ValueError(f"{self.folder}: its objective {name!r} is not one of {known}")
         try:
             return decode(SETTINGS_BY_NAME[name], section, "objective.")

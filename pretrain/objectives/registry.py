@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from data_prep.common.plugins import Plugins
 from pretrain.objectives.base import ObjectiveSettings
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from pretrain.objectives.spans import SpanCorruptionConfig
 
-SETTINGS_BY_NAME: Plugins[type[ObjectiveSettings]] = Plugins(
-    "zeroclap.objectives",
-    {
-        "masked-lm": MaskedLMConfig,
-        "causal-lm": CausalLMConfig,
-        "span-corruption": SpanCorruptionConfig,
-        "sentence-pairs": SentencePairsConfig,
-    },
-)
+SETTINGS_BY_NAME: dict[str, type[ObjectiveSettings]] = {
+    "masked-lm": MaskedLMConfig,
+    "causal-lm": CausalLMConfig,
+    "span-corruption": SpanCorruptionConfig,
+    "sentence-pairs": SentencePairsConfig,
+}

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from data_prep.common.arguments import typed
-from data_prep.common.plugins import package_of
 from pretrain.config.settings import add_recipe
 
 if TYPE_CHECKING:
@@ -206,8 +205,6 @@ def _listing() -> Iterator[str]:
     yield "\nobjective.name:"
     for name, settings in SETTINGS_BY_NAME.items():
         yield f"  {name:<34} {(inspect.getdoc(settings) or '').partition(chr(10))[0]}"
-    for name, entry in SETTINGS_BY_NAME.installed().items():
-        yield f"  {name:<34} {entry.value}, {package_of(entry)}"
     yield "\nother settings with names:"
     for key, names in _named_settings().items():
         if key not in tables and key not in ("objective", "objective.name"):

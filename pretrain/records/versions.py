@@ -37,15 +37,11 @@ def sources() -> dict[str, str]:
     }
 
 
-def versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return this process's versions by name: of zeroclap, Python and packages; "no" if missing.
-
-    Args:
-        packages: beside those that every run computes with.
-    """
+def versions() -> dict[str, str]:
+    """Return this process's versions by name: of zeroclap, Python and packages; "no" if missing."""
     own = hashlib.sha256(repr(sources()).encode()).hexdigest()[:12]
     found = {OWN: own, "Python": platform.python_version()}
-    for package in (*_PACKAGES, *packages):
+    for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -77,17 +73,13 @@ def _few(hosts: Iterable[str]) -> str:
     return f"{first} and {len(rest)} more" if len(rest) > 3 else ", ".join([first, *rest])
 
 
-def refuse_other_code(group: Group, packages: Iterable[str] = ()) -> dict[str, str]:
+def refuse_other_code(group: Group) -> dict[str, str]:
     """Return the versions that all ranks have.
-
-    Args:
-        group: all ranks.
-        packages: as in `versions`.
 
     Raises:
         Failure: On every rank, if any has others; the message names the hosts, and a source file.
     """
-    own, host = versions(packages), socket.gethostname()
+    own, host = versions(), socket.gethostname()
     if wrong := differences(group.gather((host, own))):
         files = differences(group.gather((host, sources())))
         which = f" ({files[0].partition(':')[0]} differs)" if files else ""

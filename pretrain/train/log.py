@@ -21,7 +21,9 @@ from pretrain.records import folder, ledger, metrics
 from pretrain.records.figures import curves
 from pretrain.records.history import describe, since_last_attempt
 from pretrain.train.resume import Start
-from pretrain.train.trackers.table import Shown, Tracker, open_tracker
+from pretrain.train.trackers.tensorboard_run import TensorBoard
+from pretrain.train.trackers.tracker import Shown, Tracker
+from pretrain.train.trackers.wandb_run import WandbRun
 
 _MOST_UNPRINTED = 1000
 """Lines for the console that are kept while its log is on a full disk."""
@@ -60,8 +62,9 @@ class RunLog:
         """Open the files for the attempt's first step; returns the observers that write them."""
         start = self._start
         shown = Shown(self._run, public(self._config), start.attempt, start.step, self.say)
-        names = {"tensorboard": None, self._config.tracker: self._config.tracker_record}
-        self._trackers += [open_tracker(name, shown, each) for name, each in names.items()]
+        self._trackers.append(TensorBoard(shown))
+        if self._config.tracker == "wandb":
+            self._trackers.append(WandbRun(shown))
         for text in since_last_attempt(ledger.read_ledger(self._ledger)):
             self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)

@@ -25,7 +25,6 @@ from pretrain.data.mixture import Mixture
 from pretrain.data.sources import Joined
 from pretrain.model.backends import choose_backend
 from pretrain.model.config import ModelConfig
-from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.records import checkpoints, control, folder, fork, ledger, versions
 from pretrain.records.collective import Group
 from pretrain.spikes.policy import max_checkpoints_kept
@@ -206,7 +205,7 @@ def _computing(
     """Choose what depends on the devices; refuses a device that the recipe cannot be trained on."""
     import torch
 
-    code = versions.refuse_other_code(group, SETTINGS_BY_NAME.package(config.objective.name))
+    code = versions.refuse_other_code(group)
     on_gpu = device_type == "cuda"
     accelerator = torch.cuda.get_device_name() if on_gpu else "cpu"
     capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None

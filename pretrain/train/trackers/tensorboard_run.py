@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pretrain.train.trackers.table import Shown
+from pretrain.train.trackers.tracker import Shown
 
 FOLDER = "tensorboard"
 """Of the event files, in the run's folder."""

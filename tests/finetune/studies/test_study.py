@@ -169,7 +169,7 @@ def test_another_study_in_the_same_folder_is_refused_but_not_further_seeds(study
     with pytest.raises(ValueError, match="other overrides"):
         _begin(tmp_path / STUDY, loaded, checked, other)
     # A recipe is a file as well, which may have changed since.
-    checked[0] = replace(checked[0], config=replace(checked[0].config, tracker="mlflow"))
+    checked[0] = replace(checked[0], config=replace(checked[0].config, tracker="wandb"))
     with pytest.raises(ValueError, match="other recipes"):
         _begin(tmp_path / STUDY, loaded, checked, options)
 

@@ -1,1 +1,1 @@
-"""A package of somebody else, with an objective, trackers and filters."""
+"""A package of somebody else, with filters."""

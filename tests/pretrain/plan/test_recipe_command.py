@@ -108,7 +108,7 @@ def test_show_documents_every_setting_and_names_its_source(capsys):
     lines = capsys.readouterr().out.splitlines()
     sections = [line for line in lines if line.endswith(":") and line[0] not in " #"]
     names = [field.name for field in dataclasses.fields(RunConfig)]
-    values = ("folder", "tracker", "tracker_settings", "phases")
+    values = ("folder", "tracker", "phases")
     assert sections == [f"{name}:" for name in names if name not in values]
     for before, line in (
         ("  # Peak of the schedule.", "  learning_rate: 0.0004  # pile-large.yaml"),
