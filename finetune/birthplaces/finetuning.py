@@ -160,8 +160,8 @@ def _train(
     from pretrain.model.language_model import LanguageModel
     from pretrain.records.figures import curves
     from pretrain.records.metrics import MetricsWriter, ProgressPrinter
-    from pretrain.train.trackers.tracker import Shown
     from pretrain.train.trackers.tensorboard_run import TensorBoard
+    from pretrain.train.trackers.tracker import Shown
 
     process = engines.start()
     model: LanguageModel = LanguageModel(start.config)

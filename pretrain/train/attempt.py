@@ -98,9 +98,7 @@ class Attempt:
                 lambda: self.log.say(f"{phase}: steps {first} to {phase.end_step}")
             )
         hooks = [
-            Hook(
-                training.evaluation_interval, self.supervisor.in_stage(EVALUATE, self._evaluate)
-            ),
+            Hook(training.evaluation_interval, self.supervisor.in_stage(EVALUATE, self._evaluate)),
             Hook(training.checkpoint_interval, self.supervisor.in_stage(SAVE, self.saver.save)),
         ]
         with prefetched(self.reading.batches, training.data_workers) as batches:

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from pretrain.records.figures import curves
-from pretrain.train.trackers.tracker import Shown
 from pretrain.train.trackers.tensorboard_run import FOLDER, TensorBoard
+from pretrain.train.trackers.tracker import Shown
 from tests.pretrain.builders import step_record
 
 
