@@ -27,23 +27,6 @@ _LOST_CONNECTION = re.compile(
     r"timed out waiting",
     re.IGNORECASE,
 )
-_OF_THE_MACHINE = re.compile(
-    # Errors of the system other than ENOENT, EACCES, ENOTDIR and EISDIR, of a busy or lost GPU, and
-    # of a disk that is too small for the checkpoints.
-    # A rank that was killed did not fail by itself either.
-    r"\[Errno (?!(2|13|20|21)\])|EADDRINUSE|port \d+, where the ranks meet|CUDA error|"
-    r"its disk has|exitcode: -|^was killed by signal",
-)
-_IN_A_LOG = re.compile(
-    # The last line of a traceback, `python -m` without its module, argparse, and torchrun's words
-    # for a rank that was killed.
-    r"^(?:\[[^]]*\]:? ?|E\d{4} [^]]*\] )*("
-    r"(?:[\w.]*(?:Error|Exception)|\S*/python[\d.]*|[\w.-]+: error): .+|"
-    r"failed \(exitcode: -?\d+\) local_rank: \d+)",
-    re.MULTILINE,
-)
-_MAX_LOG = 1 << 20
-"""Bytes of a log that are searched."""
 _MAX_DELAY_SECONDS = 30.0
 """From the first lost connection to the error of the rank that caused it."""
 _MAX_MESSAGE = 2000
@@ -153,31 +136,6 @@ def explain(errors: Sequence[RankError], hosts: Sequence[str] = ()) -> str:
     same = [error for error in errors if error.message == first.message]
     ranks, where = {error.rank for error in same}, {error.host for error in same}
     return f"rank {_joined(sorted(ranks))} on {_joined(sorted(where))}: {first.message}"
-
-
-def in_log(log: Path) -> str:
-    """Return the first error in a log whose ranks left none; "" if there is none.
-
-    Such are the errors of the launcher itself, and of imports before a rank can report any.
-    """
-    try:
-        with log.open("rb") as file:
-            text = file.read(_MAX_LOG).decode(errors="replace")
-    except OSError:
-        return ""
-    found = _IN_A_LOG.search(text)
-    return " ".join(found.group(1).split())[:_MAX_MESSAGE] if found else ""
-
-
-def lasting(message: str) -> str:
-    """Return what is the same in every message of an error, or "" if it may go away by itself.
-
-    Errors of the machine go away: a full disk, a lost connection, a busy port or GPU. Numbers are
-    left out: process ids and the memory in use differ each time.
-    """
-    if _OF_THE_MACHINE.search(message) or _LOST_CONNECTION.search(message):
-        return ""
-    return re.sub(r"\d[\d.,]*", "#", message)
 
 
 def _joined(values: Sequence[object]) -> str:

@@ -2,9 +2,7 @@
 
 What to do about a spike is decided in `pretrain.spikes`. Here: how an attempt ended, how often
 attempts may end without progress, and how long to wait before the next one. Progress is a
-checkpoint of a later step than any before: committing the same step again is not progress. Two
-attempts in a row that fail before their first step with the same error are enough, unless it is an
-error of the machine.
+checkpoint of a later step than any before: committing the same step again is not progress.
 """
 
 from __future__ import annotations
@@ -55,8 +53,6 @@ class Problem:
     kind: str
     """CRASH or HANG."""
     reason: str
-    error: str = ""
-    """Message of the rank's or the launcher's error that ended it; "" if none is known."""
 
 
 def decide(records: Sequence[ledger.Record], config: RunConfig) -> Decision:
@@ -71,12 +67,6 @@ def answer_to_endings(
 ) -> Launch | policy.GiveUp:
     """Decide whether to launch again after attempts that ended without progress."""
     endings = endings_without_progress(records)
-    at_start = [record.get("error_at_start") for record in endings[-2:]]
-    if len(at_start) == 2 and at_start[0] and at_start[0] == at_start[1]:
-        return policy.GiveUp(
-            "two attempts in a row failed before their first step with the same error: "
-            f"{endings[-1]['reason']}"
-        )
     failed = len(endings)
     if failed > config.max_retries:
         return policy.GiveUp(
@@ -137,7 +127,6 @@ def why_ended(
     launcher: str,
     errors: Sequence[failures.RankError],
     hosts: Sequence[str] = (),
-    logged: str = "",
 ) -> Problem:
     """Return why an attempt ended.
 
@@ -149,14 +138,11 @@ def why_ended(
         launcher: how the launcher ended: "ended with code 1".
         errors: of the attempt's ranks, the earliest first.
         hosts: host of each rank; empty if even their number is unknown.
-        logged: the first error in the launcher's log, which counts if no rank left one.
     """
     explanation = failures.explain(errors, hosts)
-    if cause := failures.cause(errors):
-        return Problem(CRASH, explanation, cause.message)
+    if failures.cause(errors):
+        return Problem(CRASH, explanation)
     seen = problem or Problem(CRASH, f"the launcher {launcher} and the run is not done")
-    if logged and not problem and not errors:
-        return Problem(CRASH, f"{seen.reason}; first error in its log: {logged}", logged)
     if explanation and seen.kind == CRASH:
         return Problem(CRASH, f"{explanation}; {seen.reason}")
     return seen

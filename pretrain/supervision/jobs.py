@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,17 +19,10 @@ import psutil
 
 from pretrain.config.run import RunConfig
 from pretrain.processes import processes
-from pretrain.processes.launching import describe_exit, tail
 from pretrain.records import control
 from pretrain.records.control import ControlFile
 from pretrain.supervision import launch
 
-_KILLED = re.compile(
-    # As the deepspeed launcher and torchrun say it. SIGTERM (15) is how these end the other ranks.
-    r"--local_rank=(?P<rank>\d+)\b.* exits with return code = -(?!15\b)(?P<signal>\d+)|"
-    r"failed \(exitcode: -(?!15\b)(?P<number>\d+)\) local_rank: (?P<local>\d+)"
-)
-_LAST_LINES = 200
 _SCAN_SECONDS = 1.0
 """Between two searches through all processes of the machine."""
 
@@ -132,19 +124,6 @@ def find(run: Path, control_file: ControlFile | None, node: int = 0) -> Job | No
                     leaders.append(member.process)
     leader = min(leaders, key=psutil.Process.create_time, default=None)
     return Job(run, control_file, node, leader) if leader else None
-
-
-def killed_rank(log: Path) -> tuple[int, str] | None:
-    """Return the rank that a signal ended, and how, as the launcher's log tells.
-
-    Returns:
-        The rank's number on its node, and a description; `None` if the log tells of none.
-    """
-    if not (found := _KILLED.search(tail(log, _LAST_LINES))):
-        return None
-    number = int(found["signal"] or found["number"])
-    memory = "; out of memory? `dmesg` tells" if number == signal.SIGKILL else ""
-    return int(found["rank"] or found["local"]), f"{describe_exit(-number)}{memory}"
 
 
 def log_of(run: Path, control_file: ControlFile, node: int = 0) -> Path:

@@ -24,10 +24,9 @@ from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, 
 from data_prep.common.wording import count
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
-from pretrain.records import control, failures, heartbeat, history, ledger, metrics
+from pretrain.records import control, failures, history, ledger, metrics
 from pretrain.records import folder as run_folder
 from pretrain.records.control import ControlFile
-from pretrain.records.failures import RankError
 from pretrain.spikes.policy import GiveUp, Rollback
 from pretrain.supervision import decide, hosts, jobs, launch, nodes, notify
 from pretrain.supervision.decide import CRASH, Problem
@@ -96,7 +95,6 @@ class Supervisor:
         self._new_records = Follower(self.ledger)
         parse = functools.partial(metrics.parse_line, name=metrics.VALIDATION)
         self._new_validations = Follower(self.run_folder / metrics.VALIDATION, parse)
-        self._last_error = ""
 
     def run(self) -> int:
         """Launch attempts until the run is finished or given up, or a stop is requested.
@@ -141,14 +139,8 @@ class Supervisor:
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)
         run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read_failures(self.run_folder, control_file.token) if control_file else []
-        if control_file and failures.cause(errors) is None:
-            errors = [*self._killed(control_file, errors), *errors]
-        reason = failures.explain(errors)
-        if control_file and not reason:
-            logged = failures.in_log(jobs.log_of(self.run_folder, control_file))
-            reason = f"first error in its log: {logged}" if logged else ""
         unrecorded = "its end was not recorded: its supervisor was killed, or the disk was full"
-        self._record_open(CRASH, reason or unrecorded)
+        self._record_open(CRASH, failures.explain(errors) or unrecorded)
         state = ledger.run_state(self._records(), self.config.training.seed)
         self._wait_for_disk(lambda: run_folder.reject_damaged_result(self.run_folder, state))
         self._print_news()
@@ -294,8 +286,6 @@ class Supervisor:
         own = decide.records_of(records, token)
         kinds = {record["kind"] for record in own}
         errors = failures.read_failures(self.run_folder, token)
-        if problem is None and failures.cause(errors) is None:
-            errors = [*self._killed(job.control_file, errors), *errors]
         cause, log = failures.cause(errors), launching.tail(job.log)
         # Once a recipe was accepted, what refuses it may go away, such as a full disk.
         code = cause.code if cause else job.code()
@@ -305,38 +295,20 @@ class Supervisor:
             self._print(f"log: {job.log}")
             return EXIT_USAGE
         launcher = launching.describe_exit(job.code())
-        logged = failures.in_log(job.log) if 0 < (job.code() or 0) < 128 else ""
         each = job.control_file.processes_per_node
         ranks = range(own[0]["ranks"] if own else 0)
         machines = [self._other_nodes.host(rank // each) for rank in ranks]
-        seen = decide.why_ended(problem, launcher, errors, machines, logged)
+        seen = decide.why_ended(problem, launcher, errors, machines)
         kind = decide.ending(kinds, seen.kind, bool(self._stop_requests.count))
-        at_start = heartbeat.read_heartbeat(self.run_folder, token).stage == heartbeat.INIT
-        error = failures.lasting(seen.error) if at_start else ""
         if kind:
             step = ledger.run_state(records, self.config.training.seed).resume_step()
-            fields = {"reason": seen.reason, "error_at_start": error}
-            self._record(kind, attempt=attempt, step=step, **fields)
+            self._record(kind, attempt=attempt, step=step, reason=seen.reason)
         self._print_news()
-        if kind in (CRASH, decide.HANG) and (not error or error != self._last_error):
+        if kind in (CRASH, decide.HANG):
             details = cause.traceback if cause else f"the end of its log:\n{log}"
             self._print(f"{details.rstrip()}\n(log: {job.log})".lstrip())
-        self._last_error = error
         stopped = self._stop_requests.count or decide.PREEMPTED in kinds
         return EXIT_PREEMPTED if stopped and "done" not in kinds else None
-
-    def _killed(self, control_file: ControlFile, errors: Sequence[RankError]) -> list[RankError]:
-        """Return the error of the rank that a signal ended, as far as the logs of the nodes tell.
-
-        The others only lost their connection to it.
-        """
-        at = errors[0].time if errors else time.time()
-        for node in range(self._node.count):
-            found = jobs.killed_rank(jobs.log_of(self.run_folder, control_file, node))
-            if found:
-                rank = node * control_file.processes_per_node + found[0]
-                return [RankError(rank, self._other_nodes.host(node), at, 1, found[1])]
-        return []
 
     def _record_open(self, kind: str, reason: str) -> None:
         """Record how the newest attempt ended, if no record says so."""

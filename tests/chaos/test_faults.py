@@ -87,7 +87,7 @@ def test_the_ledger_says_which_rank_failed_and_why(launcher, chaos, undisturbed)
     )
     print(killed)
     # The launcher may look at the other rank first, which has lost its connection.
-    assert re.search(r"rank 1 (on \S+: was killed by signal 9|ended without a message)", killed)
+    assert re.search(r"rank 1 ended without a message|the launcher ended with code", killed)
     console = chaos.log.read_text()
     assert "KeyError" in console
     chaos.assert_same_as(undisturbed)
@@ -105,16 +105,16 @@ def test_a_recipe_that_only_ranks_can_refuse_is_refused_once(chaos, tmp_path):
 
 
 @pytest.mark.parametrize("module", ["deepspeed", "safetensors"])  # of the launcher; of the ranks
-def test_a_broken_installation_is_told_after_two_launches(module, chaos, tmp_path):
+def test_a_broken_installation_is_given_up_after_the_retries(module, chaos, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / f"{module}.py").write_text("raise ImportError('libfoo.so.1: cannot open')\n")
     path = os.pathsep.join([str(broken), str(ROOT)])
-    assert chaos.supervise(PYTHONPATH=path) == 1, chaos.output()
+    assert chaos.supervise("supervision.max_retries=1", PYTHONPATH=path) == 1, chaos.output()
     assert chaos.kinds("crash", "gave-up") == ["crash", "crash", "gave-up"]
     reason = chaos.records("gave-up")[0]["reason"]
-    assert "with the same error" in reason
-    assert "ImportError: libfoo.so.1: cannot open" in reason
+    assert "2 attempts failed without a new checkpoint" in reason
+    assert "ImportError: libfoo.so.1: cannot open" in chaos.output()
 
 
 def test_a_new_supervisor_adopts_or_ends_what_a_killed_one_left(chaos, undisturbed):

@@ -118,14 +118,6 @@ def test_the_description_of_an_exit_code_names_the_signal(code, description):
     assert launching.describe_exit(code) == description
 
 
-def test_a_rank_that_its_launcher_terminated_is_not_the_one_that_was_killed(tmp_path):
-    line = "failed (exitcode: -{}) local_rank: {} (pid: 9) of\n"
-    (tmp_path / "log").write_text(line.format(15, 0) + line.format(11, 2))
-    assert jobs.killed_rank(tmp_path / "log") == (2, "was killed by signal 11 (SIGSEGV)")
-    (tmp_path / "log").write_text(line.format(15, 0))
-    assert jobs.killed_rank(tmp_path / "log") is None
-
-
 def test_each_node_has_its_own_logs(tmp_path):
     assert jobs.log_of(tmp_path, CONTROL_FILE).name == "attempt-001.log"
     assert jobs.log_of(tmp_path, CONTROL_FILE, 2).name == "attempt-001-node-002.log"
