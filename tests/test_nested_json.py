@@ -5,10 +5,8 @@ import pytest
 from data_prep import gpt2_vocabulary, manifest
 from finetune import plan as finetune
 from pretrain.config import deepspeed as settings
-from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig
 from pretrain.models import model_folder
-from pretrain.plan import measured_speed
 from pretrain.records import checkpoints, ledger
 from pretrain.spikes.replay import curves
 
@@ -16,7 +14,6 @@ READERS = {
     "manifest.json": lambda path: manifest.load_manifest(path.parent),
     "vocab.json": lambda path: gpt2_vocabulary.read_vocabulary(path.parent),
     "run.json": lambda path: finetune.read_plan(path.parent),
-    "bench.json": lambda path: measured_speed.correction(path, "a100", RunConfig()),
     "config.json": model_folder.read_json,
     "zero.json": lambda path: settings.read_settings(str(path), BatchConfig(8, 8), 0.0, 1),
     "model.json": lambda path: model_folder.load_model(path.parent),

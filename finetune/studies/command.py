@@ -261,14 +261,16 @@ def _forecast(
     from pretrain.checks.needs import parameters
     from pretrain.plan import plan as planning
 
-    tokens, hours, disk = 0, 0.0, 0
+    tokens, disk = 0, 0
+    hours: list[float | None] = []
     words = [[f"recipe={c.arm.recipe}", *c.arm.words] for c in checked]
     shared = [word for word in words[0] if all(word in others for others in words)]
     lines = [chosen.title, "", f"all arms: {' '.join([*shared, *options.overrides])}"]
     for each, own in zip(checked, words, strict=True):
-        planned = planning.plan(each.config, each.ranks, options.kind or "a100")
+        planned = planning.plan(each.config, each.ranks, options.kind or "h100")
         tokens += planned.tokens * len(chosen.seeds)
-        hours += planned.seconds / 3600 * each.ranks * len(chosen.seeds)
+        seconds = planned.seconds
+        hours.append(seconds and seconds / 3600 * each.ranks * len(chosen.seeds))
         disk += len(chosen.seeds) * (
             planned.checkpoint * planned.checkpoints_usual + planned.exported
         )
@@ -279,11 +281,14 @@ def _forecast(
     lines += ["", f"{count(len(checked), 'arm')} with seeds {numbers}: {count(len(runs), 'run')}"]
     lines.append(f"tokens: at most {in_short(tokens)}, padding included")
     lines.append(f"disk: about {disk / 1e9:,.1f} GB of checkpoints and models")
-    if options.kind:
-        about = f"{hours:,.1f} hours" if hours >= 1 else duration(3600 * hours)
+    if not options.kind:
+        lines.append("hours: not estimated; --kind names a GPU to estimate them for")
+    elif all(hours):
+        total = sum(filter(None, hours))
+        about = f"{total:,.1f} hours" if total >= 1 else duration(3600 * total)
         lines.append(f"pretraining: about {about} of one {options.kind}, an estimate")
     else:
-        lines.append("hours: not estimated; --kind names a GPU to estimate them for")
+        lines.append(f"hours: unknown, nobody has measured such recipes on {options.kind}")
     if chosen.finetune:
         tasks, ways = chosen.finetune.tasks, finetuning_arms(chosen)
         number = len(runs) * len(ways) * len(tasks) * len(chosen.finetune.seeds)

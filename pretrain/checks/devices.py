@@ -13,21 +13,13 @@ class Device:
     """Peak dense bf16 FLOP/s."""
     memory: float
     """Bytes."""
-    bandwidth: float
-    """Bytes/s of its memory."""
-    fp32_flops: float
-    """Peak FLOP/s in fp32, without TF32."""
-    link: float
-    """Bytes/s to other GPUs of the machine, in one direction (NVLink)."""
-    network: float
-    """Bytes/s to other machines, with the usual network card for each GPU (200 or 400 Gbit/s)."""
 
 
 DEVICES = {
-    "a100-40gb": Device(312e12, 40e9, 1.555e12, 19.5e12, 300e9, 25e9),
-    "a100": Device(312e12, 80e9, 2.039e12, 19.5e12, 300e9, 25e9),
-    "h100": Device(989e12, 80e9, 3.35e12, 67e12, 450e9, 50e9),
-    "h200": Device(989e12, 141e9, 4.8e12, 67e12, 450e9, 50e9),
+    "a100-40gb": Device(312e12, 40e9),
+    "a100": Device(312e12, 80e9),
+    "h100": Device(989e12, 80e9),
+    "h200": Device(989e12, 141e9),
 }
 """NVIDIA's SXM cards. Where a name fits several, the first counts (see `kind_of`)."""
 

@@ -38,7 +38,9 @@ def parameters(model: ModelConfig, vocabulary_multiple: int = 1) -> int:
     return sum(parameter.numel() for parameter in built.parameters())
 
 
-def flops_per_token(model: ModelConfig, length: int, masked: float) -> float:
+def flops_per_token(
+    model: ModelConfig, length: int, masked: float, pairs: float | None = None
+) -> float:
     """Return the FLOPs per token of a forward and backward pass.
 
     The common count (Chowdhery et al. 2022, appendix B): 6 per matrix weight, attention over the
@@ -46,6 +48,12 @@ def flops_per_token(model: ModelConfig, length: int, masked: float) -> float:
     softmax are not counted.
     The last layer, which runs at masked tokens only, is counted in full, so that utilizations
     compare with published ones.
+
+    Args:
+        model: the architecture.
+        length: tokens per row.
+        masked: share of tokens that are predicted.
+        pairs: of positions, over positions, of all layers; None: as above.
     """
     hidden, inner, size = model.hidden_size, model.intermediate_size, model.token_size
     # The first and the last layer together work once on the tokens and once on the latents.
@@ -54,9 +62,10 @@ def flops_per_token(model: ModelConfig, length: int, masked: float) -> float:
     feed_forward = (3 if model.gated else 2) * hidden * inner
     matrices = layers * (4 * hidden * hidden + feed_forward)
     matrices += size * hidden if size < hidden else 0
-    pairs = 2 * latents + (model.num_layers - 2) * latents**2 / length
-    # A window has so many keys but at the ends of the text.
-    pairs += sum(min(window + 1, length) - length for window in model.windows if window)
+    if pairs is None:
+        pairs = 2 * latents + (model.num_layers - 2) * latents**2 / length
+        # A window has so many keys but at the ends of the text.
+        pairs += sum(min(window + 1, length) - length for window in model.windows if window)
     attention = 2 * pairs * hidden
     head = hidden if model.head == "untied" else size
     return 6.0 * (matrices + attention + masked * head * model.vocab_size)

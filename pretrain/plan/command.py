@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 import sys
@@ -16,47 +17,55 @@ from pretrain.config.settings import add_recipe
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
 
+_HERE = "here"
+_SECONDS = 5.0
+_MICRO_BATCHES = 4
+"""Of an update that `plan` measures: enough for the optimizer's share of the time to be small."""
+
 
 def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `plan`."""
     add_recipe(command)
     add = command.add_argument
-    gpus = "number of GPUs in all (default: 8, or fewer where those do not share the batch evenly)"
+    gpus = (
+        "number of GPUs in all (default: 8, or fewer where those do not share the batch evenly; of "
+        "this machine 1)"
+    )
     add("--gpus", type=int, help=gpus)
-    add("--kind", default="a100", choices=DEVICES, help="which GPUs (default: %(default)s)")
-    measured = "correct the expected speed by this file, which bench --json wrote on such a GPU"
-    add("--bench", type=Path, metavar="FILE", help=measured)
-    details = "also print phases, FLOPs, and the memory of every ZeRO stage and attention back end"
-    add("--details", action="store_true", help=details)
+    kind = f"which GPUs (default: %(default)s); {_HERE}: train on this machine for some seconds"
+    add("--kind", default="h100", choices=(*DEVICES, _HERE), help=kind)
     add("--json", type=Path, help="also write the figures to this file")
 
 
 def plan(options: argparse.Namespace) -> None:
-    """Estimate what a run will cost: parameters, memory, time, checkpoints.
+    """Estimate what a run will cost: parameters, memory, hours, checkpoints.
 
     example: python -m pretrain plan pile-base data.corpus=corpora/pile --gpus 8 --kind h100
     """
-    import dataclasses
-
     from pretrain.checks.recipe import check_recipe, check_settings
     from pretrain.convert.recipe import load_complete
-    from pretrain.plan import measured_speed
     from pretrain.plan import plan as planning
-    from pretrain.plan.plan_table import table
 
     config, architecture = load_complete(options.recipe, options.overrides)
     sys.stdout.write(architecture)
-    gpus = _most_gpus(config) if options.gpus is None else options.gpus
+    is_here, gpus = options.kind == _HERE, options.gpus
+    if gpus is None:
+        gpus = 1 if is_here else _most_gpus(config)
     if gpus < 1:
         raise ValueError(f"--gpus {gpus}: accepted: 1 or more")
     corpora = [Path(stream.path) for stream in config.streams]
     has_corpora = corpora and all(corpus.exists() for corpus in corpora)
     (check_recipe if has_corpora else check_settings)(config, gpus)
-    measured = options.bench and measured_speed.correction(options.bench, options.kind, config)
-    planned = planning.plan(config, gpus, options.kind, measured or planning.NOT_MEASURED)
+    measured = None
+    if is_here:
+        from pretrain.plan import speed
+
+        if found := speed.measure(config, _SECONDS, _MICRO_BATCHES):
+            measured = planning.Measured(found.device, found.memory_bytes, found.flops)
+    planned = planning.plan(config, gpus, options.kind, measured)
     if config.model.init_from:
         sys.stdout.write(f"{_initial_weights(config)}\n")
-    sys.stdout.write(table(planned, details=options.details))
+    sys.stdout.write(planning.table(planned))
     if options.json:
         write_json(options.json, dataclasses.asdict(planned))
 
@@ -87,22 +96,20 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     seconds = "train for so long after two updates to warm up (default: %(default)s)"
     add("--seconds", type=float, default=10.0, help=seconds)
-    add("--json", type=Path, help="also write the figures to this file, which plan --bench reads")
+    add("--json", type=Path, help="also write the figures to this file")
 
 
 def bench(options: argparse.Namespace) -> None:
-    """Measure a recipe on this machine: tokens/s, MFU, memory, and the parts of an update.
+    """Measure a recipe on this machine: tokens/s, MFU and memory.
 
     Trains on random tokens, so that no corpus is needed. On several GPUs: `deepspeed
     --no_local_rank --module pretrain bench RECIPE`.
 
     example: python -m pretrain bench pile-base --json bench.json
     """
-    import dataclasses
-
     from pretrain.checks.recipe import check_settings
     from pretrain.convert.recipe import load_complete
-    from pretrain.plan import measured_speed, speed
+    from pretrain.plan import speed
 
     config, architecture = load_complete(options.recipe, options.overrides)
     check_settings(config, int(os.environ.get("WORLD_SIZE", "1")))
@@ -110,7 +117,7 @@ def bench(options: argparse.Namespace) -> None:
     if measured is None:  # on other ranks than the first
         return
     sys.stdout.write(architecture)
-    sys.stdout.write(measured_speed.table(measured))
+    sys.stdout.write(speed.table(measured))
     if options.json:
         write_json(options.json, dataclasses.asdict(measured))
 

@@ -1,11 +1,11 @@
-"""The cost of a recipe before it is run: parameters, memory, time, checkpoints."""
+"""The cost of a recipe before it is run: parameters, memory, hours, checkpoints; and as a table."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from data_prep.corpus import Corpus
 from data_prep.manifest import load_manifest
@@ -16,15 +16,35 @@ from pretrain.config import deepspeed as deepspeed_settings
 from pretrain.config.run import RunConfig
 from pretrain.data.mixture import Mixture
 from pretrain.data.sources import SOURCES
-from pretrain.model.backends import AUTOMATIC, check_backend, choose_backend
+from pretrain.model.backends import choose_backend
 from pretrain.model.config import VOCABULARY_MULTIPLE, ModelConfig
-from pretrain.plan import roofline
-from pretrain.plan.measured_speed import Correction
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
 
-NOT_MEASURED = Correction(1.0, roofline.UNCERTAINTY, "expected, not measured")
-_LEAST_GAIN = 0.03
-"""Share of the time that a change has to save to be worth naming."""
+RATES = {
+    "h100": {"flex": 355e12, "rotary": 270e12, "dense": 270e12, "not compiled": 220e12},
+    "h200": {"flex": 369e12},
+}
+"""FLOP/s of one GPU that the model needs (needs.flops_per_token) while it trains, as `bench`
+measured it on base models in bf16, 16 rows of 2048 tokens a micro-batch: by attention back end,
+with rotary positions (modern-base, flex), or where layers are not compiled. Means over up to three
+H100 and over variants with and without ALiBi and dropout, from which these differ by up to a tenth;
+of one H200.
+"""
+MOST_EPOCHS = 40
+"""More are warned of. Repeated text is worth almost nothing beyond about 40 epochs (Muennighoff et
+al. 2023, figure 1, for causal language models); BERT was trained for 40 (Devlin et al. 2019, A.2).
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A device of this machine, on which the recipe was measured."""
+
+    device: str
+    """Its name; "CPU" stands for all cores."""
+    memory_bytes: int
+    flops: float
+    """As in RATES."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,23 +78,6 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit:
-    """What an attention back end needs at the recipe's ZeRO stage."""
-
-    backend: str
-    problem: str
-    """Why it cannot compute the model; "" if it can."""
-    micro_batch_size: int
-    """The recipe's."""
-    bytes: int
-    """On the GPU, with the recipe's micro-batch."""
-    largest: int
-    """The largest micro-batch that fits, of those that divide the batch; 0 if none does."""
-    largest_bytes: int
-    """On the GPU, with the largest."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Reading:
     """What a run reads of the train split of a corpus."""
 
@@ -91,33 +94,6 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
-    """A setting that would make a run faster."""
-
-    setting: str
-    """As it is written on a command line."""
-    seconds: float
-    """Of the run with it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PhaseCost:
-    """What one phase of a run costs."""
-
-    name: str
-    steps: int
-    blocks: int
-    tokens: int
-    flops_per_token: float
-    seconds: float
-
-    @property
-    def flops(self) -> float:
-        """Of the whole phase."""
-        return self.flops_per_token * self.tokens
-
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
     """The cost of a run; sizes in bytes."""
 
@@ -126,242 +102,112 @@ class Plan:
     """Whether neither the recipe nor a corpus on this machine says it."""
     parameters: int
     """As exported, without the padding rows of the token table."""
-    trained_parameters: int
-    """As trained, with the padding rows."""
     tokens: int
     """Tokens in all blocks; padding counts, because it is computed."""
     reading: dict[str, Reading] | None
     """Of each corpus by name, the name of a single one is ""; None: one is not on this machine."""
-    flops_per_token: float
     flops: float
+    """That the model needs for these tokens."""
     world_size: int
     stage: int
     """The recipe's ZeRO stage."""
     backend: str
-    """Attention back end that the recipe takes on a GPU."""
+    """Attention back end that the recipe takes on this device."""
+    micro_batch_size: int
+    """Of the phase that needs most memory."""
     memory: dict[int, Memory]
-    """By ZeRO stage, with that back end."""
-    fits: list[Fit]
-    """Of every back end."""
+    """By ZeRO stage, of that phase."""
     checkpoint: int
-    checkpoints_newest: int
-    """Newest checkpoints that are kept whatever happens."""
     checkpoints_usual: int
     """Number kept while no spike is suspected."""
     checkpoints_most: int
     """Most on disk at once: the newest, rollback targets, one that is being written. Of the
     newest two, those that were saved at a stop, between regular ones, come in addition."""
     exported: int
-    kind: str
+    device: str
+    """A key of DEVICES, or the name of this machine's."""
     device_memory: float
-    seconds: float
-    """Of training alone, without validation and checkpoints."""
-    parts: dict[str, float]
-    """Seconds by what they are spent on (roofline.Expected)."""
-    uncertainty: float
-    """Relative, of the speed."""
-    source: str
-    """Whether the speed was measured, and on what."""
-    change: Change | None
-    """What would help most, if anything does."""
-    phases: list[PhaseCost] = dataclasses.field(default_factory=list)
-    """Of a run with phases; the memory is that of the phase that needs most."""
+    seconds: float | None
+    """Of training alone, without validation, checkpoints and what GPUs exchange; None where nobody
+    has measured such a recipe on this device."""
 
 
-def plan(
-    config: RunConfig, world_size: int, kind: str, correction: Correction = NOT_MEASURED
-) -> Plan:
+def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | None = None) -> Plan:
     """Compute the cost of a recipe.
 
     Args:
         config: the recipe.
         world_size: number of GPUs.
         kind: a key of DEVICES.
-        correction: of the time, by a measurement.
+        measured: counts in place of that kind.
 
     Raises:
         ValueError: the recipe's batch does not divide over the ranks.
     """
     model, training = model_of(config), config.training
-    settings = _settings(config, world_size)
-    width = needs.weight_bytes(settings)
-    stage = deepspeed_settings.stage_of(settings)
+    on_gpu = measured is None or measured.device != "CPU"
+    batch, clipping = config.phase(0).config.batch, config.optimizer.gradient_clipping
+    settings = deepspeed_settings.read_settings(training.deepspeed, batch, clipping, world_size)
+    width, stage = needs.weight_bytes(settings), deepspeed_settings.stage_of(settings)
     count, trained = needs.parameters(model), needs.parameters(model, VOCABULARY_MULTIPLE)
-    costs, parts = _phase_costs(config, model, world_size, kind, correction.factor)
-    tokens, flops = sum(cost.tokens for cost in costs), sum(cost.flops for cost in costs)
-    blocks, seconds = sum(cost.blocks for cost in costs), sum(cost.seconds for cost in costs)
-    backend = choose_backend(model, training.attention_backend, on_gpu=True)
-    rows = _heaviest(config, model, backend, width).batch.micro_batch_size
-    fits = [_fit(config, model, name, kind, world_size, stage) for name in ("dense", "flex")]
-    (largest,) = (fit.largest for fit in fits if fit.backend == backend)
+    backend = choose_backend(model, training.attention_backend, on_gpu)
+    phases = [phase.config for phase in config.resolved_phases]
+    saved = functools.partial(_activations, model=model, backend=backend, width=width)
+    heaviest = max(phases, key=saved)
+    blocks, tokens, flops = _work(config, model)
+    if measured:
+        rate: float | None = measured.flops
+    else:
+        compiled = deepspeed_settings.compiles(training.compile, settings, on_gpu)
+        case = "rotary" if backend == "flex" and model.method.rotation else backend
+        case = case if compiled else "not compiled"
+        rate = RATES.get(kind, {}).get(case) if width == 2 else None
+    offloaded = deepspeed_settings.offload_device(settings, "offload_optimizer") != "none"
     return Plan(
         vocab_size=model.vocab_size,
         vocab_size_is_assumed=not _folders(config),
         parameters=count,
-        trained_parameters=trained,
         tokens=tokens,
         reading=_reading(config, blocks),
-        flops_per_token=flops / tokens if config.phases else costs[0].flops_per_token,
         flops=flops,
         world_size=world_size,
         stage=stage,
         backend=backend,
+        micro_batch_size=heaviest.batch.micro_batch_size,
         memory={
-            n: _memory(config, model, backend, rows, n, world_size)
+            n: Memory(*needs.states(trained, n, world_size, settings), saved(heaviest), offloaded)
             for n in (range(4) if width == 4 else range(1, 4))
         },
-        fits=fits,
         checkpoint=needs.checkpoint_bytes(trained, width, stage),
-        checkpoints_newest=training.checkpoints_kept,
         checkpoints_usual=usual_checkpoints_kept(config),
         checkpoints_most=max_checkpoints_kept(config) + 1,
         exported=4 * count,
-        kind=kind,
-        device_memory=DEVICES[kind].memory,
-        seconds=seconds,
-        parts=parts,
-        uncertainty=correction.uncertainty,
-        source=correction.source,
-        change=_best_change(config, largest, world_size, kind, seconds, correction.factor),
-        phases=costs if config.phases else [],
+        device=measured.device if measured else kind,
+        device_memory=measured.memory_bytes if measured else DEVICES[kind].memory,
+        # On a CPU one process was measured, with all its cores.
+        seconds=flops / rate / (world_size if on_gpu else 1) if rate else None,
     )
 
 
-def _settings(config: RunConfig, world_size: int) -> dict[str, Any]:
-    """Return a run's DeepSpeed settings."""
-    batch, clipping = config.phase(0).config.batch, config.optimizer.gradient_clipping
-    return deepspeed_settings.read_settings(config.training.deepspeed, batch, clipping, world_size)
-
-
-def _phase_costs(
-    config: RunConfig, model: ModelConfig, world_size: int, kind: str, factor: float
-) -> tuple[list[PhaseCost], dict[str, float]]:
-    """Return the cost of each phase of a run, and the seconds of all by what they are spent on."""
-    costs, parts = [], dict[str, float]()
+def _work(config: RunConfig, model: ModelConfig) -> tuple[int, int, float]:
+    """Return the blocks, tokens and FLOPs of a run, over all phases."""
+    blocks, tokens, flops = 0, 0, 0.0
     for phase in config.resolved_phases:
-        data, first_block = phase.config.data, config.sizes.first_block
-        blocks = first_block(phase.end_step) - first_block(phase.first_step)
-        per_token = needs.flops_per_token(
-            model, data.sequence_length, phase.config.objective.target_share
-        )
-        tokens, steps = blocks * data.sequence_length, phase.end_step - phase.first_step
-        expected = roofline.expect(phase.config, model, world_size, kind, steps, blocks)
-        for name, seconds in expected.parts.items():
-            parts[name] = parts.get(name, 0.0) + factor * seconds
-        seconds = factor * expected.seconds
-        costs.append(PhaseCost(str(phase), steps, blocks, tokens, per_token, seconds))
-    return costs, parts
+        length, first_block = phase.config.data.sequence_length, config.sizes.first_block
+        read = first_block(phase.end_step) - first_block(phase.first_step)
+        share = phase.config.objective.target_share
+        blocks, tokens = blocks + read, tokens + read * length
+        flops += read * length * needs.flops_per_token(model, length, share)
+    return blocks, tokens, flops
 
 
-def _best_change(
-    config: RunConfig, largest: int, world_size: int, kind: str, seconds: float, factor: float
-) -> Change | None:
-    """Return the single change of a setting that saves most time, of those that fit the GPU."""
-    found = []
-    for setting, changed in _changes(config, largest):
-        model, settings = model_of(changed), _settings(changed, world_size)
-        backend = choose_backend(model, changed.training.attention_backend, on_gpu=True)
-        heaviest = _heaviest(changed, model, backend, needs.weight_bytes(settings))
-        rows, stage = heaviest.batch.micro_batch_size, deepspeed_settings.stage_of(settings)
-        memory = _memory(changed, model, backend, rows, stage, world_size)
-        if memory.fits(DEVICES[kind].memory):
-            costs, _ = _phase_costs(changed, model, world_size, kind, factor)
-            found.append(Change(setting, sum(cost.seconds for cost in costs)))
-    best = min(found, key=lambda change: change.seconds, default=None)
-    return best if best and best.seconds < (1 - _LEAST_GAIN) * seconds else None
-
-
-def _changes(config: RunConfig, largest: int) -> Iterator[tuple[str, RunConfig]]:
-    """Yield settings that may make a run faster, and the recipe with each.
-
-    Args:
-        config: the recipe.
-        largest: the largest micro-batch that fits.
-    """
-    training, batch, model = config.training, config.batch, config.model
-
-    def trained(**values: Any) -> RunConfig:  # noqa: ANN401 - a setting's
-        return dataclasses.replace(config, training=dataclasses.replace(training, **values))
-
-    if model_of(config).attention_dropout and training.attention_backend == AUTOMATIC:
-        overrides = {**model.overrides, "attention_dropout": 0.0}
-        without = dataclasses.replace(model, overrides=overrides)
-        yield (
-            "model.overrides.attention_dropout=0",
-            dataclasses.replace(config, model=without),
-        )
-    if training.attention_backend == "dense":
-        yield "training.attention_backend=auto", trained(attention_backend=AUTOMATIC)
-    if training.compile is False:
-        yield "training.compile=auto", trained(compile=AUTOMATIC)
-    if training.activation_checkpointing:
-        yield (
-            "training.activation_checkpointing=false",
-            trained(activation_checkpointing=False),
-        )
-    if training.deepspeed != "zero1_bf16":
-        yield "training.deepspeed=zero1_bf16", trained(deepspeed="zero1_bf16")
-    if largest > batch.micro_batch_size and not config.phases:
-        larger = dataclasses.replace(batch, micro_batch_size=largest)
-        yield f"batch.micro_batch_size={largest}", dataclasses.replace(config, batch=larger)
-
-
-def _heaviest(config: RunConfig, model: ModelConfig, backend: str, width: int) -> RunConfig:
-    """Return the recipe of the phase whose micro-batches need most memory."""
-    return max(
-        (phase.config for phase in config.resolved_phases),
-        key=lambda c: _activations_with(c, model, backend, c.batch.micro_batch_size, width),
-    )
-
-
-def _memory(
-    config: RunConfig, model: ModelConfig, backend: str, rows: int, stage: int, world_size: int
-) -> Memory:
-    """Return what the heaviest phase needs on a rank, with so many rows at a ZeRO stage."""
-    settings = _settings(config, world_size)
-    width = needs.weight_bytes(settings)
-    heaviest = _heaviest(config, model, backend, width)
-    kept = _activations_with(heaviest, model, backend, rows, width)
-    count = needs.parameters(model, VOCABULARY_MULTIPLE)
-    offloaded = deepspeed_settings.offload_device(settings, "offload_optimizer") != "none"
-    return Memory(*needs.states(count, stage, world_size, settings), kept, offloaded)
-
-
-def _activations_with(
-    config: RunConfig, model: ModelConfig, backend: str, rows: int, width: int
-) -> int:
-    """Return the bytes of `activations` with an attention back end and so many rows."""
+def _activations(config: RunConfig, model: ModelConfig, backend: str, width: int) -> int:
+    """Return the bytes of `needs.activations` of a phase."""
     length, packed = config.data.sequence_length, SOURCES[config.data.packing].documents_apart
+    rows, checkpointing = config.batch.micro_batch_size, config.training.activation_checkpointing
     bias = needs.bias_bytes(model, rows, length, width, packed) if backend == "dense" else (0, 0)
-    checkpointing = config.training.activation_checkpointing
     share = config.objective.target_share
     return needs.activations(model, rows, length, share, width, checkpointing, bias)
-
-
-def _fit(
-    config: RunConfig, model: ModelConfig, backend: str, kind: str, world_size: int, stage: int
-) -> Fit:
-    """Return which micro-batches fit a GPU with an attention back end."""
-    problem = ""
-    try:
-        check_backend(model, backend)
-    except ValueError as error:
-        problem = str(error)
-    heaviest = _heaviest(config, model, backend, needs.weight_bytes(_settings(config, world_size)))
-    batch = heaviest.batch
-    rows, blocks = batch.micro_batch_size, batch.global_batch_size // world_size
-
-    def memory(rows: int) -> Memory:
-        return _memory(config, model, backend, rows, stage, world_size)
-
-    sizes = [
-        size
-        for size in range(1, blocks + 1)
-        if blocks % size == 0 and memory(size).fits(DEVICES[kind].memory)
-    ]
-    largest = max(sizes, default=0)
-    largest_bytes = memory(largest).on_device if largest else 0
-    return Fit(backend, problem, rows, memory(rows).on_device, largest, largest_bytes)
 
 
 def model_of(config: RunConfig) -> ModelConfig:
@@ -399,3 +245,89 @@ def _reading(config: RunConfig, blocks: int) -> dict[str, Reading] | None:
         tokens, share = int(corpus.lengths.sum()), source.share_of_tokens
         found[stream.name] = Reading(len(source), tokens, share, source.fill, drawn / len(source))
     return found
+
+
+def table(planned: Plan) -> str:
+    """Format a plan as text."""
+    each, usual = planned.checkpoint, planned.checkpoints_usual
+    most = planned.checkpoints_most
+    rows = [("parameters", f"{planned.parameters:,}")]
+    if planned.vocab_size_is_assumed:
+        assumed = f"{planned.vocab_size:,} ids, assumed: no corpus is on this machine"
+        rows.append(("vocabulary", assumed))
+    rows += [
+        ("tokens", f"{planned.tokens:,} (padding included), {planned.flops:.3g} FLOPs"),
+        *_epochs(planned),
+        ("time", _time(planned)),
+        *_memory(planned),
+        (
+            "checkpoints",
+            f"{_size(each)} each; {usual} kept ({_size(each * usual)}), at most {most} after loss "
+            f"spikes ({_size(each * most)})",
+        ),
+        ("exported", _size(planned.exported)),
+    ]
+    return "".join(f"{name:12} {text}\n" for name, text in rows)
+
+
+def _time(planned: Plan) -> str:
+    if planned.seconds is None:
+        return (
+            f"unknown: nobody has measured such a recipe on {planned.device}; `plan --kind here` "
+            "there measures it"
+        )
+    source = "as base models trained on one" if planned.device in DEVICES else "as measured now"
+    return (
+        f"about {_duration(planned.seconds)} on {planned.world_size} {planned.device}, "
+        f"{planned.tokens / planned.seconds:,.0f} tokens/s, {source}; without validation, "
+        "checkpoints and what GPUs exchange"
+    )
+
+
+def _memory(planned: Plan) -> Iterator[tuple[str, str]]:
+    """Rows about the memory of a rank at each ZeRO stage."""
+    yield (
+        "memory",
+        f"of a rank with micro-batches of {planned.micro_batch_size} and {planned.backend} "
+        f"attention; {planned.device} has {_size(planned.device_memory)}",
+    )
+    heads = ("weights", "gradients", "optimizer", "bucket", "activations", "total")
+    yield "", "".join(f"{head:>12}" for head in heads)
+    for stage, memory in planned.memory.items():
+        marks = ["<- the recipe's"] if stage == planned.stage else []
+        marks += [] if memory.fits(planned.device_memory) else ["(does not fit)"]
+        figures = "".join(f"{_size(getattr(memory, head)):>12}" for head in heads)
+        yield f"  ZeRO {stage}", " ".join([figures, *marks])
+
+
+def _epochs(planned: Plan) -> Iterator[tuple[str, str]]:
+    """Rows about what is read of each corpus."""
+    if planned.reading is None:
+        yield "epochs", "unknown: data.corpus is not a folder on this machine"
+        return
+    for number, (name, reading) in enumerate(planned.reading.items()):
+        yield (
+            "" if number else "epochs",
+            f"{f'{name}: ' if name else ''}{reading.epochs:,.2f} of {reading.blocks:,} blocks, "
+            f"{reading.fill:.1%} full, with {reading.share_of_tokens:.1%} of the train split's "
+            f"{reading.tokens:,} tokens",
+        )
+        if reading.epochs > MOST_EPOCHS:
+            yield (
+                "",
+                f"WARNING: beyond {MOST_EPOCHS} epochs repeated text teaches almost nothing; take "
+                "a larger corpus or fewer training.steps",
+            )
+
+
+def _duration(seconds: float) -> str:
+    """A duration in the largest unit of which it has at least two."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.3g} seconds"
+
+
+def _size(count: float) -> str:
+    """A number of bytes, in GB from 1 GB on, in MB below."""
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

@@ -1,20 +1,20 @@
-"""The training speed of a recipe on this machine's devices, for `bench`.
+"""The training speed of a recipe on this machine's devices, for `bench` and `plan --kind here`.
 
 Every rank trains the recipe's model on random tokens, through the engine and the loop of a run.
 """
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import dataclasses
-import functools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
@@ -22,23 +22,18 @@ from data_prep.tokenizer import Tokenizer
 from pretrain.checks import devices, needs
 from pretrain.config.deepspeed import compiles
 from pretrain.config.run import RunConfig
-from pretrain.config.sections import OptimizerConfig
 from pretrain.data.sources import SOURCES
-from pretrain.engine import optimizers
-from pretrain.engine.distributed import Process, choose_device
+from pretrain.engine.distributed import Process
 from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.loop.loop import Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON, MicroBatch, StepRecord
-from pretrain.model import attention
 from pretrain.model.backends import choose_backend
-from pretrain.model.config import VOCABULARY_MULTIPLE
+from pretrain.model.config import VOCABULARY_MULTIPLE, ModelConfig
 from pretrain.model.language_model import LanguageModel
-from pretrain.model.layers import EncoderLayer
+from pretrain.model.masks import visible_keys
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
-from pretrain.objectives.tokens import FIRST_WORD_ID, summed_loss
-from pretrain.plan import roofline
-from pretrain.plan.measured_speed import Speed
+from pretrain.objectives.tokens import FIRST_WORD_ID
 from pretrain.plan.plan import vocabulary_size
 
 _WARM_UP = 2
@@ -47,6 +42,64 @@ _ENOUGH = 1
 """The verdict that ends the measurement."""
 _DOCUMENTS = 4
 """Of a row, where the packing puts several into one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """What `bench` measures, and `bench --json` writes."""
+
+    device: str
+    """Name of the GPU, or "CPU"."""
+    memory_bytes: int
+    """Of a GPU, or of the machine."""
+    torch: str
+    """Its version."""
+    world_size: int
+    size: str
+    """The recipe's `model.size`."""
+    variant: str
+    """The recipe's `model.variant`."""
+    backend: str
+    """Of attention."""
+    length: int
+    """Tokens per row."""
+    micro_batch_size: int
+    global_batch_size: int
+    seconds: float
+    """Median time of an update."""
+    tokens_per_second: float
+    """Of all devices."""
+    flops: float
+    """FLOP/s of one device that the model needs at this speed (needs.flops_per_token)."""
+    computed_flops: float
+    """The same, of the pairs of positions that attention computes (`computed_pairs`)."""
+    matmul_flops: float
+    """FLOP/s of a large matrix product on one device, measured in the same process."""
+    peak_bytes: int
+    """Peak memory in training: of a GPU, or of a process on the CPU."""
+    start_seconds: float
+    """Time to build and compile the model, with the first updates."""
+
+
+def table(speed: Speed) -> str:
+    """Format what was measured as text."""
+    kind = devices.kind_of(speed.device)
+    peaks = [(devices.DEVICES[kind].flops, f"MFU (of the data sheet of {kind})")] if kind else []
+    peaks.append((speed.matmul_flops, "of a matrix product's FLOP/s (measured)"))
+    lines = [
+        f"{speed.size} {speed.variant}, {speed.micro_batch_size} x {speed.length}, "
+        f"{speed.world_size} x {speed.device}, torch {speed.torch}, attention {speed.backend}",
+        f"{speed.tokens_per_second:,.0f} tokens/s; {1e3 * speed.seconds:,.1f} ms an update of "
+        f"{speed.global_batch_size} x {speed.length} tokens",
+        *(
+            f"{speed.flops / peak:.1%} {name}; {speed.computed_flops / peak:.1%} by the pairs of "
+            "positions that attention computes"
+            for peak, name in peaks
+        ),
+        f"{speed.peak_bytes / 1e9:.2f} GB peak memory; {speed.start_seconds:.1f} s to the "
+        "end of the second update",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +153,7 @@ class RandomBatches:
         return Block(ids, 1 + np.searchsorted(cuts, np.arange(length), "right"))
 
 
-def measure(recipe: RunConfig, seconds: float) -> Speed | None:
+def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
     """Train a recipe's model for about `seconds` after two updates to warm up.
 
     Called by every rank of a launch; without a launcher there is one.
@@ -108,6 +161,7 @@ def measure(recipe: RunConfig, seconds: float) -> Speed | None:
     Args:
         recipe: whose first phase is measured; its corpus is not read.
         seconds: of training; at least three updates are measured.
+        most: micro-batches of an update, if the recipe's are more; 0: the recipe's.
 
     Returns:
         The figures of rank 0, where it is called; None on other ranks.
@@ -116,12 +170,17 @@ def measure(recipe: RunConfig, seconds: float) -> Speed | None:
         ValueError: the recipe does not fit the number of ranks, or its micro-batch the memory.
     """
     config, vocab_size = recipe.phase(0).config, vocabulary_size(recipe)
+    batch = config.batch
+    if most:
+        blocks = min(batch.global_batch_size, most * batch.micro_batch_size)
+        batch = dataclasses.replace(batch, global_batch_size=blocks)
+        config = dataclasses.replace(config, batch=batch)
     process = start()
     try:
         speed = _measure(config, vocab_size, seconds, process)
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"batch.micro_batch_size {config.batch.micro_batch_size}: does not fit the device's "
+            f"batch.micro_batch_size {batch.micro_batch_size}: does not fit the device's "
             f"memory ({str(error).splitlines()[0]}); set a smaller one"
         ) from error
     torch.distributed.destroy_process_group()  # NCCL warns of groups that are left
@@ -140,13 +199,9 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     objective = config.objective.build(vocabulary, compiled=compiled)
     count = config.batch.accumulation_steps(world_size)
     batches = RandomBatches(config, objective, vocab_size, count)
-
-    def model() -> LanguageModel:
-        torch.manual_seed(training.seed)
-        return LanguageModel(architecture, VOCABULARY_MULTIPLE, backend)
-
+    torch.manual_seed(training.seed)
     engine = Engine(
-        model(),
+        LanguageModel(architecture, VOCABULARY_MULTIPLE, backend),
         config.optimizer,
         settings,
         process,
@@ -180,13 +235,20 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     peak_bytes = _peak_bytes(device)
     del engine
     length, rows = config.data.sequence_length, config.batch.global_batch_size
-    update = statistics.median(times)
-    speed = rows * length / update
-    flops = needs.flops_per_token(architecture, length, config.objective.target_share)
-    kind = devices.kind_of(device_name(device))
-    expected = kind and roofline.expect(config, architecture, world_size, kind, in_bench=True)
+    speed = rows * length / statistics.median(times)
+    share = config.objective.target_share
+    ids = batches.made[0].arrays["document_ids"]
+    pairs = computed_pairs(architecture, backend, torch.from_numpy(ids))
+    flops, computed = (
+        speed / world_size * needs.flops_per_token(architecture, length, share, each)
+        for each in (None, pairs)
+    )
+    name, memory_bytes = "CPU", psutil.virtual_memory().total
+    if device.type == "cuda":
+        name, memory_bytes = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1]
     return Speed(
-        device=device_name(device),
+        device=name,
+        memory_bytes=memory_bytes,
         torch=torch.__version__,
         world_size=world_size,
         size=config.model.size,
@@ -195,131 +257,53 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         length=length,
         micro_batch_size=config.batch.micro_batch_size,
         global_batch_size=rows,
-        seconds=update,
+        seconds=rows * length / speed,
         tokens_per_second=speed,
-        flops=flops * speed / world_size,
-        matmul_flops=matmul_peak(str(device)),
+        flops=flops,
+        computed_flops=computed,
+        matmul_flops=_matmul_peak(device),
         peak_bytes=peak_bytes,
         start_seconds=ready[0] - began,
-        expected_seconds=expected.seconds if expected else None,
-        parts=_parts(model().to(device), batches, config.optimizer, device),
     )
 
 
-def device_name(device: torch.device) -> str:
-    """Return the name of a GPU; "CPU" for the CPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+def computed_pairs(model: ModelConfig, backend: str, document_ids: Tensor) -> float | None:
+    """Return the pairs of positions that attention computes, over positions, of all layers.
 
-
-def matmul_peak(name: str | None = None) -> float:
-    """Return the FLOP/s of a large matrix product, in bf16 on a GPU and fp32 on a CPU.
+    `flex` leaves out the pairs that a mask hides; `dense` computes all. None: as many as
+    `needs.flops_per_token` counts.
 
     Args:
-        name: of the device, see `choose_device`.
+        model: the architecture.
+        backend: of attention, "dense" or "flex".
+        document_ids: of a micro-batch, [B, T].
     """
-    device = choose_device(name)
+    rows, length = document_ids.shape
+    if backend == "dense":
+        return None if model.latents else float(model.num_layers * length)
+    row, place, found = torch.arange(rows)[:, None, None], torch.arange(length), 0
+    for window, layers in collections.Counter(model.windows).items():
+        rule = visible_keys(document_ids, model.causal, window)
+        seen = torch.ones(1) if rule is None else rule(row, row, place[:, None], place)
+        found += layers * int(seen.expand(rows, length, length).sum())
+    return found / (rows * length)
+
+
+def _matmul_peak(device: torch.device) -> float:
+    """Return the FLOP/s of a large matrix product, in bf16 on a GPU and fp32 on a CPU."""
     on_gpu = device.type == "cuda"
     side, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
     a, b = torch.randn(2, side, side, device=device, dtype=dtype)
     return 2 * side**3 / min(_seconds(lambda: a @ b, device) for _ in range(20))
 
 
-def _parts(
-    model: LanguageModel, batches: RandomBatches, optimizer: OptimizerConfig, device: torch.device
-) -> dict[str, float]:
-    """Return the seconds of each part of a rank's update, measured alone and not compiled.
-
-    Without layers where the model has latents: its layers read different numbers of tokens.
-    """
-    tensors = batches.micro_batch(0).to(device)
-    config = model.config
-
-    def update_seconds(part: Callable[[], Tensor]) -> float:
-        """Seconds of a part, forward and backward, in all micro-batches."""
-
-        def once() -> None:
-            with _autocast(device):
-                result = part()
-            result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
-
-        return batches.count * _median_seconds(once, device)
-
-    random = functools.partial(
-        torch.randn,
-        device=device,
-        dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
-        requires_grad=True,
-    )
-    found = {} if config.latents else _layers(model, tensors, random, update_seconds)
-    features = random(len(tensors["labels"]), config.hidden_size)
-    table = model.encoder.embeddings.tokens.weight
-    found["head"] = update_seconds(
-        lambda: summed_loss(model.head(features, table), tensors["labels"])
-    )
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    step = optimizers.build(model, optimizer).step
-    found["optimizer"] = _median_seconds(step, device)
-    found["data"] = batches.count * _median_seconds(lambda: batches.micro_batch(0), device)
-    return found
-
-
-def _layers(
-    model: LanguageModel,
-    tensors: Mapping[str, Tensor],
-    random: Callable[..., Tensor],
-    update_seconds: Callable[[Callable[[], Tensor]], float],
-) -> dict[str, float]:
-    """Return the seconds of attention and of the matrix products of all layers."""
-    config, layer = model.config, model.encoder.layers[0]
-    assert isinstance(layer, EncoderLayer)
-    with torch.no_grad():
-        x, context = model.encoder.embed(
-            tensors["input_ids"], tensors.get("document_ids"), tensors.get("segment_ids")
-        )
-    heads, hidden = config.num_heads, config.hidden_size
-    read, qkv = random(*x.shape), random(*x.shape[:2], 3, heads, hidden // heads)
-    inner = random(*x.shape[:2], config.intermediate_size)
-
-    def matrices() -> Tensor:
-        pairs = [
-            (layer.attention.query_key_value, read),
-            (layer.attention.output, read),
-            (layer.expand, read),
-            *([(layer.gate, read)] if layer.gate is not None else []),
-            (layer.contract, inner),
-        ]
-        return torch.cat([matrix(what).flatten() for matrix, what in pairs])
-
-    attend = functools.partial(attention.attend, qkv, dropout=config.attention_dropout)
-    contexts = context.of_layers(config.windows)
-    return {
-        "attention": sum(update_seconds(functools.partial(attend, each)) for each in contexts),
-        "matrices": config.num_layers * update_seconds(matrices),
-    }
-
-
-def _autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    on_gpu = device.type == "cuda"
-    return torch.autocast("cuda", torch.bfloat16) if on_gpu else contextlib.nullcontext()
-
-
-def _median_seconds(action: Callable[[], object], device: torch.device) -> float:
-    action()
-    return statistics.median(_seconds(action, device) for _ in range(3))
-
-
 def _seconds(action: Callable[[], object], device: torch.device) -> float:
-    _wait(device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else int
+    wait()
     started = time.perf_counter()
     action()
-    _wait(device)
+    wait()
     return time.perf_counter() - started
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _reset_peak(device: torch.device) -> None:

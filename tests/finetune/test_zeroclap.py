@@ -115,7 +115,7 @@ def script(tmp_path_factory):
         (["pre"], {"prepare", "predict"}),
         (["supervise", "pile-b"], {"pile-base", "pile-base-fast"}),
         (["show", "mi"], {"mine.yaml"}),
-        (["plan", "demo", "--kind", ""], {"a100-40gb", "a100", "h100", "h200"}),
+        (["plan", "demo", "--kind", ""], {"a100-40gb", "a100", "h100", "h200", "here"}),
         (["glue", "model", "--tasks", "S"], {"SST-2", "STS-B", "SuperGLUE-RTE"}),
         (["glue", "model", "--protocol", "mo"], {"mosaicbert", "modernbert"}),
         (["supervise", "demo", "--dry"], {"--dry-run"}),

@@ -6,7 +6,7 @@ import pytest
 
 from pretrain.config import load
 from pretrain.plan import plan
-from pretrain.plan.measured_speed import Speed
+from pretrain.plan.speed import Speed
 from tests.gpu.conftest import run
 
 # Alone: other work on the GPU would slow it down.

@@ -176,7 +176,14 @@ def test_another_study_in_the_same_folder_is_refused_but_not_further_seeds(study
 
 def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, capsys):
     output = tmp_path / "output"
-    words = ["--output", str(output), "--dry-run", "--kind", "h100"]
+    words = [
+        "--output",
+        str(output),
+        "--dry-run",
+        "--kind",
+        "h100",
+        "training.deepspeed=zero1_bf16",
+    ]
     assert main(["study", str(study_file), *words]) == 0
     text = capsys.readouterr().out
     assert "4 arms with seeds 1, 2: 8 runs" in text
