@@ -28,7 +28,6 @@ from data_prep.compressed import DamagedInput, open_stream
 from data_prep.fields import MISSING, SUBSET_KEY, TEXT_KEY, UNKNOWN_SUBSET, Fields
 from data_prep.inputs import ACCEPTED, Input, naming_input, split_dataset, split_prefix, suffix
 from data_prep.json_lines import BadLine, parse
-from data_prep.task import ShardTask
 
 if TYPE_CHECKING:
     import pyarrow
@@ -68,9 +67,6 @@ class Reject:
 
 
 Records = Iterator[Document | Reject]
-Verdict = Callable[[int, Document], str | None]
-"""Returns the reason why a document is rejected, or None. The number counts an input's documents,
-from 0."""
 Line = bytes | int
 """A line, or the size in bytes of one that is too large to read."""
 
@@ -109,13 +105,6 @@ def read_documents(
         fields.check()
 
     return records()
-
-
-def read_task(task: ShardTask, damages: list[str]) -> Records:
-    """Read a task's input as its settings say; damage that they allow is added to `damages`."""
-    settings = task.settings
-    kept = damages if settings.damaged == "keep" else None
-    return read_documents(task.input, kept, settings.text_key, settings.subset_key)
 
 
 def reader_of(source: Input) -> Callable[[Fields], Records]:

@@ -1,97 +1,67 @@
 """Filters, and the counts of kept and rejected documents.
 
-`FILTERS` judge a document by its text, before it is encoded; each is a function in a file of its
-own, and a line in the table. `judge` judges it by its length in tokens.
+`filtered` judges documents by their subset and by the user's own functions, before they are
+encoded; `judge` by their length in tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep import contamination, duplicates, near_duplicates, own_filters
-from data_prep.documents import Document, Records, Reject, Verdict
+from data_prep.documents import Document, Records, Reject
 from data_prep.manifest import Count, Rejects, Settings
-from data_prep.progress import Progress
-from data_prep.task import ShardTask
+
+FILTERED = "filtered"
+OTHER_SUBSET = "other-subset"
+OwnFilter = Callable[[str, str], str | None]
+"""Takes a document's text and subset; returns None to keep it, or why not in a few words."""
 
 
-class Filter(NamedTuple):
-    """A filter of documents by their texts, and what it does before the first shard is made."""
-
-    is_on: Callable[[Settings], bool]
-    judge: Callable[[ShardTask], Verdict]
-    """Returns the function that judges the documents of one input."""
-    suffixes: tuple[str, ...] = ()
-    """Of the files that it leaves in shards/ until the corpus is finished; that of `read` first."""
-    read: Callable[[ShardTask, Progress], None] | None = None
-    """Reads each input once, in a worker."""
-    finish: Callable[[Sequence[ShardTask]], None] | None = None
-    """Called when all inputs have been read."""
-
-
-def other_subset(task: ShardTask) -> Verdict:
-    """Return the filter of the documents of other subsets than the one that is wanted."""
-    return lambda _, document: None if document.subset == task.settings.subset else "other-subset"
-
-
-FILTERS = {
-    "duplicates": Filter(
-        lambda settings: settings.duplicates == "drop",
-        duplicates.duplicates,
-        (duplicates.HASHES_SUFFIX, duplicates.MARKS_SUFFIX),
-        duplicates.hash_input,
-        duplicates.mark_duplicates,
-    ),
-    "near-duplicates": Filter(
-        lambda settings: settings.near_duplicates is not None,
-        near_duplicates.near_duplicates,
-        (near_duplicates.SIGNATURES_SUFFIX, near_duplicates.MARKS_SUFFIX),
-        near_duplicates.sign_input,
-        near_duplicates.mark_near_duplicates,
-    ),
-    "other subsets": Filter(lambda settings: settings.subset != "", other_subset),
-    "contaminated": Filter(
-        lambda settings: settings.decontaminate is not None,
-        contamination.contaminated,
-        (contamination.NGRAMS_SUFFIX,),
-        finish=contamination.write_ngrams,
-    ),
-    "own": Filter(lambda settings: bool(settings.filters), own_filters.own),
-}
-"""By name; the first that rejects a document gives the reason."""
-
-
-def filters_of(settings: Settings) -> dict[str, Filter]:
-    """Return the filters that are on."""
-    return {name: each for name, each in FILTERS.items() if each.is_on(settings)}
-
-
-def filtered(records: Records, task: ShardTask) -> Records:
-    """Yield the records of a task's input, with the documents that are rejected as rejects.
-
-    Raises:
-        ValueError: What a filter does before the first shard was not done, or for another state of
-            the input.
-    """
-    judges = [each.judge(task) for each in filters_of(task.settings).values()]
-    if not judges:
-        yield from records
-        return
-    number = -1
+def filtered(records: Records, settings: Settings) -> Records:
+    """Yield the records of an input, with the documents that are filtered out as rejects."""
+    own = {name: own_filter(name) for name in settings.filters}
     for record in records:
-        if not isinstance(record, Document):
-            yield record
-            continue
-        number += 1
-        reasons = filter(None, (judge(number, record) for judge in judges))
-        if reason := next(reasons, None):
+        reason = _reason(record, settings.subset, own) if isinstance(record, Document) else None
+        if reason and isinstance(record, Document):
             text_bytes = len(record.text.encode())
             yield Reject(reason, record.subset, record.source_file, record.line, text_bytes)
         else:
             yield record
+
+
+def own_filter(name: str) -> OwnFilter:
+    """Import a filter of the user's own.
+
+    Raises:
+        ValueError: The name is not package.module:function, or cannot be imported.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found: OwnFilter = getattr(import_module(module), function)
+    except Exception as error:  # whatever a package raises
+        accepted = "package.module:function, of an installed package or on PYTHONPATH"
+        raise ValueError(f"--filter {name}: {error}; accepted: {accepted}") from error
+    return found
+
+
+def _reason(document: Document, subset: str, own: Mapping[str, OwnFilter]) -> str | None:
+    if subset and document.subset != subset:
+        return OTHER_SUBSET
+    for name, each in own.items():
+        place = f"filter {name}: {document.source_file}:{document.line}"
+        try:
+            reason = each(document.text, document.subset)
+        except Exception as error:  # whatever a package raises
+            raise ValueError(f"{place}: {type(error).__name__}: {error}") from error
+        if reason is not None and not (isinstance(reason, str) and reason):
+            accepted = "None to keep the document, or the reason as text"
+            raise ValueError(f"{place}: returned {reason!r}; accepted: {accepted}")
+        if reason:
+            return f"{FILTERED}: {name}: {reason}"
+    return None
 
 
 def judge(length: int, limits: Settings) -> str | None:

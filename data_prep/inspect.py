@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.contamination import labels
 from data_prep.corpus import Corpus
 from data_prep.manifest import (
     ROLES,
@@ -67,8 +66,7 @@ def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         "vocabulary": f"{manifest.vocab_size:,} ids ({manifest.tokenizer_digest[:12]}), stored as "
         f"{manifest.dtype}; encoded by {', '.join(manifest.encoders)}",
         **vars(manifest.settings),
-        "decontaminate": ", ".join(labels(sorted(manifest.settings.decontaminate or {}))),
-        "filters": ", ".join(" ".join(each) for each in sorted(manifest.settings.filters.items())),
+        "filters": ", ".join(manifest.settings.filters),
         "cut documents": f"{manifest.cut:,}",
         "baseline": perplexity and f"unigram perplexity of the validation split {perplexity:,.1f}",
     }

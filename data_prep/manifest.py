@@ -32,31 +32,18 @@ class Settings:
     long: Literal["drop", "truncate", "split"] = "drop"  # what happens to longer documents
     min_tokens: int = 0
     valid_fraction: float = 0.001
-    # what happens to a text that occurred before, in any input
-    duplicates: Literal["keep", "drop"] = "keep"
     # what happens to a truncated input: no shard, or what is whole
     damaged: Literal["fail", "keep"] = "fail"
     unit: Literal["document", "sentence"] = "document"  # what one sequence of the binaries is
     text_key: str = TEXT_KEY  # of JSON objects and tables; dots separate the keys of nested objects
     subset_key: str = SUBSET_KEY
     subset: str = ""  # the only subset whose documents are kept; empty: all are
-    # Jaccard similarity to an earlier document from which on one is dropped; None: all are kept
-    near_duplicates: float | None = None
-    near_duplicate_ngram: int = 5  # words
-    # hex sha256 of test sets, by file name; documents with an n-gram of them are dropped
-    decontaminate: dict[str, str] | None = None
-    decontaminate_ngram: int = 13  # words
-    # the user's own filters: names, each with the package and version that it is from
-    filters: dict[str, str] = field(default_factory=dict)
+    filters: list[str] = field(default_factory=list)  # the user's own, package.module:function
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         object.__setattr__(self, "valid_fraction", float(self.valid_fraction))  # 0 is a fraction
         self._check_lengths()
-        if self.near_duplicates is not None and not 0 < self.near_duplicates <= 1:
-            raise ValueError(
-                f"near-duplicates {self.near_duplicates}: accepted: more than 0, and at most 1"
-            )
         if not 0 <= self.valid_fraction < 1:
             raise ValueError(
                 f"valid-fraction {self.valid_fraction}: accepted: 0 or more, and less than 1"

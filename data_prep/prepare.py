@@ -8,9 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from data_prep import own_filters
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
-from data_prep.contamination import LEAST_WORDS, digests, find_files
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.fields import SUBSET_KEY, add_text_key, parse_key
 from data_prep.inputs import add_input_argument, find_inputs
@@ -55,30 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = {field.name: field for field in fields(Settings)}
     for name, meaning in (
         ("long", "drop documents over --max-tokens, truncate them, or split them into windows"),
-        ("duplicates", "keep or drop documents whose text came before, in any input"),
         ("damaged", "inputs that are cut short: fail, or keep what is complete"),
     ):
         choices, default = get_args(kinds[name].type), kinds[name].default
         add(f"--{name}", choices=choices, default=default, help=f"{meaning} (default: {default})")
-    add(
-        "--near-duplicates",
-        type=float,
-        metavar="JACCARD",
-        help=f"drop documents whose {Settings.near_duplicate_ngram}-grams of words are at least "
-        "this similar to those of an earlier one, in any input, as estimated by MinHash; 0.8 is "
-        "customary (default: keep all)",
-    )
-    add(
-        "--decontaminate",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="GLOB",
-        help=f"drop documents that contain {Settings.decontaminate_ngram} consecutive words of "
-        f"these test sets, or a whole text of {LEAST_WORDS} or more: files of lines (cells of .tsv "
-        "and .txt, strings of .jsonl; plain, .zst, .gz), or folders of .tsv files, without "
-        "train*.tsv, such as GLUE's (default: none)",
-    )
     add(
         "--filter",
         nargs="+",
@@ -86,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="filters",
         metavar="NAME",
-        help="drop documents by functions of installed packages: names that these register, or "
+        help="drop documents by functions of your own (see data_prep/README.md): "
         "package.module:function (default: none)",
     )
     add("--sentences", action="store_true", help="write a sequence per sentence, not per document")
@@ -133,9 +111,6 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.valid_fraction is None:
         options.valid_fraction = 0.0 if options.valid_input else Settings.valid_fraction
-    files = find_files(options.decontaminate)
-    options.decontaminate = digests(files, Settings.decontaminate_ngram) if files else None
-    options.filters = own_filters.packages(options.filters)
     options.unit = "sentence" if options.sentences else "document"
     names = {field.name for field in fields(Settings)}
     settings = Settings(**{name: each for name, each in vars(options).items() if name in names})
@@ -145,9 +120,10 @@ def run(options: argparse.Namespace) -> int:
     started = time.monotonic()
     try:
         if part:
-            unread = prepare_part(part, *inputs, **common)
-            print(f"{options.output}: part {part} {_state(unread)}")
-            return 0
+            prepare_part(part, *inputs, **common)
+            done = "is made; when all are, run prepare without --shard"
+            print(f"{options.output}: part {part} {done}")
+            return EXIT_DONE
         manifest = prepare(*inputs, **common, overwrite=options.overwrite)
     except WorkerDied as error:
         print(f"{options.parser.prog}: error: {error}", file=sys.stderr)
@@ -174,12 +150,3 @@ def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator
     yield from (f"damaged: {damage}" for damage in manifest.damages)
     if not manifest.totals["valid"].documents:
         yield "the validation split is empty, which pretraining refuses; see --valid-fraction"
-
-
-def _state(unread: int) -> str:
-    if unread:
-        return (
-            f"has read its inputs for duplicates; {unread} of other parts have yet to be read: "
-            "then run the same command again"
-        )
-    return "is made; when all are, run prepare without --shard"

@@ -54,12 +54,11 @@ def rates(done: Done, input_bytes: int, elapsed_seconds: float) -> str:
 class ProgressReport:
     """Shows the number of finished shards, the speed, and the remaining time."""
 
-    def __init__(self, num_shards: int, label: str, input_bytes: int = 0) -> None:
+    def __init__(self, num_shards: int, input_bytes: int = 0) -> None:
         """Start the clock for `num_shards` shards made from `input_bytes` of input."""
         self._num_shards = num_shards
         self._shards_done = 0
         self._done = Done()
-        self._label = label
         self._input_bytes = input_bytes
         self._started = self._shown = time.monotonic()
         self._bar: Any = None
@@ -68,7 +67,7 @@ class ProgressReport:
 
             # tqdm estimates the remaining time from shards, `rates` from bytes.
             layout = "{desc}: {n_fmt}/{total_fmt} shards |{bar:20}| {elapsed}{postfix}"
-            self._bar = tqdm(total=num_shards, desc=label, bar_format=layout, file=sys.stderr)
+            self._bar = tqdm(total=num_shards, desc="prepare", bar_format=layout, file=sys.stderr)
 
     def update(self, done: Done) -> None:
         """Show the work that this run has done so far."""
@@ -91,9 +90,9 @@ class ProgressReport:
     def say(self, message: str) -> None:
         """Print a separate line."""
         if self._bar is not None:
-            self._bar.write(f"{self._label}: {message}", file=sys.stderr)
+            self._bar.write(f"prepare: {message}", file=sys.stderr)
         else:
-            print(f"{self._label}: {message}", file=sys.stderr, flush=True)
+            print(f"prepare: {message}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Close the bar."""

@@ -9,14 +9,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
 
 from data_prep import manifest as records
 from data_prep.common.arguments import check_workers
 from data_prep.common.files import PARTIAL_SUFFIX
 from data_prep.documents import reader_of
-from data_prep.engines import ENGINES, WorkFunction
-from data_prep.filters import FILTERS, filters_of
+from data_prep.engines import ENGINES
+from data_prep.filters import own_filter
 from data_prep.inputs import Input, input_state, place_of
 from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
 from data_prep.merge import merge
@@ -29,16 +28,12 @@ from data_prep.task import ShardTask
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
 
-T = TypeVar("T")
-
 _FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
-_OF_FILTERS = tuple(f"shards/*{suffix}" for each in FILTERS.values() for suffix in each.suffixes)
 # The manifest is removed first: a folder without it is not a corpus, whatever else is left.
 _OUTPUTS = (
     records.FILE_NAME,
     REPORT_FILE,
     "shards/shard-*.json",
-    *_OF_FILTERS,
     *(f"{split}/shard-*" for split in SPLITS),
     TOKENIZER_FILE,
 )
@@ -80,22 +75,18 @@ def prepare(
             _remove(output, *_OUTPUTS)
         shards = _existing_shards(tasks, tasks)
         if len(shards) == len(tasks) and (output / records.FILE_NAME).is_file():
-            _remove(output, *_OF_FILTERS)  # of a run killed after its manifest
             corpus = records.load_manifest(output)
             _draw_once(corpus, output / REPORT_FILE)
             return corpus
         _remove(output, records.FILE_NAME, REPORT_FILE)
         tokenizer.save(output / TOKENIZER_FILE)
         missing = [task for task in tasks if task.index not in shards]
-        if missing:
-            _read_for_filters(tasks, tasks, engine, workers)
         _say(idle_workers(missing, workers))
         threading.Thread(target=import_matplotlib).start()
-        shards |= _work_on(prepare_shard, missing, engine, workers, "prepare")
+        shards |= _make(missing, engine, workers)
         corpus = merge([shards[task.index] for task in tasks], tokenizer, output)
         _draw_once(corpus, output / REPORT_FILE)
         records.write_record(output / records.FILE_NAME, corpus)
-        _remove(output, *_OF_FILTERS)
         return corpus
 
 
@@ -109,20 +100,12 @@ def prepare_part(
     valid_inputs: Sequence[Input] = (),
     workers: int = 1,
     engine: str = "local",
-) -> int:
+) -> None:
     """Make a part of a corpus's shards; `prepare` makes the corpus when all of them exist.
 
     Several parts may be made in one folder at the same time, on one or several machines. Locks keep
     two runs from making the same part. On a file system without locks, work may be done twice, with
     the same result, because each file appears complete or not at all.
-
-    To find duplicates and near-duplicates, every input has to be read once before the first shard
-    can be made. A part reads its own inputs, and makes its shards only if all other inputs have
-    been read too.
-
-    Returns:
-        The number of inputs that other parts have yet to read for duplicates, or 0 if all shards of
-        this part are finished.
 
     Raises:
         ValueError: As in `prepare`.
@@ -134,14 +117,11 @@ def prepare_part(
         existing = _existing_shards(own, tasks)
         missing = [task for task in own if task.index not in existing]
         if not missing:
-            return 0
+            return
         _remove(output, records.FILE_NAME, *_partials(*(f"{task.name}." for task in missing)))
         _save_tokenizer_once(tokenizer, output)
-        if unread := _read_for_filters(own, tasks, engine, workers):
-            return unread
         _say(idle_workers(tasks, workers * part.count))
-        _work_on(prepare_shard, missing, engine, workers, "prepare")
-        return 0
+        _make(missing, engine, workers)
 
 
 def plan(
@@ -213,44 +193,24 @@ def _start(
     workers: int,
 ) -> tuple[Tokenizer, list[ShardTask]]:
     check_workers(workers)
+    for name in settings.filters:
+        own_filter(name)  # refuses before anything is written
     tokenizer = load(tokenizer_path)
     tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
     output.mkdir(parents=True, exist_ok=True)
     return tokenizer, tasks
 
 
-def _read_for_filters(
-    own: Sequence[ShardTask], tasks: Sequence[ShardTask], engine: str, workers: int
-) -> int:
-    """Do what the filters do before the first shard is made.
-
-    Returns:
-        The number of inputs that other parts have yet to read; what needs all is not done then.
-    """
-    filters = filters_of(tasks[0].settings)
-    unread = 0
-    for name, each in filters.items():
-        if each.read:
-            _work_on(each.read, own, engine, workers, f"find {name}")
-            unread = max(unread, sum(not task.file(each.suffixes[0]).is_file() for task in tasks))
-    for each in filters.values():
-        if each.finish and not unread:
-            each.finish(tasks)
-    return unread
-
-
-def _work_on(
-    work: WorkFunction[T], tasks: Sequence[ShardTask], engine: str, workers: int, label: str
-) -> dict[int, T]:
-    """Return the result of each task. Failures are raised after all other tasks are done."""
-    results: dict[int, T] = {}
+def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, ShardManifest]:
+    """Make shards; returns their manifests. Failures are raised after all other tasks are done."""
+    results: dict[int, ShardManifest] = {}
     failures: dict[int, str] = {}
     if not tasks:
         return results
     input_bytes = sum(input_state(task.input)[0] for task in tasks)
     with (
-        closing(ProgressReport(len(tasks), label, input_bytes)) as report,
-        closing(ENGINES[engine](work, tasks, workers, report.update)) as outcomes,
+        closing(ProgressReport(len(tasks), input_bytes)) as report,
+        closing(ENGINES[engine](prepare_shard, tasks, workers, report.update)) as outcomes,
     ):
         for task, outcome in outcomes:
             if isinstance(outcome, ValueError | OSError):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.common.files import write_atomically
-from data_prep.documents import Document, Reject, content_share, read_task
+from data_prep.documents import Document, Reject, content_share, read_documents
 from data_prep.encoders import Encoder
 from data_prep.filters import Tally, filtered, judge, windows
 from data_prep.indexed import IndexedWriter
@@ -70,11 +70,13 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
     tokenizer, encoder = _vocabulary(task.corpus, task.tokenizer_digest)
     shard = _Shard(task, tokenizer)
     damages: list[str] = []
-    records = read_task(task, damages)
+    settings = task.settings
+    kept_damages = damages if settings.damaged == "keep" else None
+    records = read_documents(task.input, kept_damages, settings.text_key, settings.subset_key)
     try:
-        for batch in _batches(shard.take_documents(filtered(records, task))):
+        for batch in _batches(shard.take_documents(filtered(records, settings))):
             texts = [document.text for document in batch]
-            if task.settings.unit == "sentence":
+            if settings.unit == "sentence":
                 shard.add(batch, *encode_sentences(texts, encoder.encode))
             else:
                 encoded = encoder.encode(texts)
@@ -86,7 +88,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
             format_version=FORMAT_VERSION,
             input=input_file,
             input_modified_ns=before[1],
-            settings=task.settings,
+            settings=settings,
             tokenizer_digest=task.tokenizer_digest,
             encoder=encoder.name,
             damage="; ".join(damages) or None,

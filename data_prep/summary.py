@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.filters import Tally
+from data_prep.filters import FILTERED, OTHER_SUBSET, Tally
 from data_prep.manifest import CorpusManifest, Count, Rejects
-from data_prep.own_filters import REJECTED
 from data_prep.statistics import count_ids
 
 ALLOWED_BROKEN = 0.1
@@ -25,8 +24,7 @@ LEAST_BYTES_PER_TOKEN = 2.0
 Arabic, Hindi and Chinese 1.5 to 1.8, and Korean 1.2."""
 _SUBSETS_SHOWN = 8
 _ENCODED = {"too-long", "too-short"}
-_NOT_BROKEN = {*_ENCODED, "contaminated", "duplicate", "empty", "near-duplicate", "other-subset"}
-_NOT_BROKEN |= {REJECTED}
+_NOT_BROKEN = {*_ENCODED, "empty", OTHER_SUBSET, FILTERED}
 _WIDTHS = (("documents", 14), ("tokens", 18), ("MB of text", 14))
 
 

@@ -29,8 +29,4 @@ class ShardTask:
     @property
     def manifest_file(self) -> Path:
         """The shard's manifest, which is written last and marks the shard as finished."""
-        return self.file(".json")
-
-    def file(self, suffix: str) -> Path:
-        """Return the path of one of the shard's files in `shards/`."""
-        return self.corpus / "shards" / f"{self.name}{suffix}"
+        return self.corpus / "shards" / f"{self.name}.json"

@@ -75,7 +75,6 @@ def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
         (f"{PREPARE} --workers 0", "--workers 0"),
         (f"{PREPARE} --max-tokens 1", "max-tokens 1"),
         (f"{PREPARE} --min-tokens 900", "120 too-short"),
-        (f"{PREPARE} --near-duplicates 1.1", "near-duplicates 1.1: accepted: more than 0"),
         (f"{PREPARE} --shard 0/2 --overwrite", "--overwrite with --shard"),
         (f"{PREPARE} --valid-input {{h}}/t --valid-fraction 0.1", "--valid-fraction 0.1 with"),
         (f"{PREPARE.replace('/x', '/y')} --text-key body", "no record has the key body"),

@@ -1,8 +1,28 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from data_prep.__main__ import main
 from data_prep.filters import Tally, judge, windows
-from data_prep.manifest import Count, Rejects, Settings
+from data_prep.manifest import Count, Rejects, Settings, load_manifest
+from tests.data_prep.conftest import make_texts, write_pile
+
+MINE = """
+def long_enough(text, subset):
+    return "few-words" if len(text.split()) < 20 else None
+
+def only_books(text, subset):
+    return None if subset == "Books3" else "no-book"
+
+def divides(text, subset):
+    return str(1 // 0)
+
+def answers_false(text, subset):
+    return False
+"""
 
 
 @pytest.mark.parametrize(
@@ -57,3 +77,63 @@ def test_windows_respect_the_limit_and_lose_nothing(count):
     assert all(len(piece) == 30 for piece in pieces[:-1])
     assert all(judge(len(piece) + 2, split) is None for piece in pieces)
     assert (judge(count + 2, drop) == "too-long") == (count > 30)
+
+
+# --- filters of the user's own -------------------------------------------------------------------
+
+
+@pytest.fixture
+def words(tmp_path, tokenizer_folder, monkeypatch):
+    """A command line of two inputs without filters; `my_filters` can be imported."""
+    files = [
+        write_pile(tmp_path / f"{number}.jsonl.zst", make_texts(60, 40, seed=number), subset)
+        for number, subset in enumerate(("Books3", "Pile-CC"))
+    ]
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "my_filters.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    monkeypatch.delitem(sys.modules, "my_filters", raising=False)
+    folders = ["--tokenizer", str(tokenizer_folder), "--output", str(tmp_path / "corpus")]
+    return ["prepare", "--input", *map(str, files), "--valid-fraction", "0.1", *folders]
+
+
+def test_documents_are_dropped_and_counted_by_reason_in_workers(words, tmp_path, capsys):
+    names = ["my_filters:long_enough", "my_filters:only_books"]
+    assert main([*words, "--workers", "2", "--filter", *names]) == 0
+    found = load_manifest(tmp_path / "corpus")
+    assert found.settings.filters == names
+    long = [[len(t.split()) > 19 for t in make_texts(60, 40, seed=n)].count(True) for n in (0, 1)]
+    assert {name: each.count for name, each in found.rejects.items()} == {
+        "filtered: my_filters:long_enough: few-words": 120 - sum(long),
+        "filtered: my_filters:only_books: no-book": long[1],
+    }
+    assert found.totals["train"].documents + found.totals["valid"].documents == long[0]
+    assert "broken" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_filters:divides", "filter my_filters:divides: {h}/0.jsonl.zst:1: ZeroDivisionError: "),
+        ("my_filters:answers_false", "{h}/0.jsonl.zst:1: returned False; accepted: None to keep"),
+        ("my_filters:none", "--filter my_filters:none: module 'my_filters' has no attribute"),
+        ("my_filters", "--filter my_filters: "),
+        ("gone:none", "--filter gone:none: No module named 'gone'; accepted: package.module:fun"),
+    ],
+)
+def test_a_filter_that_fails_is_named_and_leaves_no_shard(name, message, words, tmp_path, capsys):
+    assert main([*words, "--filter", name]) == 2
+    assert message.format(h=tmp_path) in capsys.readouterr().err
+    assert not [*(tmp_path / "corpus").rglob("shard-*")]
+
+
+def test_a_filter_is_not_imported_from_the_working_directory(words, tmp_path):
+    program = Path(sys.executable).with_name("zeroclap")
+    if not program.exists():
+        pytest.skip("not installed")
+    (tmp_path / "mine.py").write_text("print('imported')\ndef keep(text, subset): return None\n")
+    command = [program, *words, "--filter", "mine:keep"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "No module named 'mine'" in done.stderr

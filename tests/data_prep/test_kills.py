@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from data_prep.manifest import ShardManifest, load_manifest, read_record
+from data_prep.manifest import ShardManifest, read_record
 from data_prep.verify import verify
 from tests.data_prep.conftest import content, write_pile
 from tests.data_prep.test_run import ROOT
@@ -21,8 +21,6 @@ INPUTS = 4
 def start(home, tokenizer_folder, output):
     """Start a prepare in its own process group."""
     options = ["--max-tokens", "4096", "--valid-fraction", "0.2", "--workers", "2"]
-    options += ["--duplicates", "drop", "--near-duplicates", "0.8"]
-    options += ["--decontaminate", str(home / "test.tsv")]
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "data_prep", "prepare", "--tokenizer", tokenizer_folder),
@@ -70,20 +68,13 @@ def test_run_killed_at_any_moment_continues_and_gives_the_same_bytes(tokenizer_f
     for number in range(INPUTS):
         words = generator.integers(0, 10**9, size=(40, 300))
         texts = [" ".join(map(str, row)) for row in words]
-        near = texts[2].rpartition(" ")[0]
-        texts += [*texts[:2], near, "", "word " * 5000]
+        texts += ["", "word " * 5000]
         write_pile(tmp_path / f"{number}.jsonl.zst", texts)
-    (tmp_path / "test.tsv").write_text(" ".join(map(str, words[5, 100:120])))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     started = time.monotonic()
     assert start(tmp_path, tokenizer_folder, whole).wait(timeout=120) == 0
     whole_seconds = time.monotonic() - started
     expected = content(whole)
-    rejects = load_manifest(whole).rejects
-    counts = {reason: rejects[reason].count for reason in ("duplicate", "near-duplicate")}
-    assert counts == {"duplicate": INPUTS * 3 - 1, "near-duplicate": INPUTS}
-    assert sum(rejects[reason].count for reason in rejects if "contaminated" in reason) == 1
-
     moments = random.Random(0)
     caught = 0
     for _ in range(KILLS):
@@ -93,8 +84,7 @@ def test_run_killed_at_any_moment_continues_and_gives_the_same_bytes(tokenizer_f
         kill(run, moments.choice(["run", "worker", "group"]))
         assert_nothing_is_torn(killed)
         if (killed / "manifest.json").exists():
-            # The files of the filters go after the manifest has come: the next run removes them.
-            assert expected.items() <= content(killed).items()
+            assert content(killed) == expected
             # Remove a file of a finished corpus.
             (killed / "manifest.json").unlink()
             (killed / "train" / f"shard-0000{moments.randrange(INPUTS)}.idx").unlink()

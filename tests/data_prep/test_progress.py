@@ -7,7 +7,7 @@ from data_prep.progress import Done, ProgressReport, rates
 def test_log_has_a_line_every_ten_seconds_and_one_at_the_end(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 11.0, 12.0, 19.0, 20.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    report = ProgressReport(2, "prepare", 10_000)
+    report = ProgressReport(2, 10_000)
     report.update(Done(10, 1_000_000))  # too soon for a line
     report.update(Done(110, 22_000_000, 4_400_000, 2_000))
     report.finish_shard()  # too soon
@@ -40,7 +40,7 @@ def test_durations_are_hours_minutes_and_seconds(seconds, text):
 
 def test_terminal_shows_a_bar(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    report = ProgressReport(3, "prepare")
+    report = ProgressReport(3)
     for _ in range(3):
         report.finish_shard()
     report.update(Done(30, 3_000_000))

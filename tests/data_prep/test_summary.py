@@ -69,7 +69,7 @@ def test_more_than_a_tenth_of_broken_records_or_bytes_is_a_warning(
 
 def test_filtered_documents_are_not_broken(manifest):
     many = Rejects({"unknown": 10**6}, ["a.jsonl:7"], {"unknown": 10**9})
-    for reason in ("empty", "duplicate", "too-short"):
+    for reason in ("empty", "filtered: mine: few words", "other-subset", "too-short"):
         assert broken_warning(replace(manifest, rejects={reason: many})) is None
     assert broken_warning(replace(manifest, rejects={"no-text": many})) is not None
 
