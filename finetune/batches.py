@@ -15,7 +15,7 @@ import numpy.typing as npt
 from data_prep.tokenizer import Tokenizer
 from finetune.examples import Example
 from finetune.kinds import truth
-from finetune.task import Task
+from finetune.tasks import Task
 from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import MicroBatch
 

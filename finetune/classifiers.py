@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from data_prep.common.files import remove_partial_folders
 from finetune.config import FinetuneConfig
-from finetune.plan import MODEL, RunPlan
-from finetune.task import Task
+from finetune.runs import MODEL, RunPlan
+from finetune.tasks import Task
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 from pretrain.models import model_folder
@@ -55,7 +55,7 @@ def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classi
         dropout=plan.config.dropout,
         attention_dropout=plan.config.attention_dropout,
     )
-    torch.manual_seed(plan.training_seed)
+    torch.manual_seed(plan.seed)
     model = LanguageModel(architecture)
     if plan.weights == "pretrained":
         model.load_state_dict(loaded.model.state_dict())
@@ -95,7 +95,6 @@ def save(
             "task": plan.task,
             "weights": plan.weights,
             "seed": plan.seed,
-            "retry": plan.retry,
             "model": plan.model_sha256,
             "max_tokens": plan.config.max_tokens,
             "own_task": dataclasses.asdict(plan.own) if plan.own else None,

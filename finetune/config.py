@@ -9,7 +9,7 @@ from data_prep.common.records import Int, decode
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import apply_override, check
 
-BEST_EPOCH_BY = ("benchmark", "published", "last")
+BEST_EPOCH_BY = ("benchmark", "published")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +40,12 @@ class FinetuneConfig:
     """Train on the first N examples only; 0: on all."""
     best_epoch_by: str = "published"
     """What chooses the best epoch, whose model is kept: "benchmark", GLUE's own score (the mean of
-    `Task.official`), "published", the study's (accuracy, for STS-B the loss), or "last": no score,
-    it is the last epoch."""
+    `Task.official`), or "published", the study's (accuracy, for STS-B the loss)."""
     length_window: Int = 50
     """Number of batches within which examples are grouped by length; 1: no grouping."""
     start_from: str = ""
-    """A task, such as MNLI: start from the model of its run in the same output folder; empty: from
-    the model itself. It has no effect on that task, nor on random weights."""
+    """A task, such as MNLI: start from the model of its finished run in the same output folder;
+    empty: from the model itself. It has no effect on that task, nor on random weights."""
     deepspeed: str = ""
     """A file of ds_configs/ without .json; empty: zero1_bf16 on a GPU, zero1_fp32 on a CPU."""
 
@@ -102,23 +101,6 @@ class FinetuneConfig:
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
         return self.learning_rate * max(0, end - step) / max(1, end - warmup)
-
-    def steadier(self, retry: int, steps: int) -> FinetuneConfig:
-        """Return the settings of a retry, counted from 1: each doubles the warm-up, up to half.
-
-        Half of `steps`, those of the run, or of the schedule where that is shorter. A longer
-        warm-up stays as it is. A low rate early in training prevents most collapses (Mosbach et
-        al. 2021).
-        """
-        if retry == 0:
-            return self
-        fraction = min(0.5, max(0.06, self.warmup_fraction) * 2**retry)
-        half = min(steps, self.schedule_steps or steps) // 2
-        return dataclasses.replace(
-            self,
-            warmup_fraction=max(self.warmup_fraction, fraction),
-            warmup_steps=max(self.warmup_steps, min(half, self.warmup_steps * 2**retry)),
-        )
 
 
 def override(config: FinetuneConfig, overrides: Sequence[str]) -> FinetuneConfig:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from finetune import kinds, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.kinds import Output
-from finetune.task import Task, suffix_of
+from finetune.tasks import Task, suffix_of
 
 if TYPE_CHECKING:
     import torch
@@ -83,10 +85,10 @@ class Evaluation:
         best_folder: Path | None,
     ) -> None:
         """Score each split of `dev_sets`; save the best weights to `best_folder`, if given."""
+        self.answers = 0
+        """Number of different answers that the best epoch's model gave on the first split."""
         self.epochs: list[dict[str, float]] = []
         """One record per epoch: its number from 1, the loss on the first split and every score."""
-        self.predictions: dict[str, tuple[Any, Any]] = {}
-        """Right answers, and those of the best epoch's model, by split (comparison.py)."""
         self._engine, self._batches, self._task = engine, batches, task
         self._dev_sets, self._best_folder = dev_sets, best_folder
         self._scores_of_best = task.scores_of_best(best_epoch_by)
@@ -96,28 +98,22 @@ class Evaluation:
         """The best epoch, as `FinetuneConfig.best_epoch_by` chooses it; the first of equals."""
         return dict(scores.best(self.epochs, self._scores_of_best))
 
-    @property
-    def answers(self) -> int:
-        """Number of different answers that the best epoch's model gave on the first split."""
-        _, answers = next(iter(self.predictions.values()))
-        return len({str(answer) for answer in answers})
-
     def __call__(self, step: int) -> None:
         """Score the model after `step` updates if the last one ended an epoch."""
         if not self._batches.ends_epoch(step):
             return
         record: dict[str, float] = {"epoch": int(self._batches.epoch(step))}
-        predictions = {}
+        distinct = list[int]()
         for split, dev_set in self._dev_sets.items():
             outputs = self._outputs(dev_set)
             answers = kinds.answers(self._task, outputs)
             record.setdefault("loss", _mean_loss(self._task, dev_set.labels, outputs))
-            predictions[split] = dev_set.labels, answers
+            distinct.append(len(np.unique(answers)))
             values = scores.score(self._task.metrics, dev_set.labels, answers)
             record |= {f"{name}{suffix_of(split)}": value for name, value in values.items()}
         self.epochs.append(record)
         if self.best == record:
-            self.predictions = predictions
+            self.answers = distinct[0]
             if self._best_folder:
                 self._engine.save(self._best_folder)
         if self._engine.rank == 0:

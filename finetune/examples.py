@@ -6,7 +6,6 @@ and QQP have unpaired ones), and so is U+2028.
 
 `data` is one of
     a folder of TASK/train.tsv, TASK/dev.tsv, TASK/test.tsv   GLUE's own archive
-    a folder of TASK/train.jsonl, TASK/val.jsonl, ...         SuperGLUE's own archive
     a folder of cola/, sst2/, ...                             written by `save_to_disk` of datasets
     "hub"                                                     downloaded by datasets
 and for a task of the user's own the folder that own_task.py wrote.
@@ -22,9 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune import tables
-from finetune.glue import DIAGNOSTIC, BenchmarkTask
-from finetune.task import Task
+from finetune.tasks import HUB_REPOSITORY, BenchmarkTask, Task
 
 HUB = "hub"
 
@@ -61,10 +58,8 @@ def read_split(task: Task, data: str, split: str) -> Split:
     """
     if not isinstance(task, BenchmarkTask):
         result = _from_own(Path(data) / task.name / f"{split}.jsonl")
-    elif data == HUB or (Path(data) / _hub_name(task, split)).is_dir():
+    elif data == HUB or (Path(data) / task.hub).is_dir():
         result = _from_datasets(task, data, split)
-    elif task.files:
-        result = _from_jsonl(task, data, split)
     else:
         result = _from_tsv(task, _path(task, data, split), split)
     if not result.examples:
@@ -106,32 +101,15 @@ def _from_own(path: Path) -> Split:
         return Split([Example(tuple(each["texts"]), each["label"]) for each in records])
 
 
-def _from_jsonl(task: BenchmarkTask, data: str, split: str) -> Split:
-    """Read a split of SuperGLUE's archive: a JSON object a line."""
-    path = Path(data) / (task.folder or task.name) / f"{task.files[split]}.jsonl"
-    found = []
-    for row in tables.read_rows(str(path)):
-        columns = [*task.texts, *([task.label] if split not in task.test else [])]
-        missing = [column for column in columns if column not in row.values]
-        if missing:
-            raise ValueError(f"{row.place}: has no {', '.join(missing)}")
-        texts = [str(row.values[column]) for column in task.texts]
-        label = 0.0
-        if split not in task.test:
-            label = _label(task, tables.text(row.values[task.label]), row.place)
-        found.append(_example(texts, label, row.place))
-    return Split(found)
-
-
 def _path(task: BenchmarkTask, data: str, split: str) -> Path:
     names = ("train", *task.dev)
-    folder = Path(data) / (DIAGNOSTIC if split == DIAGNOSTIC else task.name)
+    folder = Path(data) / task.name
     if not (folder / f"{split}.tsv").is_file():
         needed = [f"{name}.tsv" for name in (names if split in names else (split,))]
         missing = [name for name in needed if not (folder / name).is_file()]
         raise ValueError(
             f"{folder}: has no {', '.join(missing)} (a saved dataset "
-            f"{Path(data) / _hub_name(task, split)} or --data {HUB} would do as well)"
+            f"{Path(data) / task.hub} or --data {HUB} would do as well)"
         )
     return folder / f"{split}.tsv"
 
@@ -197,23 +175,18 @@ def _label(task: BenchmarkTask, text: str, where: str) -> float:
     return value / task.scale
 
 
-def _hub_name(task: BenchmarkTask, split: str) -> str:
-    return "ax" if split == DIAGNOSTIC else task.hub
-
-
 def _from_datasets(task: BenchmarkTask, data: str, split: str) -> Split:
     """Read a split of a dataset with the hub's columns, whose class labels are ids."""
-    name = _hub_name(task, split)
-    hub_split = "test" if split == DIAGNOSTIC else split.replace("dev", "validation")
-    source = f"{data}: {name}: {hub_split}"
-    rows = _load(task.repository, data, name, hub_split, source)
+    hub_split = split.replace("dev", "validation")
+    source = f"{data}: {task.hub}: {hub_split}"
+    rows = _load(data, task.hub, hub_split, source)
     texts = task.hub_texts or task.texts
     labelled = split not in task.test
     columns = [*texts, *(["label"] if labelled else [])]
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
         raise ValueError(
-            f"{source}: has no column {', '.join(map(repr, missing))}; {task.repository} has "
+            f"{source}: has no column {', '.join(map(repr, missing))}; {HUB_REPOSITORY} has "
             f"{', '.join(columns)}"
         )
     examples = []
@@ -224,12 +197,12 @@ def _from_datasets(task: BenchmarkTask, data: str, split: str) -> Split:
     return Split(examples)
 
 
-def _load(repository: str, data: str, name: str, split: str, source: str) -> Any:  # noqa: ANN401
+def _load(data: str, name: str, split: str, source: str) -> Any:  # noqa: ANN401
     import datasets
 
     try:
         if data == HUB:
-            return datasets.load_dataset(repository, name, split=split)
+            return datasets.load_dataset(HUB_REPOSITORY, name, split=split)
         saved = datasets.load_from_disk(str(Path(data) / name))
     except (OSError, ValueError) as error:
         raise ValueError(f"{source}: cannot be loaded: {error}") from error

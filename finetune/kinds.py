@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from finetune.examples import Example
-from finetune.task import Task
+from finetune.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor

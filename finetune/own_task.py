@@ -19,7 +19,7 @@ from data_prep.common.files import strict_json, write_atomically
 from data_prep.common.wording import count
 from finetune.examples import Example
 from finetune.tables import TableRow, read_rows, text
-from finetune.task import Kind, Task
+from finetune.tasks import Kind, Task
 
 _MOST_CLASSES = 1000
 _SCORES: Mapping[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {

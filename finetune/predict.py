@@ -12,17 +12,15 @@ import numpy as np
 from data_prep.common.arguments import typed
 from data_prep.common.files import write_atomically
 from data_prep.common.records import decode
-from finetune import benchmarks, examples, glue, scores
+from finetune import examples, scores
 from finetune.batches import EncodedExamples
 from finetune.classifiers import longest_input
 from finetune.config import FinetuneConfig
 from finetune.evaluation import outputs_of
 from finetune.examples import Example
-from finetune.glue import BenchmarkTask
 from finetune.kinds import Output
-from finetune.plan import MODEL, RESULT
-from finetune.planning import result_of
-from finetune.task import Kind, Task
+from finetune.runs import MODEL, RESULT, read_result
+from finetune.tasks import TASKS, Kind, Task
 from pretrain.models import model_folder
 
 if TYPE_CHECKING:
@@ -65,8 +63,8 @@ def _task_of(loaded: model_folder.LoadedModel, name: str) -> Task:
     """Return the task that a head was trained on, as far as the model's folder tells."""
     if own := loaded.recorded("own_task"):
         return decode(Task, own)
-    if name in benchmarks.TASKS:
-        return benchmarks.TASKS[name]
+    if name in TASKS:
+        return TASKS[name]
     config = loaded.classification_heads[name].config
     labels = config.labels or tuple(map(str, range(config.classes)))
     kind: Kind = "regression" if config.classes == 1 else "classification"
@@ -129,7 +127,7 @@ def _outputs(
 
 
 def submit(runs: Path, output: Path, device: str | None = None) -> Path:
-    """Predict the test sets and write what GLUE's server accepts: a zip file of eleven TSV files.
+    """Predict the test sets and write what GLUE's server accepts: a zip file of TSV files.
 
     For each task, the kept model with the best of the benchmark's score on dev predicts.
 
@@ -142,7 +140,7 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
         The zip file.
 
     Raises:
-        ValueError: no such device, or what the server requires is missing; all of it is named, and
+        ValueError: no such device, or a task or test set is missing; all of them are named, and
             nothing is predicted.
     """
     from pretrain.engine.distributed import choose_device
@@ -152,47 +150,37 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
     output.mkdir(parents=True, exist_ok=True)
     partial = output / f"{SUBMISSION}.partial"
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-        for task, folder, test_sets in work:
+        for task, folder, name, rows in work:
             loaded = model_folder.load_model(folder / MODEL)
-            for name, rows in test_sets.items():
-                content = submission(task, np.stack(_outputs(loaded, task, rows, chosen)))
-                write_atomically(output / f"{name}.tsv", content.encode())
-                archive.writestr(f"{name}.tsv", content)
-                print(
-                    f"{output / name}.tsv: {len(rows):,} predictions of {folder.name}", flush=True
-                )
+            content = submission(task, np.stack(_outputs(loaded, task, rows, chosen)))
+            write_atomically(output / f"{name}.tsv", content.encode())
+            archive.writestr(f"{name}.tsv", content)
+            print(f"{output / name}.tsv: {len(rows):,} predictions of {folder.name}", flush=True)
     return partial.replace(output / SUBMISSION)
 
 
-Work = tuple[BenchmarkTask, Path, dict[str, list[Example]]]
-"""A task, the run whose model predicts it, and the examples by the name of the server's file."""
-
-
-def _submission_work(runs: Path) -> list[Work]:
-    """Return the work of every task; raise one ValueError that names all that is missing."""
-    finished = {path.parent: result_of(path.parent) for path in sorted(runs.glob(f"*/{RESULT}"))}
-    work, without_run, missing = list[Work](), list[str](), list[str]()
-    for task in glue.TASKS.values():
-        kept = {
-            folder: result
-            for folder, result in finished.items()
+def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
+    """Return each test set: its task, the run that predicts it, its file's name, its examples."""
+    results = {path.parent: read_result(path.parent) for path in sorted(runs.glob(f"*/{RESULT}"))}
+    work, missing = list[tuple[Task, Path, str, list[Example]]](), list[str]()
+    for task in TASKS.values():
+        scored = {
+            folder: scores.mean(result["best"], task.official)
+            for folder, result in results.items()
             if (result["task"], result["weights"]) == (task.name, "pretrained")
             and (folder / MODEL).is_dir()
         }
-        if not kept:
-            without_run.append(task.name)
+        if not scored:
+            missing.append(f"no run of {task.name} with a kept model")
             continue
-        best = scores.best([result["best"] for result in kept.values()], task.official)
-        folder = next(folder for folder, result in kept.items() if result["best"] is best)
-        data, test_sets = kept[folder]["plan"]["data"], dict[str, list[Example]]()
+        folder = max(scored, key=lambda each: scored[each])
         for split, name in task.test.items():
             try:
-                test_sets[name or task.name] = examples.read_split(task, data, split).examples
+                data = results[folder]["plan"]["data"]
+                rows = examples.read_split(task, data, split).examples
+                work.append((task, folder, name or task.name, rows))
             except ValueError as error:
                 missing.append(str(error))
-        work.append((task, folder, test_sets))
-    if without_run:
-        missing.insert(0, f"no run with a kept model of {', '.join(without_run)}")
     if missing:
         raise ValueError(
             f"{runs}: nothing was predicted, because GLUE's server requires every test set: "

@@ -1,77 +1,150 @@
 """The report of a folder's runs: medians and spreads beside the published table.
 
-`write_report` writes the rows of `summary` as report.md, report.csv, report.tex and two pictures.
+`collect` reads the results, `summary` groups them into rows by task and kind of weights, and
+`write_report` writes them as report.md and report.csv. Medians include collapsed runs; a further
+row leaves them out.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import io
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from data_prep.common.files import write_atomically
-from data_prep.common.markup import latex_table, markdown_table
-from data_prep.common.wording import count
-from finetune import benchmarks, comparison, glue, protocols, published
-from finetune.acceptability import PROVENANCE
-from finetune.protocols import Choice, Protocol, is_loss
-from finetune.scores import title
-from finetune.summary import (
-    MAJORITY,
-    WITHOUT,
-    Result,
-    Row,
-    Spread,
-    Tables,
-    collect,
-    summary,
-    tasks_of,
-)
-from finetune.task import Task
+from data_prep.common.arguments import typed
+from data_prep.common.files import strict_json, write_atomically
+from data_prep.common.markup import markdown_table
+from finetune import protocols
+from finetune.protocols import Protocol
+from finetune.runs import RESULT, WEIGHTS, read_result, task_of
+from finetune.scores import LOWER_IS_BETTER, title
+from finetune.tasks import TASKS, Task
 
 REPORT = "report.md"
 TABLE = "report.csv"
-LATEX = "report.tex"
+RESULTS = "results.jsonl"
+MAJORITY = "majority"
+WITHOUT = "pretrained, without collapsed"
 CONSTANT = "best constant answer"
 """Title of the majority row, which for STS-B is the mean and not a class."""
 AS_PUBLISHED = "best by this score"
 """The epoch of the scores in report.csv that compare with published ones."""
+Result = Mapping[str, Any]
+"""The content of result.json."""
 
 
-def write_report(folder: Path, against: Path | None = None) -> str:
-    """Return the report as Markdown, and write report.md, report.csv, report.tex and pictures.
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """One score of several seeds."""
 
-    Args:
-        folder: of runs.
-        against: of another model's runs, to compare with.
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The runs of one task that started from the same kind of weights; scores by name."""
+
+    task: Task
+    runs: int
+    best: Mapping[str, Spread]
+    """In each run's best epoch, selected on the same dev split as `best_epoch_by` says."""
+    last: Mapping[str, Spread]
+    """After each run's last epoch, without selection."""
+    reported: Spread
+    """The score that the protocol reports."""
+    collapsed: int = 0
+    """Number of collapsed runs, which are among the scores."""
+
+
+Tables = Mapping[str, Mapping[str, Row]]
+"""Rows by task and kind of weights (see `summary`)."""
+
+
+def write_report(folder: Path) -> str:
+    """Return the report as Markdown, and write report.md and report.csv.
 
     Raises:
-        ValueError: there is no finished run, or the two folders cannot be compared.
+        ValueError: there is no finished run.
     """
-    from finetune.picture import draw_beside_published, draw_epochs
-
-    everything = collect(folder)
-    protocol = protocols.of_results(everything)
-    results, choices = protocols.choose(everything, tasks_of(everything))
+    results = collect(folder)
+    protocol = _protocol_of(results)
     tables = summary(results)
-    sections = [_section(task, rows, results) for task, rows in tables.items()]
-    searches = [_search(c, tables[c.task][c.weights].task, protocol) for c in choices]
-    named = {task: rows for task, rows in tables.items() if task in benchmarks.TASKS}
+    named = {task: rows for task, rows in tables.items() if task in TASKS}
     overview = [_published_table(named, protocol), _official_table(named)] if named else []
-    compared = [_comparison(folder, results, against)] if against else []
-    text = "\n".join([*overview, *compared, *sections, *searches, *_similarity(results)])
+    sections = [
+        _section(rows, [result for result in results if result["task"] == task])
+        for task, rows in tables.items()
+    ]
+    text = "\n".join([*overview, *sections])
     write_atomically(folder / REPORT, text.encode())
     write_atomically(folder / TABLE, _csv(tables, protocol).encode())
-    write_atomically(folder / LATEX, _latex(tables).encode())
-    if named:
-        draw_beside_published(folder, results)
-    draw_epochs(folder, results)
     return text
+
+
+def collect(folder: Path) -> list[dict[str, Any]]:
+    """Read every finished run's result, with its folder's name, and write all to results.jsonl.
+
+    Raises:
+        ValueError: there is no finished run.
+    """
+    paths = sorted(folder.glob(f"*/{RESULT}"))
+    if not paths:
+        raise ValueError(f"{folder}: has no finished run of `{typed('finetune glue')}`")
+    results = [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
+    lines = "".join(strict_json(result) + "\n" for result in results)
+    write_atomically(folder / RESULTS, lines.encode())
+    return results
+
+
+def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
+    """Group scores by task, GLUE's first, and by the weights that the runs started from.
+
+    The rows of a task are "pretrained", `WITHOUT` if some pretrained runs collapsed but not all,
+    "random", each if it has runs, and `MAJORITY`, the best constant answer.
+    """
+    tables: dict[str, dict[str, Row]] = {}
+    protocol = _protocol_of(results)
+    found = {result["task"]: task_of(result["plan"]) for result in results}
+    order = dict.fromkeys([*TASKS, *sorted(found)])
+    for task in [found[name] for name in order if name in found]:
+        runs = [result for result in results if result["task"] == task.name]
+        rows = {}
+        for weights in WEIGHTS:
+            own = [run for run in runs if run["weights"] == weights]
+            if own:
+                rows[weights] = _row(own, task, protocol)
+            succeeded = [run for run in own if not run["collapsed"]]
+            if weights == "pretrained" and 0 < len(succeeded) < len(own):
+                rows[WITHOUT] = _row(succeeded, task, protocol)
+        constant = {name: Spread.of([value]) for name, value in runs[0]["majority"].items()}
+        rows[MAJORITY] = Row(task, 0, constant, constant, constant[protocol.metric(task)])
+        tables[task.name] = rows
+    return tables
+
+
+def _protocol_of(results: Sequence[Result]) -> Protocol:
+    """Return the protocol of a folder's runs, which all have the same."""
+    return protocols.PROTOCOLS[results[0]["plan"]["protocol"]]
+
+
+def _row(runs: Sequence[Result], task: Task, protocol: Protocol) -> Row:
+    best, last = (
+        {name: Spread.of([run[when][name] for run in runs]) for name in task.score_names}
+        for when in ("best", "last")
+    )
+    reported = Spread.of([protocol.score(run, task) for run in runs])
+    return Row(task, len(runs), best, last, reported, sum(bool(run["collapsed"]) for run in runs))
 
 
 def _published_table(tables: Tables, protocol: Protocol) -> str:
@@ -82,90 +155,22 @@ def _published_table(tables: Tables, protocol: Protocol) -> str:
             + (f" ({row.collapsed} of {row.runs})" if row.collapsed else "")
             for task, row in scored.items()
         }
-    epoch = (
-        "the epoch where it is best, which is selected on the examples that it is scored on and "
-        "flatters"
-        if protocol.epoch == "best"
-        else "its last epoch"
-    )
     notes = (
-        f"Protocol {protocol.name}, after {protocol.source}. Ours: {protocol.over_seeds} over "
-        "seeds, with the number of collapsed runs in brackets. On dev, each run in "
-        f"{epoch}: {protocol.scores_in_words}."
+        f"Protocol {protocol.name}, after {protocol.source}. Ours: median over seeds, with the "
+        "number of collapsed runs in brackets. On dev, each run in the epoch where it is best, "
+        "which is selected on the examples that it is scored on and flatters: "
+        f"{protocol.scores_in_words}."
     )
     if any("*" in cell for row in protocol.table.values() for cell in row.values()):
         notes += " * no better than a constant answer, as a collapsed run is."
-    return _section_of("Beside the published scores", ["model", *published.TASKS], rows, notes)
+    return _section_of("Beside the published scores", ["model", *protocols.COLUMNS], rows, notes)
 
 
-def _comparison(folder: Path, results: Sequence[Result], against: Path) -> str:
-    """Return a table of the differences from another model's runs, with their significance."""
-    others = collect(against)
-    ours, theirs = protocols.of_results(results).name, protocols.of_results(others).name
-    if ours != theirs:
-        raise ValueError(
-            f"{against}: has protocol {theirs}, {folder} has {ours}; compare runs of one protocol"
-        )
-    their_results, _ = protocols.choose(others, tasks_of(others))
-    rows = {}
-    for name, task in tasks_of(results).items():
-        pairs = _first_runs(results, name), _first_runs(their_results, name)
-        seeds = sorted(pairs[0].keys() & pairs[1].keys())
-        if seeds:
-            read = (
-                [comparison.read_predictions(where / runs[seed]["folder"], task) for seed in seeds]
-                for where, runs in zip((folder, against), pairs, strict=True)
-            )
-            found = comparison.compare(task, *read)
-            least = found.p_value == 2 / comparison.RESAMPLES
-            rows[name] = {
-                "seeds": str(found.seeds),
-                "ours": f"{100 * found.ours:.1f}",
-                "theirs": f"{100 * found.theirs:.1f}",
-                "difference": f"{100 * (found.ours - found.theirs):+.1f}",
-                "95 % interval": f"{100 * found.low:+.1f} to {100 * found.high:+.1f}",
-                "p": f"{'at most ' if least else ''}{found.p_value:.3f}",
-            }
-    if not rows:
-        raise ValueError(
-            f"{against}: has no task and seed that {folder} has; compare runs of the same tasks "
-            "with the same seeds, from pretrained weights"
-        )
-    return _section_of(
-        f"Compared with {against}",
-        ["task", "seeds", "ours", "theirs", "difference", "95 % interval", "p"],
-        rows,
-        "The benchmark's scores in per cent, averaged over the seeds that both have, with "
-        "collapsed runs. Interval and two-sided p: paired bootstrap, "
-        f"{comparison.RESAMPLES:,} resamples of seeds and dev examples. With few seeds the "
-        "interval is too narrow. One task in twenty has p below 0.05 by chance.",
-    )
-
-
-def _first_runs(results: Sequence[Result], task: str) -> dict[int, Result]:
-    """Return a task's runs from pretrained weights by seed, without retries."""
-    return {
-        run["seed"]: run
-        for run in results
-        if (run["task"], run["weights"], run["retry"]) == (task, "pretrained", 0)
-    }
-
-
-def _search(choice: Choice, task: Task, protocol: Protocol) -> str:
-    """Return the table of the settings that a search compared, the chosen ones in bold."""
-    rows = {}
-    for point, (score, runs) in choice.scores.items():
-        settings = ", ".join(f"{name} {value:g}" for name, value in point)
-        settings = f"**{settings}**" if point == choice.chosen else settings
-        rows[settings] = {"seeds": str(runs), "score": f"{score:.4f}"}
-    return _section_of(
-        f"{task.name}: search, {choice.weights}",
-        ["settings", "seeds", "score"],
-        rows,
-        f"The {protocol.over_seeds} over seeds of {title(protocol.scores(task))}. All other tables "
-        "have the runs with the best settings alone. They are chosen on the dev examples that they "
-        "are scored on, which flatters, among those that are done with every seed.",
-    )
+def _as_printed(row: Row, protocol: Protocol) -> str:
+    """Return what the protocol reports, in the units of its table."""
+    value = row.reported.median
+    is_loss = protocol.metric(row.task) in LOWER_IS_BETTER
+    return f"{value:.3f}" if is_loss else f"{100 * value:.1f}"
 
 
 def _official_table(tables: Tables) -> str:
@@ -182,12 +187,12 @@ def _official_table(tables: Tables) -> str:
         }
     return _section_of(
         "The benchmark's own scores",
-        ["weights", *dict.fromkeys([*glue.TASKS, *tables]), "mean"],
+        ["weights", *TASKS, "mean"],
         rows,
-        "On dev, in per cent, in the epoch whose model is kept (epochs.png has every epoch): "
-        "Matthews correlation for CoLA, mean of accuracy "
-        "and F1 for MRPC and QQP, mean of Pearson and Spearman for STS-B, mean of matched and "
-        "mismatched accuracy for MNLI, else accuracy; the mean is over the tasks that were run.",
+        "On dev, in per cent, in the epoch whose model is kept: Matthews correlation for CoLA, "
+        "mean of accuracy and F1 for MRPC and QQP, mean of Pearson and Spearman for STS-B, mean of "
+        "matched and mismatched accuracy for MNLI, else accuracy; the mean is over the tasks that "
+        "were run.",
     )
 
 
@@ -206,128 +211,54 @@ def _by_weights(tables: Tables) -> Iterator[tuple[str, dict[str, Row]]]:
             yield weights, {task: found[task] for task in tables if task in found}
 
 
-def _as_printed(row: Row, protocol: Protocol) -> str:
-    """Return what the protocol reports, in the units of its table."""
-    loss = is_loss(protocol.scores(row.task))
-    return f"{row.combined:.3f}" if loss else f"{100 * row.combined:.1f}"
-
-
-def _choice_of_epoch(run: Result) -> str:
-    """Say which epoch is a run's best one."""
-    best_epoch_by = run["plan"]["config"]["best_epoch_by"]
-    if best_epoch_by == "last":
-        return "whose model is kept, the last"
-    names = benchmarks.of_result(run).scores_of_best(best_epoch_by)
-    return f"with the best {title(names)} on the same dev examples, which flatters"
-
-
-def _section(task: str, rows: Mapping[str, Row], results: Sequence[Result]) -> str:
-    runs = [result for result in results if result["task"] == task]
-    names = benchmarks.of_result(runs[0]).score_names
+def _section(rows: Mapping[str, Row], runs: Sequence[Result]) -> str:
+    example, task = runs[0], rows[MAJORITY].task
     head = ["weights", "seeds", "collapsed"]
-    head += [f"{name}, {when}" for when in ("best", "last") for name in names]
+    head += [f"{name}, {when}" for when in ("best", "last") for name in task.score_names]
     cells = {}
     for weights, row in rows.items():
-        spreads = [_cell(scores[name]) for scores in (row.best, row.last) for name in names]
+        spreads = [
+            _cell(scores[name]) for scores in (row.best, row.last) for name in task.score_names
+        ]
         counts = [str(row.runs), str(row.collapsed)] if row.runs else ["", ""]
         name = CONSTANT if weights == MAJORITY else weights
         cells[name] = dict(zip(head[1:], counts + spreads, strict=True))
-    example, retries = runs[0], sum(run["retry"] > 0 for run in runs)
     speed = statistics.median(run["tokens_per_second"] for run in runs)
-    notes = [
+    choice = title(task.scores_of_best(example["plan"]["config"]["best_epoch_by"]))
+    notes = (
         f"Median over seeds (lowest to highest) on {example['dev_examples']:,} dev examples after "
-        f"training on {example['train_examples']:,}. *best*: the epoch "
-        f"{_choice_of_epoch(example)}. *last*: "
-        f"the last epoch, without selection. {sum(run['seconds'] for run in runs):,.0f} s in all, "
-        f"{speed:,.0f} tokens/s (median) on {example['device']}."
-    ]
-    if retries:
-        succeeded = sum(run["retry"] > 0 and not run["collapsed"] for run in runs)
-        notes.append(f"Retries of collapsed runs: {retries}, of which {succeeded} succeeded.")
-    provenance = Path(example["plan"]["data"]) / task / PROVENANCE
-    if provenance.is_file():
-        made = json.loads(provenance.read_text(encoding="utf-8"))["made"]
-        notes.append(f"The data is not the benchmark's: {made}.")
-    return _section_of(task, head, cells, "\n\n".join(notes))
+        f"training on {example['train_examples']:,}. *best*: the epoch with the best {choice} on "
+        "the same dev examples, which flatters. *last*: the last epoch, without selection. "
+        f"{sum(run['seconds'] for run in runs):,.0f} s in all, {speed:,.0f} tokens/s (median) on "
+        f"{example['device']}."
+    )
+    return _section_of(task.name, head, cells, notes)
 
 
 def _csv(tables: Tables, protocol: Protocol) -> str:
     """Return one line per number: ours by task, weights, score and epoch, then the published."""
     text = io.StringIO()
-    epoch = AS_PUBLISHED if protocol.epoch == "best" else "last"
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         ["model", "task", "score", "epoch", "runs", "collapsed", "median", "lowest", "highest"]
     )
     for task, rows in tables.items():
         for weights, row in rows.items():
-            for when, scores in (("best", row.best), ("last", row.last)):
-                for name, spread in scores.items():
-                    values = dataclasses.astuple(spread)
-                    writer.writerow([weights, task, name, when, row.runs, row.collapsed, *values])
-            values = dataclasses.astuple(row.reported)
-            name = "+".join(protocol.scores(row.task))
-            writer.writerow([weights, task, name, epoch, row.runs, row.collapsed, *values])
+            spreads = [("best", *each) for each in row.best.items()]
+            spreads += [("last", *each) for each in row.last.items()]
+            spreads += [(AS_PUBLISHED, protocol.metric(row.task), row.reported)]
+            for epoch, name, spread in spreads:
+                values = dataclasses.astuple(spread)
+                writer.writerow([weights, task, name, epoch, row.runs, row.collapsed, *values])
     for model, printed in protocol.table.items():
         for task, cell in printed.items():
-            names = protocol.scores(benchmarks.find(task))
-            value = float(cell.removesuffix("*"))
-            value = value if is_loss(names) else round(value / 100, 4)
+            name, value = protocol.metric(TASKS[task]), float(cell.removesuffix("*"))
+            value = value if name in LOWER_IS_BETTER else round(value / 100, 4)
             collapsed = int(cell.endswith("*"))
             writer.writerow(
-                [f"published {model}", task, "+".join(names), epoch, 1, collapsed, *[value] * 3]
+                [f"published {model}", task, name, AS_PUBLISHED, 1, collapsed, *[value] * 3]
             )
     return text.getvalue()
-
-
-def _similarity(results: Sequence[Result]) -> Iterator[str]:
-    """Yield a section with the similarity of STS-B's pairs before fine-tuning, for each model.
-
-    Nothing where STS-B was not run, or model or data are no longer where they were.
-    """
-    from finetune import examples
-    from finetune.similarity import correlation
-
-    task = glue.TASKS["STS-B"]
-    plans = {r["plan"]["model"]: r["plan"] for r in results if r["task"] == task.name}
-    rows = {}
-    for model, plan in plans.items():
-        with contextlib.suppress(ValueError):
-            pairs = examples.read_split(task, plan["data"], "dev").examples
-            rows[Path(model).name] = {"Spearman": f"{correlation(Path(model), pairs):.4f}"}
-    if rows:
-        yield _section_of(
-            "Before fine-tuning",
-            ["model", "Spearman"],
-            rows,
-            "Correlation of STS-B's labels on dev with the cosines of mean-pooled features. Random "
-            "weights are above 0 too, because equal words make features similar; a model near 0 is "
-            "broken, or read wrongly.",
-        )
-
-
-def _latex(tables: Tables) -> str:
-    """Return the tasks' scores as a table for the package booktabs, with standard errors."""
-    rows, runs, collapsed = [], 0, 0
-    for weights, scored in _by_weights(tables):
-        cells = {task: _with_error(row.scores) for task, row in scored.items() if row.scores}
-        if cells:
-            rows.append([weights, *(cells.get(task, "") for task in tables)])
-            runs = max(runs, *(row.runs for row in scored.values()))
-            collapsed += sum(row.collapsed for row in scored.values())
-    caption = (
-        f"Scores on dev in per cent: median of at most {count(runs, 'seed')}, with the standard "
-        f"error of the mean. Collapsed runs among them: {collapsed}."
-    )
-    return latex_table(["weights", *tables], rows, caption)
-
-
-def _with_error(values: Sequence[float]) -> str:
-    """Return the median in per cent, and of several values the standard error of their mean."""
-    median = f"{100 * statistics.median(values):.1f}"
-    if len(values) < 2:
-        return median
-    return f"{median} $\\pm$ {100 * statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
 def _section_of(

@@ -1,8 +1,8 @@
 """One fine-tuning run: `python -m finetune.train RUN_FOLDER`, on one or several ranks.
 
 The folder has run.json, the plan that `python -m finetune glue` wrote. The run adds metrics.jsonl
-(one line per step) and at the end predictions.jsonl, result.json, and model/ if the plan asks for
-it. Read `main`, then `train`.
+(one line per step) and at the end result.json, and model/ if the plan asks for it. Read `main`,
+then `train`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_USAGE
 from data_prep.common.files import lock, write_json
-from finetune import benchmarks, classifiers, collapse, comparison, examples, scores
+from finetune import classifiers, examples, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.evaluation import Evaluation
 from finetune.kinds import Objective, constant
-from finetune.plan import RESULT, RunPlan, read_plan
-from finetune.task import Task, suffix_of
+from finetune.runs import RESULT, RunPlan, read_plan
+from finetune.tasks import TASKS, Task, collapse, suffix_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
@@ -89,16 +89,14 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     from pretrain.engine.engine import start
 
     started = time.perf_counter()
-    task = benchmarks.of_plan(plan)
+    task = plan.own or TASKS[plan.task]
     loaded = model_folder.load_model(plan.model_folder(folder.parent))
     splits, skipped = _read_data(plan, task, loaded)
-    config = plan.training_config(len(splits["train"]))
+    config = plan.config
     dev_sets = {name: splits[name] for name in task.dev}
     process = start()
     engine = _engine(config, classifiers.build(loaded, plan, task), process)
-    batches = ShuffledBatches(
-        splits["train"], config.batch_size, plan.training_seed, config.length_window
-    )
+    batches = ShuffledBatches(splits["train"], config.batch_size, plan.seed, config.length_window)
     # DeepSpeed writes a script beside the folder of the parts.
     parts = folder / _BEST / "weights" if plan.save_model else None
     evaluation = Evaluation(engine, batches, task, dev_sets, config.best_epoch_by, parts)
@@ -120,7 +118,6 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     if engine.rank > 0:
         return {}
     metrics.sync()
-    comparison.write(folder, evaluation.predictions)
     if parts:
         classifiers.save(folder, parts, loaded, plan, task)
         shutil.rmtree(folder / _BEST)
@@ -129,7 +126,6 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         "task": plan.task,
         "weights": plan.weights,
         "seed": plan.seed,
-        "retry": plan.retry,
         **_scores(task, evaluation, dev_sets),
         "train_examples": len(splits["train"]),
         "skipped_rows": skipped,
@@ -156,7 +152,7 @@ def _scores(
     return {
         "best": evaluation.best,
         "last": evaluation.epochs[-1],
-        "collapsed": collapse.reason(published, best, of_constant, evaluation.answers),
+        "collapsed": collapse(published, best, of_constant, evaluation.answers),
         "majority": of_constant,
         "epochs": evaluation.epochs,
         "dev_examples": sum(map(len, dev_sets.values())),

@@ -39,7 +39,7 @@ def _completion(options: argparse.Namespace) -> None:
     """
     import shtab
 
-    from finetune.benchmarks import TASKS
+    from finetune.tasks import TASKS
     from pretrain.config.load import RECIPES
 
     parser = _parser()
@@ -76,7 +76,7 @@ _GROUPS: dict[str, dict[str, Command]] = {
 }
 _SPECIALISTS = (
     *("replay", "bench"),
-    *("submit", "acceptability", "birthplaces", "completion"),
+    *("submit", "birthplaces", "completion"),
 )
 """Commands that a first run, and a first use of its model, do without."""
 GROUPS = {

@@ -72,10 +72,10 @@ def pretraining(recipe, tmp_path):  # noqa: F811 - a fixture
 
 @pytest.fixture
 def fine_tuning(tiny_model, easy_glue, tmp_path):  # noqa: F811 - fixtures
-    from finetune import glue, planning
+    from finetune import runs, tasks
 
-    (plan,) = planning.plan_runs(
-        tiny_model, str(easy_glue), [glue.TASKS["RTE"]], ["pretrained"], [1], []
+    (plan,) = runs.plan_runs(
+        tiny_model, str(easy_glue), [tasks.TASKS["RTE"]], ["pretrained"], [1], []
     )
     plan.write(tmp_path / "run")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from data_prep import gpt2_vocabulary, manifest
-from finetune import plan as finetune
+from finetune import runs as finetune
 from pretrain.config import deepspeed as settings
 from pretrain.config.sections import BatchConfig
 from pretrain.models import model_folder

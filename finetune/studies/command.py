@@ -93,14 +93,14 @@ def study(options: argparse.Namespace) -> int:
 
 def _check_data(chosen: Study, data: str) -> None:
     """Refuse tasks whose data are not there."""
-    from finetune import benchmarks, planning
+    from finetune import runs, tasks
 
     if not chosen.finetune:
         return
     if not data:
         raise ValueError("--data: the study fine-tunes its models; name the folder of GLUE's data")
-    tasks = [benchmarks.find(name) for name in chosen.finetune.tasks]
-    planning.check_tasks(data, tasks, [])
+    named = tasks.find(chosen.finetune.tasks)
+    runs.read_tasks(data, named, runs.check_settings(named, []))
 
 
 def _begin(
@@ -184,7 +184,7 @@ def _stages(
 
 
 def _engine(options: argparse.Namespace, ranks: int) -> Engine:
-    from finetune.launch import slots
+    from finetune.runs import slots
     from finetune.studies.engines import Local, Slurm, check_slurm
     from pretrain.processes.gpus import gpus_of, visible_gpus
 

@@ -51,7 +51,7 @@ class Local:
     """Processes of this machine."""
 
     devices: Sequence[Sequence[str]]
-    """The GPUs of each run that may be in progress at once (`finetune.launch.slots`)."""
+    """The GPUs of each run that may be in progress at once (`finetune.runs.slots`)."""
     threads: int
     """Of each rank."""
 

@@ -12,9 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from finetune import benchmarks
-from finetune.plan import RESULT
-from finetune.planning import result_of
+from finetune.runs import RESULT, read_result, task_of
 from finetune.scores import mean
 from finetune.studies.study import Arm, Run, Study, comparisons, finetuning_arms
 from pretrain.records import ledger, metrics, status
@@ -162,17 +160,15 @@ def _evaluated(path: Path) -> Figures:
 def _scores(folder: Path) -> Figures:
     """Return the scores of each task, and the number of runs that collapsed.
 
-    A run that collapsed counts with its score; its retries do not count.
+    A run that collapsed counts with its score.
     """
     by_task: dict[str, list[float]] = {}
     collapsed = 0
     for path in sorted(folder.glob(f"*/{RESULT}")):
-        result = result_of(path.parent)
-        if result["retry"] == 0:
-            task = benchmarks.of_result(result)
-            score = mean(result["last"], task.official)
-            by_task.setdefault(result["task"], []).append(100 * score)
-            collapsed += bool(result["collapsed"])
+        result = read_result(path.parent)
+        score = mean(result["last"], task_of(result["plan"]).official)
+        by_task.setdefault(result["task"], []).append(100 * score)
+        collapsed += bool(result["collapsed"])
     found = {task: statistics.fmean(scores) for task, scores in by_task.items()}
     return {**found, "collapsed": float(collapsed)} if found else {}
 

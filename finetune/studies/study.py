@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.records import NonNegativeInt, PositiveInt, decode
-from finetune import benchmarks, planning
+from finetune import runs, tasks
 from pretrain.checks.recipe import check
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten, merge, parse, to_yaml
@@ -39,7 +39,7 @@ class FineTuning:
     """What every model of a study is fine-tuned on."""
 
     tasks: list[str]
-    """Tasks of GLUE or SuperGLUE."""
+    """Tasks of GLUE."""
     seeds: list[NonNegativeInt] = dataclasses.field(default_factory=lambda: [1])
     """Of each fine-tuning of each model."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -243,10 +243,10 @@ def _errors_in_finetuning(study: Study) -> dict[str, list[str]]:
     """Return the ways of fine-tuning that are refused, by the error."""
     errors: dict[str, list[str]] = {}
     found = dict[Arm, object]()
-    tasks = [benchmarks.find(name) for name in study.finetune.tasks] if study.finetune else []
+    chosen = tasks.find(study.finetune.tasks) if study.finetune else []
     for way in finetuning_arms(study):
         try:
-            found[way] = planning.check_settings(tasks, way.words)
+            found[way] = runs.check_settings(chosen, way.words)
         except ValueError as error:
             errors.setdefault(f"finetune: {error}", []).append(way.name)
     for one, other in itertools.combinations(found, 2):

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from finetune import benchmarks, glue, planning, predict
+from finetune import predict, runs, tasks
 from finetune.__main__ import main
 from finetune.protocols import PROTOCOLS
 
@@ -21,8 +21,8 @@ def trained(run_ranks, tiny_model, easy_glue, tmp_path_factory):
     output = tmp_path_factory.mktemp("runs")
     settings = ["epochs=10", "learning_rate=1e-2", "pooling=mean", "dropout=0"]
     data = str(easy_glue)
-    for plan in planning.plan_runs(
-        tiny_model, data, benchmarks.find_all(["CoLA", "STS-B"]), ["pretrained"], [1], settings
+    for plan in runs.plan_runs(
+        tiny_model, data, tasks.find(["CoLA", "STS-B"]), ["pretrained"], [1], settings
     ):
         plan.write(output / plan.name)
         (result,) = run_ranks(1, lambda plan=plan: train.train(plan, output / plan.name))
@@ -105,11 +105,11 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
     output, data = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("data")
     shutil.copytree(trained, output, dirs_exist_ok=True)
     model = model_folder.load_model(tiny_model)
-    for task in glue.TASKS.values():
+    for task in tasks.TASKS.values():
         run = output / f"{task.name}-pretrained-seed1"
         if run.is_dir():
             continue
-        config = classifiers.head_config(PROTOCOLS["default"].configs(task)[0], task)
+        config = classifiers.head_config(PROTOCOLS["default"].config(task), task)
         head = ClassificationHead(model.model.config.hidden_size, config)
         heads = {task.name: head}
         model_folder.save_model(
@@ -120,7 +120,7 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
         result |= {"best": best, "last": best, "epochs": [best]}
         (run / "result.json").write_text(json.dumps(result))
         for split in task.test:
-            path = data / ("diagnostic" if split == "diagnostic" else task.name) / f"{split}.tsv"
+            path = data / task.name / f"{split}.tsv"
             path.parent.mkdir(exist_ok=True)
             rows = ["\t".join(task.texts), "\t".join(["the old dog"] * len(task.texts))]
             path.write_text("".join(f"{row}\n" for row in rows))
@@ -133,7 +133,7 @@ def test_a_submission_is_a_zip_file_of_every_test_set_in_the_server_s_format(
     output = tmp_path / "submission"
     assert main(["submit", str(runs_of_every_task), "--output", str(output)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(output / "submission.zip")
-    names = {name or task.name for task in glue.TASKS.values() for name in task.test.values()}
+    names = {name or task.name for task in tasks.TASKS.values() for name in task.test.values()}
     with zipfile.ZipFile(output / "submission.zip") as archive:
         assert sorted(archive.namelist()) == sorted(f"{name}.tsv" for name in names)
         for name in archive.namelist():
@@ -157,20 +157,23 @@ def test_all_that_a_submission_lacks_is_named_before_anything_is_predicted(
     result["plan"]["data"] = str(tmp_path)
     path.write_text(json.dumps(result))
     monkeypatch.setattr(predict, "_outputs", pytest.fail)
-    with pytest.raises(ValueError, match=r"kept model of RTE, WNLI; .*CoLA: has no test\.tsv"):
+    with pytest.raises(
+        ValueError,
+        match=r"CoLA: has no test\.tsv.*no run of RTE .*no run of WNLI",
+    ):
         predict.submit(runs, tmp_path / "submission")
     assert not (tmp_path / "submission").exists()
 
 
 def test_submissions_use_the_benchmark_s_labels():
     logits = np.array([[0, 1, 0], [2, 1, 0]], dtype=np.float32)
-    content = predict.submission(benchmarks.find("MNLI"), logits)
+    content = predict.submission(tasks.TASKS["MNLI"], logits)
     assert content == "index\tprediction\n0\tneutral\n1\tentailment\n"
     numbers = np.array([[-0.1], [0.5], [1.2]], dtype=np.float32)
-    content = predict.submission(benchmarks.find("STS-B"), numbers)
+    content = predict.submission(tasks.TASKS["STS-B"], numbers)
     assert content == "index\tprediction\n0\t0.000\n1\t2.500\n2\t5.000\n"
 
 
 def test_a_folder_without_kept_models_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no run with a kept model of CoLA, SST-2"):
+    with pytest.raises(ValueError, match="no run of CoLA with a kept model; no run of SST-2"):
         predict.submit(tmp_path, tmp_path / "submission")

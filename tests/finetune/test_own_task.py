@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from finetune import examples, own_task, planning
+from finetune import examples, own_task, runs
 from finetune.own_task import Request, describe
 from tests.finetune.conftest import WORDS
 
@@ -127,12 +127,12 @@ def test_a_task_is_learned_scored_and_predicted(run_ranks, tiny_model, tmp_path,
     }
     own = describe(Request("mine", test=names["dev"], **names))
     data = str(own_task.write(tmp_path / "data", own))
-    (plan,) = planning.plan_runs(
+    (plan,) = runs.plan_runs(
         tiny_model, data, [own.task], ["pretrained"], [1], [*QUICK, "epochs=6"]
     )
     folder = tmp_path / plan.name
     plan.write(folder)
-    assert planning.read_plan(folder) == plan
+    assert runs.read_plan(folder) == plan
     (result,) = run_ranks(1, lambda: train.train(plan, folder))
     assert result["collapsed"] == ""
     assert result["best"]["accuracy"] > 0.8 > result["majority"]["accuracy"]

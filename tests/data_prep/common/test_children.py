@@ -93,7 +93,7 @@ def started(monkeypatch, call):
 
 
 def of_fine_tuning(monkeypatch, folder):
-    from finetune import launch as finetuning
+    from finetune import runs as finetuning
 
     plan = SimpleNamespace(name="a")
     (folder / "a").mkdir()

@@ -1,5 +1,6 @@
-"""Parallel runs: real ones through DeepSpeed, and failures."""
+"""Runs: planned, refused, done through DeepSpeed beside each other, failed and continued."""
 
+import dataclasses
 import fcntl
 import json
 import shutil
@@ -10,19 +11,20 @@ from pathlib import Path
 
 import pytest
 
-import finetune.__main__ as arguments
-from finetune import benchmarks, examples, launch, planning
+from data_prep.common.files import write_json
+from finetune import command, examples, runs, tasks
 from finetune.__main__ import main
-from finetune.plan import read_plan
+from finetune.runs import PLAN, read_plan
+from finetune.tasks import TASKS
 from pretrain.processes import gpus
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["epochs=6", "learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0.1"]
 
 
-def plans(model, data, *overrides, seeds=(1,), weights=("pretrained",), tasks=("CoLA",), **more):
-    found = benchmarks.find_all(tasks)
-    return planning.plan_runs(model, str(data), found, weights, seeds, overrides, **more)
+def plans(model, data, *overrides, seeds=(1,), weights=("pretrained",), names=("CoLA",), **more):
+    found = tasks.find(names)
+    return runs.plan_runs(model, str(data), found, weights, seeds, overrides, **more)
 
 
 def ended(lines):
@@ -39,7 +41,7 @@ def finished(tiny_model, easy_glue, tmp_path_factory):
     """Run two seeds with the command."""
     output = tmp_path_factory.mktemp("runs")
     arguments = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA"]
-    arguments += ["--seeds", "1,2", "--output", str(output), "--jobs", "2", "--retries", "0"]
+    arguments += ["--seeds", "1,2", "--output", str(output), "--jobs", "2"]
     command = [sys.executable, "-m", "finetune", *arguments, *QUICK]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,7 +78,7 @@ def test_the_kept_model_is_that_of_the_best_epoch(finished, tiny_model, easy_glu
     from pretrain.models import model_folder
 
     output, *_ = finished
-    dev = examples.read_split(benchmarks.find("CoLA"), str(easy_glue), "dev").examples
+    dev = examples.read_split(TASKS["CoLA"], str(easy_glue), "dev").examples
     base = model_folder.load_model(tiny_model).model
     for seed in (1, 2):
         folder = output / f"CoLA-pretrained-seed{seed}"
@@ -102,40 +104,13 @@ def test_only_what_is_not_finished_is_run(finished, tmp_path, tiny_model, easy_g
     shutil.copytree(finished[0], output)
     shutil.rmtree(output / "CoLA-pretrained-seed2" / "model")
     wanted = plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2))
-    assert names_of(planning.prepare(output, wanted)) == ["CoLA-pretrained-seed2"]
+    assert names_of(runs.prepare(output, wanted)) == ["CoLA-pretrained-seed2"]
     without = plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2, 3), save_models=False)
-    assert names_of(planning.prepare(output, without)) == ["CoLA-pretrained-seed3"]
-
-
-@pytest.mark.slow
-def test_a_run_that_collapsed_is_followed_by_retries_up_to_the_limit(
-    finished, tmp_path, tiny_model, easy_glue, in_root
-):
-    output, name = tmp_path / "runs", "CoLA-pretrained-seed2"
-    shutil.copytree(finished[0], output)
-    result = result_of(output, name)
-    result["collapsed"] = "always the same answer"
-    (output / name / "result.json").write_text(json.dumps(result))
-    wanted = plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2))
-    assert planning.prepare(output, wanted, retries=0) == []
-    (retry,) = planning.prepare(output, wanted, retries=1)
-    assert retry.name == f"{name}-retry1"
-    assert read_plan(output / retry.name) == retry
-    # With almost no learning rate the model stays at its initial answers, and so does its retry.
-    frozen = plans(tiny_model, easy_glue, "learning_rate=1e-9", "epochs=1", save_models=False)
-    log = []
-    waiting = planning.prepare(tmp_path / "frozen", frozen, retries=1)
-    assert launch.run_all(tmp_path / "frozen", waiting, log.append, retries=1) == {}
-    assert [line.split("] ")[1].split(":")[0] for line in ended(log)] == [
-        "CoLA-pretrained-seed1",
-        "CoLA-pretrained-seed1-retry1",
-    ]
-    assert all("; collapsed: " in line for line in ended(log))
-    assert planning.prepare(tmp_path / "frozen", frozen, retries=1) == []
+    assert names_of(runs.prepare(output, without)) == ["CoLA-pretrained-seed3"]
 
 
 def test_seeds_run_one_after_the_other_and_the_longest_run_first(tiny_model, easy_glue):
-    found = plans(tiny_model, easy_glue, seeds=(7, 2), tasks=("CoLA", "STS-B", "RTE"))
+    found = plans(tiny_model, easy_glue, seeds=(7, 2), names=("CoLA", "STS-B", "RTE"))
     assert [plan.seed for plan in found] == [7] * 3 + [2] * 3
     assert [plan.task for plan in found[:3]] == [plan.task for plan in found[3:]]
     work = [plan.work for plan in found[:3]]
@@ -162,7 +137,7 @@ def test_a_limit_on_training_examples_lowers_the_estimated_work(tiny_model, easy
     ],
 )
 def test_runs_share_the_devices(gpus, jobs, world_size, expected):
-    assert launch.slots(gpus, 4, jobs, world_size) == expected
+    assert runs.slots(gpus, 4, jobs, world_size) == expected
 
 
 @pytest.mark.parametrize(("given", "threads"), [(None, "5"), ("1", "1")])
@@ -174,19 +149,19 @@ def test_a_run_has_its_share_of_the_cores_unless_the_environment_says_otherwise(
     (tmp_path / planned.name).mkdir()
     started = {}
     monkeypatch.setattr(
-        launch.subprocess, "Popen", lambda command, **options: started.update(options["env"])
+        runs.subprocess, "Popen", lambda command, **options: started.update(options["env"])
     )
     monkeypatch.delenv("OMP_NUM_THREADS")
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    launch._start(tmp_path, planned, [], 5, 1)
+    runs._start(tmp_path, planned, [], 5, 1)
     assert started["OMP_NUM_THREADS"] == threads
 
 
 def test_more_processes_than_gpus_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "visible_gpus", lambda: ["0", "1"])
     with pytest.raises(ValueError, match="--world-size: 3 ranks on a machine with 2 usable GPUs"):
-        launch.run_all(tmp_path, [], world_size=3)
+        runs.run_all(tmp_path, [], world_size=3)
 
 
 @pytest.mark.slow
@@ -196,7 +171,7 @@ def test_the_same_plan_gives_the_same_scores_and_another_seed_others(finished, t
     again = [read_plan(output / name) for name in names]
     for plan in again:
         plan.write(tmp_path / plan.name)
-    assert launch.run_all(tmp_path, again, print, jobs=2) == {}  # with the same number of threads
+    assert runs.run_all(tmp_path, again, print, jobs=2) == {}  # with the same number of threads
     again = [result_of(tmp_path, name)["epochs"] for name in names]
     assert again == [result_of(output, name)["epochs"] for name in names]
     assert again[0] != again[1]
@@ -206,14 +181,14 @@ def test_runs_that_are_not_comparable_do_not_share_a_folder(finished, tiny_model
     output, *_ = finished
     other = plans(tiny_model, easy_glue, *QUICK[1:], "epochs=7", seeds=(9,), weights=("random",))
     with pytest.raises(ValueError, match="epochs: 6, now 7"):
-        planning.prepare(output, other)
+        runs.prepare(output, other)
     assert not (output / "CoLA-random-seed9").exists()
 
 
 def test_the_plan_of_an_unfinished_run_may_change(tmp_path, tiny_model, easy_glue):
     for epochs in (6, 7):
         new = plans(tiny_model, easy_glue, f"epochs={epochs}")
-        assert planning.prepare(tmp_path, new) == new
+        assert runs.prepare(tmp_path, new) == new
         assert read_plan(tmp_path / new[0].name) == new[0]
 
 
@@ -244,15 +219,15 @@ def test_a_run_that_ends_well_without_the_model_it_was_to_keep_is_named_and_not_
     output = tmp_path / "runs"
     shutil.copytree(finished[0], output)
     shutil.rmtree(output / "CoLA-pretrained-seed2" / "model")
-    waiting = planning.prepare(output, plans(tiny_model, easy_glue, *QUICK, seeds=(2, 3)))
+    waiting = runs.prepare(output, plans(tiny_model, easy_glue, *QUICK, seeds=(2, 3)))
     log, started = [], []
 
     def start(output, plan, *_):
         started.append(plan.name)
-        return launch._Running(plan, subprocess.Popen([sys.executable, "-c", ""]))
+        return runs._Running(plan, subprocess.Popen([sys.executable, "-c", ""]))
 
-    monkeypatch.setattr(launch, "_start", start)
-    failed = launch.run_all(output, waiting, log.append, jobs=1, retries=2)
+    monkeypatch.setattr(runs, "_start", start)
+    failed = runs.run_all(output, waiting, log.append, jobs=1)
     assert started == names_of(waiting) == ["CoLA-pretrained-seed2", "CoLA-pretrained-seed3"]
     assert failed == dict.fromkeys(started, "ended with code 0")
     for name, line in zip(started, ended(log), strict=True):
@@ -263,7 +238,7 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
     from finetune import classifiers
     from pretrain.models import model_folder
 
-    loaded, task = model_folder.load_model(tiny_model), benchmarks.find("CoLA")
+    loaded, task = model_folder.load_model(tiny_model), TASKS["CoLA"]
     both = plans(tiny_model, easy_glue, weights=("pretrained", "random"))
     pretrained, random = (classifiers.build(loaded, plan, task).state_dict() for plan in both)
     again = classifiers.build(loaded, both[1], task).state_dict()
@@ -284,7 +259,9 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
         (["--tasks", "coal"], "unknown task 'coal' (did you mean CoLA?)"),
         (["--world-size", "3"], "batch_size 16: is not a multiple of --world-size 3"),
         (["deepspeed=zero9"], "zero9"),
-        *(([option, "-1"], f"{option} -1: ") for option in ("--jobs", "--world-size", "--retries")),
+        (["start_from=MNIL"], "unknown task 'MNIL' (did you mean MNLI?)"),
+        (["start_from=MNLI"], "CoLA starts from the model of MNLI (start_from)"),
+        *(([option, "-1"], f"{option} -1: ") for option in ("--jobs", "--world-size")),
         (["--data", "nowhere"], "nowhere/CoLA: has no train.tsv, dev.tsv"),
     ],
 )
@@ -310,12 +287,12 @@ def test_seeds_are_different_whole_numbers(seeds, capsys):
 
 
 def test_a_range_of_seeds_stands_for_each_of_them():
-    assert arguments.seeds("1-3,7") == [1, 2, 3, 7]
+    assert command.seeds("1-3,7") == [1, 2, 3, 7]
 
 
 def test_the_errors_of_all_tasks_are_reported_at_once(tiny_model, easy_glue, tmp_path):
     with pytest.raises(ValueError, match=r"SST-2: has no train\.tsv.*; .*MRPC: has no train\.tsv"):
-        plans(tiny_model, easy_glue, tasks=("SST-2", "CoLA", "MRPC"))
+        plans(tiny_model, easy_glue, names=("SST-2", "CoLA", "MRPC"))
 
 
 def test_a_model_that_cannot_be_fine_tuned_is_refused_before_any_run(
@@ -344,7 +321,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path, easy_glue):
 def test_two_processes_do_not_work_on_one_run(tmp_path, tiny_model, easy_glue, capsys):
     from finetune import train
 
-    (name,) = names_of(planning.prepare(tmp_path, plans(tiny_model, easy_glue)))
+    (name,) = names_of(runs.prepare(tmp_path, plans(tiny_model, easy_glue)))
     with (tmp_path / name / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert train.main([str(tmp_path / name)]) == 2
@@ -367,7 +344,7 @@ def test_help_imports_nothing_heavy():
 def test_a_terminated_command_ends_its_runs_and_resumes_when_called_again(
     tiny_model, easy_glue, tmp_path
 ):
-    words = f"glue {tiny_model} --data {easy_glue} --tasks CoLA --jobs 1 --seeds 1,2 --retries 0"
+    words = f"glue {tiny_model} --data {easy_glue} --tasks CoLA --jobs 1 --seeds 1,2"
     arguments = [*words.split(), "--output", str(tmp_path), *QUICK[1:], "epochs=12"]
     call = [sys.executable, "-m", "finetune", *arguments]
     first = subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -421,14 +398,14 @@ def test_the_cause_of_a_failure_is_the_last_error_of_the_log_or_how_the_process_
     killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     killed.kill()
     killed.wait()
-    assert launch._cause(tmp_path, launch._Running(plan, killed)).startswith(cause)
+    assert runs._cause(tmp_path, runs._Running(plan, killed)).startswith(cause)
 
 
 def test_of_two_runs_that_end_at_once_the_second_counts_as_left_while_the_first_is_logged():
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    running = {slot: launch._Running(None, done) for slot in range(2)}
-    left = [len(running) for _ in launch._take_ended(running)]
+    running = {slot: runs._Running(None, done) for slot in range(2)}
+    left = [len(running) for _ in runs._take_ended(running)]
     assert left == [1, 0]
 
 
@@ -440,3 +417,99 @@ def test_a_causal_model_is_fine_tuned_on_the_mean_alone(tiny_model, easy_glue, t
     assert plans(folder, easy_glue, "pooling=mean")
     with pytest.raises(ValueError, match="pooling: 'first' is not accepted; it must be 'mean'"):
         plans(folder, easy_glue)
+
+
+def finish(output, plan, model, collapsed=""):
+    """Write a run's folder as if it had been done."""
+    plan.write(output / plan.name)
+    shutil.copytree(model, output / plan.name / "model")
+    scores = {"epoch": 1, **dict.fromkeys(runs.task_of({"task": plan.task}).score_names, 0.5)}
+    result = {"seed": plan.seed, "collapsed": collapsed, "best": scores, "last": scores}
+    write_json(output / plan.name / "result.json", {**result, "epochs": [scores]})
+
+
+def test_a_run_starts_from_the_model_of_another_task_s_run(
+    run_ranks, tiny_model, easy_glue, tmp_path
+):
+    import torch
+
+    from finetune import train
+    from pretrain.models import model_folder
+
+    output = tmp_path / "runs"
+    contents = model_folder.load_model(tiny_model).contents()
+    doubled = {name: 2 * tensor for name, tensor in contents.weights.items()}
+    other = tmp_path / "other"
+    model_folder.save_model(other, dataclasses.replace(contents, weights=doubled))
+    settings = ["start_from=cola", "learning_rate=1e-12", "epochs=1", "pooling=mean"]
+    (cola,) = plans(tiny_model, easy_glue, *settings)
+    assert runs.prepare(output, [cola]) == [cola]  # from the model itself
+    (rte,) = plans(tiny_model, easy_glue, *settings, names=["RTE"])
+    with pytest.raises(ValueError, match="RTE starts from the model of CoLA .* run CoLA first"):
+        runs.prepare(output, [rte])
+    finish(output, cola, other)
+    (waiting,) = runs.prepare(output, [cola, rte])
+    assert (waiting.task, waiting.start) == ("RTE", cola.name)
+    assert read_plan(output / rte.name) == waiting
+    run_ranks(1, lambda: train.train(waiting, output / rte.name))
+    name = "encoder.embeddings.tokens.weight"
+    began, kept, usual = (
+        model_folder.load_model(folder).model.state_dict()[name]
+        for folder in (other, output / rte.name / "model", tiny_model)
+    )
+    assert torch.allclose(began, kept, atol=1e-6)
+    assert not torch.allclose(usual, kept, atol=1e-3)
+
+
+def test_a_run_starts_from_the_first_seed_that_did_not_collapse(tiny_model, easy_glue, tmp_path):
+    for plan, collapsed in zip(
+        plans(tiny_model, easy_glue, seeds=(1, 2, 3)),
+        ("always the same answer", "", ""),
+        strict=True,
+    ):
+        finish(tmp_path, plan, tiny_model, collapsed)
+    (rte,) = runs.prepare(tmp_path, plans(tiny_model, easy_glue, "start_from=CoLA", names=["RTE"]))
+    assert rte.start == "CoLA-pretrained-seed2"
+    (rte,) = runs.prepare(
+        tmp_path, plans(tiny_model, easy_glue, "start_from=CoLA", names=["RTE"], weights=["random"])
+    )
+    assert rte.start == ""
+
+
+def test_runs_of_two_protocols_do_not_share_a_folder(tiny_model, easy_glue, tmp_path):
+    (done,) = plans(tiny_model, easy_glue)
+    finish(tmp_path, done, tiny_model)
+    wanted = plans(tiny_model, easy_glue, names=["RTE"], protocol="roberta", seeds=())
+    assert len(wanted) == 5
+    with pytest.raises(ValueError, match="protocol: default, now roberta"):
+        runs.prepare(tmp_path, wanted)
+
+
+def test_a_plan_of_another_version_an_invalid_one_and_none_are_refused(
+    tiny_model, easy_glue, tmp_path
+):
+    with pytest.raises(ValueError, match="not the folder of a run"):
+        read_plan(tmp_path)
+    (plan,) = plans(tiny_model, easy_glue)
+    plan.write(tmp_path)
+    values = json.loads((tmp_path / PLAN).read_text())
+    for changed, message in [
+        ({**values, "judge": "strict"}, "unknown key 'judge'"),
+        ({**values, "config": {**values["config"], "freeze": 3}}, "unknown key 'config.freeze'"),
+        ({"task": "CoLA"}, "missing"),
+    ]:
+        (tmp_path / PLAN).write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=rf"run\.json: not a plan that .*{message}"):
+            read_plan(tmp_path)
+
+
+def test_differences_name_what_makes_scores_incomparable(tiny_model, easy_glue):
+    (plan,) = plans(tiny_model, easy_glue)
+    moved = dataclasses.replace(plan, seed=4, weights="random", model="x", data="y")
+    assert plan.differences(moved) == []
+    config = dataclasses.replace(plan.config, epochs=5)
+    other = dataclasses.replace(plan, model_sha256="c" * 64, config=config)
+    assert plan.differences(other) == [
+        f"model: {plan.model_sha256[:12]}, now {'c' * 12}",
+        "epochs: 10, now 5",
+    ]

@@ -1,0 +1,281 @@
+"""The commands of fine-tuning, and of the models that come of it.
+
+Each command's arguments stand above its action. Heavy imports are inside the actions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_prep.common.arguments import Command, seeds
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
+from pretrain.config.settings import add_device
+
+if TYPE_CHECKING:
+    from finetune.tasks import Task
+
+
+def _glue_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", type=Path, help="a model folder")
+    command.add_argument(
+        "--data",
+        required=True,
+        help="a folder that has a folder of files or a saved dataset for each task, or: hub",
+    )
+    command.add_argument(
+        "--tasks",
+        type=_names,
+        default=["all"],
+        help="such as CoLA,RTE, in any case (default: all)",
+    )
+    command.add_argument(
+        "--protocol",
+        choices=("default", "published", "roberta"),
+        default="default",
+        help="settings, seeds and what is reported: those of a study, or those of EIFY/fairseq "
+        "with clipped gradients and batches of similar lengths (default: default)",
+    )
+    _run_arguments(command)
+
+
+def _finetune_arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("model", type=Path, help="a model folder")
+    add(
+        "--train",
+        required=True,
+        metavar="FILE",
+        help="training examples: .csv, .tsv, .jsonl, .parquet, a folder that datasets saved, or "
+        "datasets:NAME:SPLIT from the hub",
+    )
+    add("--dev", default="", metavar="FILE", help="examples to score (default: a share of train)")
+    add("--test", default="", metavar="FILE", help="further ones, which choose nothing")
+    add(
+        "--text",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="COLUMN",
+        help='column of the text; two for pairs (default: "text")',
+    )
+    add("--label", default="label", metavar="COLUMN", help='column of the label (default: "label")')
+    add(
+        "--kind",
+        choices=("classification", "regression"),
+        help="what a label is: a class, or a number (default: what the labels look like)",
+    )
+    add(
+        "--dev-share",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="share of the training examples to score where --dev is not given (default: 0.1)",
+    )
+    add("--name", default="own", help="what the task is called in folders and reports")
+    _run_arguments(command)
+
+
+def _run_arguments(command: argparse.ArgumentParser) -> None:
+    """Add what says how runs are done."""
+    add = command.add_argument
+    add(
+        "--seeds",
+        type=seeds,
+        default=[],
+        help="such as 1-3 or 1,2,7 (default: 1, or as many as the protocol has)",
+    )
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        help="the folder for the runs' folders; finished runs in it are not repeated",
+    )
+    add(
+        "--weights",
+        choices=("pretrained", "random", "both"),
+        default="pretrained",
+        help="start from the model's weights, from random weights of the same architecture, or run "
+        "once from each (default: pretrained)",
+    )
+    add(
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="runs at once (default: one per GPU, or one per core without GPUs)",
+    )
+    add(
+        "--world-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes, and GPUs, per run (default: 1)",
+    )
+    add("--no-models", action="store_true", help="do not keep the best model of each run")
+    add(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="settings to change, such as learning_rate=2e-5 or pooling=mean",
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _glue(options: argparse.Namespace) -> int:
+    """Fine-tune a model on the tasks of GLUE with several seeds, and report.
+
+    example: python -m finetune glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
+    """
+    from finetune.tasks import find
+
+    return _run(options, options.data, find(options.tasks), options.protocol)
+
+
+def _finetune(options: argparse.Namespace) -> int:
+    """Fine-tune a model on a task of your own, with several seeds, and report.
+
+    example: python -m finetune finetune models/clap --train a.csv --label mood --output scores
+    """
+    from finetune.own_task import Request, describe, write
+
+    own = describe(
+        Request(
+            options.name,
+            options.train,
+            options.dev,
+            options.test,
+            tuple(options.text or ["text"]),
+            options.label,
+            options.kind,
+            options.dev_share,
+        )
+    )
+    print("\n".join(own.summary), flush=True)
+    return _run(options, str(write(options.output / "data", own)), [own.task])
+
+
+def _run(
+    options: argparse.Namespace, data: str, tasks: Sequence[Task], protocol: str = "default"
+) -> int:
+    """Do the runs of tasks that are not done yet, and report; returns the exit code."""
+    from finetune.classifiers import about_length
+    from finetune.report import write_report
+    from finetune.runs import RESULT, WEIGHTS, plan_runs, prepare, run_all
+    from pretrain.models.model_folder import load_model
+
+    for name, least in (("jobs", 0), ("world_size", 1)):
+        if (value := getattr(options, name)) < least:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: accepted: {least} or more")
+    plans = plan_runs(
+        options.model,
+        data,
+        tasks,
+        WEIGHTS if options.weights == "both" else (options.weights,),
+        options.seeds,
+        options.overrides,
+        protocol=protocol,
+        save_models=not options.no_models,
+        world_size=options.world_size,
+    )
+    loaded = load_model(options.model)
+    for limit in sorted({plan.config.max_tokens for plan in plans}):
+        print(about_length(limit, loaded.sequence_length, loaded.model.config), flush=True)
+    log = functools.partial(print, flush=True)
+    waiting = prepare(options.output, plans)
+    finished = len(plans) - len(waiting)
+    log(f"{options.output}: runs to do: {len(waiting)}, finished before: {finished}")
+    failed = run_all(options.output, waiting, log, jobs=options.jobs, world_size=options.world_size)
+    if any(options.output.glob(f"*/{RESULT}")):
+        print(f"\n{write_report(options.output)}")
+        print(f"report: {options.output / 'report.md'}")
+    if failed:
+        print(f"{options.parser.prog}: error: runs that failed: {len(failed)}", file=sys.stderr)
+        for cause in dict.fromkeys(failed.values()):
+            names = ", ".join(name for name, why in failed.items() if why == cause)
+            print(f"  {names}: {cause}", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_DONE
+
+
+def _report_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, help="the --output of glue or finetune")
+
+
+def _report(options: argparse.Namespace) -> None:
+    """Compare a folder's runs with the published table.
+
+    example: python -m finetune glue-report scores
+    """
+    from finetune.report import write_report
+
+    print(write_report(options.folder))
+
+
+def _predict_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "model", type=Path, help="a model folder with a classification head, as glue writes it"
+    )
+    command.add_argument(
+        "file", type=Path, help="one example per line: a text, or two separated by a tab"
+    )
+    command.add_argument("--head", default="", help="the head, if the model has several")
+    command.add_argument(
+        "--output",
+        type=Path,
+        help="write label, probability and text of each line here (default: print them)",
+    )
+    add_device(command)
+
+
+def _predict(options: argparse.Namespace) -> None:
+    """Label new text with a fine-tuned model.
+
+    example: python -m finetune predict scores/RTE-pretrained-seed1/model pairs.tsv
+    """
+    from data_prep.common.files import write_atomically
+    from finetune.predict import predict
+
+    lines = predict(options.model, options.file, options.head, options.device)
+    if options.output:
+        write_atomically(options.output, lines.encode())
+    else:
+        print(lines, end="")
+
+
+def _submit_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, help="the --output of glue")
+    command.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="the folder for submission.zip and the files in it",
+    )
+    add_device(command)
+
+
+def _submit(options: argparse.Namespace) -> None:
+    """Predict the test sets and pack them for GLUE's server, gluebenchmark.com.
+
+    example: python -m finetune submit scores --output submission
+    """
+    from finetune.predict import submit
+
+    print(submit(options.folder, options.output, options.device))
+
+
+COMMANDS: dict[str, Command] = {
+    "finetune": (_finetune_arguments, _finetune),
+    "glue": (_glue_arguments, _glue),
+    "glue-report": (_report_arguments, _report),
+    "predict": (_predict_arguments, _predict),
+    "submit": (_submit_arguments, _submit),
+}

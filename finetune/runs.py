@@ -1,0 +1,473 @@
+"""The runs of a call of `glue` or `finetune`: planned, checked, and done on this machine's devices.
+
+`plan_runs` lists them, `prepare` refuses incompatible ones and skips finished ones, and `run_all`
+starts, watches and reports them. A plan is everything that decides a run's outcome; it is written
+to the run's folder before the run starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.common import children
+from data_prep.common.arguments import typed
+from data_prep.common.files import sha256_of, write_json
+from data_prep.common.records import decode
+from finetune import examples, tasks
+from finetune.config import FinetuneConfig
+from finetune.protocols import DEFAULT, PROTOCOLS
+from finetune.tasks import BenchmarkTask, Task
+from pretrain.config import deepspeed
+from pretrain.model.classification import check_pooling
+from pretrain.models import model_folder
+from pretrain.processes.gpus import gpus_of, visible_gpus
+from pretrain.processes.launching import describe_exit, free_port, tail
+
+PLAN = "run.json"
+RESULT = "result.json"
+MODEL = "model"
+"""The subfolder for the fine-tuned model, if it is kept."""
+LOG = "log.txt"
+WEIGHTS = ("pretrained", "random")
+"""Weights to start from; random ones show what pretraining is worth."""
+_POLL_SECONDS = 0.1
+_PROGRESS_SECONDS = 60.0
+_TAIL_LINES = 15
+_CAUSE_LINES = 200
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:finetune\.train: error|[\w.]+Error): \S.*)")
+"""A line of a log that says why a run failed; torchrun's own error has no message."""
+_LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """Everything that decides what a run computes.
+
+    The same plan gives the same scores on the same device, world size and number of threads.
+    """
+
+    task: str
+    weights: str
+    seed: int
+    """Of head, order and dropout."""
+    model: str
+    """A model folder."""
+    data: str
+    """Where the tasks are, as examples.py describes."""
+    model_sha256: str
+    data_sha256: str
+    config: FinetuneConfig
+    protocol: str = DEFAULT
+    start: str = ""
+    """The run whose kept model it starts from, in the same folder of runs; empty: from `model`."""
+    start_sha256: str = ""
+    own: Task | None = None
+    """The task, if it is the user's own; else it is GLUE's of its name."""
+    save_model: bool = True
+    """Whether to keep the model of the best epoch."""
+    work: int = 0
+    """Characters to read, for estimating the remaining time."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return f"{self.task}-{self.weights}-seed{self.seed}"
+
+    def model_folder(self, runs: Path) -> Path:
+        """Return the model that it starts from; `runs` has the folders of all runs."""
+        return runs / self.start / MODEL if self.start else Path(self.model)
+
+    def differences(self, other: RunPlan) -> list[str]:
+        """Return what makes two runs incomparable, as "key: ours, now theirs".
+
+        Seed and weights may differ between compared runs, and folders may have moved.
+        """
+        old, new = self._comparable(), other._comparable()
+        return [
+            f"{key}: {old[key]}, now {new[key]}"
+            for key in old
+            if key in new and old[key] != new[key]
+        ]
+
+    def _comparable(self) -> dict[str, object]:
+        return {
+            "model": self.model_sha256[:12],
+            "data": self.data_sha256[:12],
+            "task": self.own,
+            "protocol": self.protocol,
+            **({"start": self.start_sha256[:12]} if self.weights == "pretrained" else {}),
+            **dataclasses.asdict(self.config),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write the plan into a run's folder, which is created if it is missing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / PLAN, dataclasses.asdict(self))
+
+
+def read_plan(folder: Path) -> RunPlan:
+    """Read the plan of a run's folder.
+
+    Raises:
+        ValueError: there is none, or this version cannot read it.
+    """
+    path = folder / PLAN
+    try:
+        return decode(RunPlan, json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder}: not the folder of a run: it has no {PLAN}, which "
+            f"`{typed('finetune glue')}` or `{typed('finetune finetune')}` writes"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a plan that this version can read: {error}") from error
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Read the result of a finished run.
+
+    JSON has null for a number that is not finite. Among the scores only the loss of a diverged run
+    can be null; it becomes infinity, so that it compares as the worst.
+    """
+    result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    for scores in (result["best"], result["last"], *result["epochs"]):
+        scores |= {key: math.inf for key, value in scores.items() if value is None}
+    return result
+
+
+def task_of(plan: Mapping[str, Any]) -> Task:
+    """Return the task of a run, from the plan in its result."""
+    own = plan.get("own")
+    return decode(Task, own) if own else tasks.TASKS[plan["task"]]
+
+
+def is_finished(folder: Path, plan: RunPlan) -> bool:
+    """Return whether a run's folder has its result, and its model if that is wanted."""
+    return (folder / RESULT).is_file() and ((folder / MODEL).is_dir() or not plan.save_model)
+
+
+def plan_runs(
+    model: Path,
+    data: str,
+    chosen: Sequence[Task],
+    weights: Sequence[str],
+    seeds: Sequence[int],
+    overrides: Sequence[str],
+    *,
+    protocol: str = DEFAULT,
+    save_models: bool = True,
+    world_size: int = 1,
+) -> list[RunPlan]:
+    """Return the plans of every run, in the order in which they start.
+
+    Without seeds there are as many as the protocol has. Seed by seed, so that one whole comparison
+    is finished first; within a seed the longest runs first, so that no device is left with a long
+    one at the end. Everything is read here, so that an error is found before anything starts.
+
+    Raises:
+        ValueError: a bad setting, no such model folder or one that does not fit
+            together, or missing data and bad lines, of all tasks at once.
+    """
+    configs = check_settings(chosen, overrides, protocol, world_size)
+    model_sha256 = _model_digest(model, [config.pooling for config in configs.values()])
+    read = read_tasks(data, chosen, configs)
+    order = list(seeds) or list(range(1, PROTOCOLS[protocol].seeds + 1))
+    plans = [
+        RunPlan(
+            task=task.name,
+            weights=kind,
+            seed=seed,
+            model=str(model.resolve()),
+            data=data if data == examples.HUB else str(Path(data).resolve()),
+            model_sha256=model_sha256,
+            data_sha256=read[task.name][0],
+            config=configs[task.name],
+            protocol=protocol,
+            own=None if isinstance(task, BenchmarkTask) else task,
+            save_model=save_models,
+            work=configs[task.name].epochs * read[task.name][1],
+        )
+        for task, seed, kind in itertools.product(chosen, order, weights)
+    ]
+    return sorted(plans, key=lambda plan: (order.index(plan.seed), -plan.work))
+
+
+def check_settings(
+    chosen: Sequence[Task],
+    overrides: Sequence[str],
+    protocol: str = DEFAULT,
+    world_size: int = 1,
+) -> dict[str, FinetuneConfig]:
+    """Return the settings of each task.
+
+    Raises:
+        ValueError: a bad setting.
+    """
+    configs = {}
+    for task in chosen:
+        config = PROTOCOLS[protocol].config(task, overrides)
+        if config.start_from:
+            (source,) = tasks.find([config.start_from])
+            config = dataclasses.replace(config, start_from=source.name)
+        batch = config.batch(world_size)
+        if config.deepspeed:
+            deepspeed.read_settings(config.deepspeed, batch, config.gradient_clipping, world_size)
+        configs[task.name] = config
+    return configs
+
+
+def _model_digest(model: Path, poolings: Sequence[str] = ()) -> str:
+    """Return a hash of a model folder, which must have what fine-tuning needs.
+
+    Raises:
+        ValueError: no such folder, or it does not fit together.
+    """
+    loaded = model_folder.load_model(model)
+    _ = loaded.tokenizer  # raises where it cannot be fine-tuned
+    for pooling in poolings:
+        check_pooling(loaded.model.config, pooling)
+    return "".join(sha256_of(model / name)[:32] for name in ("model.json", "model.safetensors"))
+
+
+def read_tasks(
+    data: str, chosen: Sequence[Task], configs: Mapping[str, FinetuneConfig]
+) -> dict[str, tuple[str, int]]:
+    """Read every task and return, by task, the data's digest and the characters of an epoch.
+
+    Raises:
+        ValueError: the errors of all tasks.
+    """
+    found, errors = dict[str, tuple[str, int]](), list[str]()
+    for task in chosen:
+        try:
+            train, *dev = (examples.read_split(task, data, split) for split in ("train", *task.dev))
+        except ValueError as error:
+            errors.append(str(error))
+            continue
+        limit = configs[task.name].max_train_examples or None
+        used = [train.examples[:limit], *(split.examples for split in dev)]
+        characters = sum(len(text) for split in used for example in split for text in example.texts)
+        found[task.name] = examples.digest([train, *dev]), characters
+    if errors:
+        raise ValueError("; ".join(errors))
+    return found
+
+
+def prepare(output: Path, plans: Sequence[RunPlan]) -> list[RunPlan]:
+    """Write the plans of the runs that are still to do, and return them.
+
+    Raises:
+        ValueError: a run has no other run's model to start from, or the folder has results of the
+            same task that are not comparable, or of another protocol.
+    """
+    plans = [_with_start(output, plan) for plan in plans]
+    for path in sorted(output.glob(f"*/{RESULT}")):
+        old = read_plan(path.parent)
+        for new in plans:
+            changed = old.differences(new)
+            if old.task != new.task:  # they share a report
+                changed = [each for each in changed if each.startswith("protocol: ")]
+            if changed:
+                raise ValueError(
+                    f"{path.parent}: not comparable with the requested runs "
+                    f"({'; '.join(changed)}); use the same settings, or a new --output"
+                )
+    waiting = [plan for plan in plans if not is_finished(output / plan.name, plan)]
+    for plan in waiting:
+        plan.write(output / plan.name)
+    return waiting
+
+
+def _with_start(output: Path, plan: RunPlan) -> RunPlan:
+    """Return the plan with the run that it starts from, if that is not the model itself.
+
+    It is that of the first seed, if possible one that did not collapse.
+
+    Raises:
+        ValueError: no such run is finished, or none kept its model.
+    """
+    source = plan.config.start_from
+    if plan.weights == "random" or source in ("", plan.task):
+        return plan
+    runs = [
+        (bool(result["collapsed"]), result["seed"], path.parent)
+        for path in output.glob(f"{source}-pretrained-*/{RESULT}")
+        if (path.parent / MODEL).is_dir() and (result := read_result(path.parent))
+    ]
+    if not runs:
+        raise ValueError(
+            f"{plan.task} starts from the model of {source} (start_from), of which {output} has "
+            f"none; run {source} first, without --no-models"
+        )
+    *_, folder = min(runs)
+    digest = _model_digest(folder / MODEL)
+    return dataclasses.replace(plan, start=folder.name, start_sha256=digest)
+
+
+def slots(gpus: Sequence[str], cores: int, jobs: int, world_size: int) -> list[list[str]]:
+    """Return the GPUs of each run that may be in progress at once; empty lists for the CPU.
+
+    Args:
+        gpus: result of `visible_gpus`; none, or at least `world_size`.
+        cores: cores that may be used.
+        jobs: runs at once; 0: as many as the GPUs, or else the cores, suffice for.
+        world_size: processes per run.
+
+    """
+    if not gpus:
+        return [[] for _ in range(jobs or max(1, cores // world_size))]
+    shares = [
+        list(gpus[first : first + world_size])
+        for first in range(0, len(gpus) - world_size + 1, world_size)
+    ]
+    return [shares[number % len(shares)] for number in range(jobs or len(shares))]
+
+
+@dataclasses.dataclass
+class _Running:
+    plan: RunPlan
+    process: subprocess.Popen[bytes]
+
+
+def run_all(
+    output: Path,
+    plans: Sequence[RunPlan],
+    log: Callable[[str], object] = print,
+    *,
+    jobs: int = 0,
+    world_size: int = 1,
+) -> dict[str, str]:
+    """Do the runs; a run that fails does not stop the others.
+
+    Args:
+        output: the folder of the runs' folders.
+        plans: prepared plans, in the order in which they start.
+        log: receives a line for each run that ends, and each minute one for each in progress.
+        jobs: runs at once; 0: as the devices allow.
+        world_size: processes per run.
+
+    Returns:
+        Why each run that failed did so, by the run's name.
+
+    Raises:
+        ValueError: a run has more processes than there are GPUs.
+    """
+    gpus_of(world_size, "--world-size")
+    cores = len(os.sched_getaffinity(0))
+    devices = slots(visible_gpus(), cores, jobs, world_size)[: max(1, len(plans))]
+    threads = max(1, cores // (len(devices) * world_size))
+    waiting, failed, logged = deque(plans), dict[str, str](), time.monotonic()
+    progress = _Progress()
+    with children.terminating(_Running) as running:
+        while waiting or running:
+            for slot, gpus in enumerate(devices):
+                if waiting and slot not in running:
+                    running[slot] = _start(output, waiting.popleft(), gpus, threads, world_size)
+            time.sleep(_POLL_SECONDS)
+            for run in _take_ended(running):
+                if _has_failed(output, run):
+                    failed[run.plan.name] = _cause(output, run)
+                left = [*waiting, *(other.plan for other in running.values())]
+                log(f"[{progress.count(run.plan, left)}] {_outcome(output, run)}")
+            if time.monotonic() - logged >= _PROGRESS_SECONDS:
+                logged = time.monotonic()
+                for run in running.values():
+                    log(f"    {run.plan.name}: {tail(output / run.plan.name / LOG, 1).strip()}")
+    return failed
+
+
+def _take_ended(running: dict[int, _Running]) -> Iterator[_Running]:
+    """Yield the runs that have ended; each is removed from `running` only when it is yielded."""
+    for slot in [slot for slot, run in running.items() if run.process.poll() is not None]:
+        yield running.pop(slot)
+
+
+class _Progress:
+    """Number of finished runs, and an estimate of the time that the others take."""
+
+    def __init__(self) -> None:
+        self._started, self._ended, self._work = time.monotonic(), 0, 0
+
+    def count(self, ended: RunPlan, left: Sequence[RunPlan]) -> str:
+        """Count a run that has ended; returns text such as "2/9, about 5 min left"."""
+        self._ended += 1
+        self._work += ended.work
+        count = f"{self._ended}/{self._ended + len(left)}"
+        if not left or not self._work:
+            return count
+        rate = (time.monotonic() - self._started) / self._work
+        minutes = rate * sum(plan.work for plan in left) / 60
+        return f"{count}, {f'about {minutes:.0f} min' if minutes >= 1 else 'under a minute'} left"
+
+
+def _start(
+    output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, world_size: int
+) -> _Running:
+    # Each run is a process group of its own, even if a launcher started this process.
+    environment = children.environment()
+    for name in _LAUNCHER_VARIABLES & environment.keys():
+        del environment[name]
+    port = str(free_port())
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment.setdefault("OMP_NUM_THREADS", str(threads))  # a study has runs of its own at once
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    command = [sys.executable, "-m"]
+    if world_size > 1:  # torchrun ends all processes when one fails
+        command += ["torch.distributed.run", f"--nproc-per-node={world_size}"]
+        command += [f"--master-port={port}", "-m"]
+    folder = output / plan.name
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "finetune.train", str(folder)],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=children.end_with_parent,
+        )
+    return _Running(plan, process)
+
+
+def _has_failed(output: Path, run: _Running) -> bool:
+    """Return whether a run that has ended failed; it may have the result of an earlier one."""
+    return run.process.returncode != 0 or not is_finished(output / run.plan.name, run.plan)
+
+
+def _cause(output: Path, run: _Running) -> str:
+    """Return the last error in the log of a run that failed, or else how its process ended."""
+    lines = tail(output / run.plan.name / LOG, _CAUSE_LINES).splitlines()
+    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
+    return errors[-1] if errors else describe_exit(run.process.returncode)
+
+
+def _outcome(output: Path, run: _Running) -> str:
+    name, folder = run.plan.name, output / run.plan.name
+    if _has_failed(output, run):
+        end = textwrap.indent(tail(folder / LOG, _TAIL_LINES), "    ").rstrip()
+        exit_code = describe_exit(run.process.returncode)
+        return f"{name}: failed, {exit_code}; {folder / LOG} ends:\n{end}"
+    result = read_result(folder)
+    best, last = (
+        ", ".join(
+            f"{score} {result[epoch][score]:.4f}" for score in task_of(result["plan"]).score_names
+        )
+        for epoch in ("best", "last")
+    )
+    collapsed = f"; collapsed: {result['collapsed']}" if result["collapsed"] else ""
+    return (
+        f"{name}: {best} in epoch {result['best']['epoch']}; {last} in the last; "
+        f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens/s{collapsed}"
+    )

@@ -1,0 +1,226 @@
+"""What a task is: its kind, its labels and its scores; the nine tasks of GLUE; collapsed runs.
+
+A task of GLUE is one entry of `TASKS`, whose files examples.py reads. A task of the user's own is
+read from files (own_task.py) and stands, whole, in the plans of its runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
+
+Kind = Literal["classification", "regression"]
+HUB_REPOSITORY = "nyu-mll/glue"
+LEAST_EXPLAINED = 0.1
+"""A regression that explains a smaller share of the labels' variance counts as constant.
+
+The published large ALiBi model explains less on STS-B (protocols.py)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One task."""
+
+    name: str
+    """Also the name of its folder, and of the head that is trained."""
+    kind: Kind = "classification"
+    """classification: one of `labels`. regression: a number."""
+    texts: tuple[str, ...] = ("text",)
+    """The columns of its one or two texts."""
+    label: str = "label"
+    """The column of its label."""
+    labels: tuple[str, ...] = ("0", "1")
+    """Labels as the files write them; a label's id is its index. Empty for a regression."""
+    metrics: tuple[str, ...] = ("accuracy",)
+    """Names of scores; the first is the published one."""
+    official: tuple[str, ...] = ("accuracy",)
+    """The scores whose mean is the task's score."""
+    dev: tuple[str, ...] = ("dev",)
+    """The splits that are scored."""
+    scale: float = 1.0
+    """A regression learns the label divided by this."""
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the label is a number."""
+        return self.kind == "regression"
+
+    @property
+    def classes(self) -> int:
+        """Number of logits."""
+        return 1 if self.is_regression else len(self.labels)
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Every score of a model: the metrics of each dev split."""
+        return tuple(f"{metric}{suffix_of(split)}" for split in self.dev for metric in self.metrics)
+
+    def scores_of_best(self, best_epoch_by: str) -> tuple[str, ...]:
+        """Return the scores whose mean chooses the best epoch (`FinetuneConfig.best_epoch_by`)."""
+        return self.official if best_epoch_by == "benchmark" else self.metrics[:1]
+
+
+def suffix_of(split: str) -> str:
+    """Return the suffix of a split's scores: "_mismatched" of MNLI's, "_test" of a test split."""
+    return "_" + split.rpartition("_")[2] if split not in ("dev", "dev_matched") else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkTask(Task):
+    """A task of GLUE: also where its files and its copy on the hub have what."""
+
+    hub: str = ""
+    """Its name in `HUB_REPOSITORY`, and the folder of a saved dataset."""
+    hub_texts: tuple[str, ...] = ()
+    """The hub's names of `texts`, if they differ."""
+    header: tuple[str, ...] = ()
+    """The columns of train and dev, if the files have no header line."""
+    test: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"test": ""})
+    """The server's file names by split without labels; empty: the task's name."""
+    skips_ragged: bool = False
+    """Whether to skip training rows with a wrong number of columns; the benchmark has some."""
+
+
+_ENTAILMENT = ("entailment", "not_entailment")
+_TASKS = (
+    # Warstadt et al. 2019: acceptable or not; the third column is the author's mark.
+    BenchmarkTask(
+        name="CoLA",
+        hub="cola",
+        texts=("sentence",),
+        metrics=("accuracy", "matthews"),
+        official=("matthews",),
+        header=("source", "label", "mark", "sentence"),
+    ),
+    # Socher et al. 2013: sentiment of film reviews.
+    BenchmarkTask(
+        name="SST-2",
+        hub="sst2",
+        texts=("sentence",),
+    ),
+    # Dolan and Brockett 2005: paraphrases in the news.
+    BenchmarkTask(
+        name="MRPC",
+        hub="mrpc",
+        texts=("#1 String", "#2 String"),
+        hub_texts=("sentence1", "sentence2"),
+        label="Quality",
+        metrics=("accuracy", "f1"),
+        official=("accuracy", "f1"),
+    ),
+    # Cer et al. 2017: similarity in meaning, from 0 to 5. EIFY/fairseq learns a fifth of it.
+    BenchmarkTask(
+        name="STS-B",
+        hub="stsb",
+        texts=("sentence1", "sentence2"),
+        label="score",
+        kind="regression",
+        labels=(),
+        metrics=("seed_loss", "pearson", "spearman"),
+        official=("pearson", "spearman"),
+        scale=5.0,
+    ),
+    # Quora's question pairs.
+    BenchmarkTask(
+        name="QQP",
+        hub="qqp",
+        texts=("question1", "question2"),
+        label="is_duplicate",
+        metrics=("accuracy", "f1"),
+        official=("accuracy", "f1"),
+        skips_ragged=True,
+    ),
+    # Williams et al. 2018. The published score is that of the matched split.
+    BenchmarkTask(
+        name="MNLI",
+        hub="mnli",
+        texts=("sentence1", "sentence2"),
+        hub_texts=("premise", "hypothesis"),
+        label="gold_label",
+        labels=("entailment", "neutral", "contradiction"),
+        official=("accuracy", "accuracy_mismatched"),
+        dev=("dev_matched", "dev_mismatched"),
+        test={"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"},
+    ),
+    # Rajpurkar et al. 2016, as the benchmark recast it.
+    BenchmarkTask(
+        name="QNLI",
+        hub="qnli",
+        texts=("question", "sentence"),
+        labels=_ENTAILMENT,
+    ),
+    # Dagan et al. 2006 and its successors.
+    BenchmarkTask(
+        name="RTE",
+        hub="rte",
+        texts=("sentence1", "sentence2"),
+        labels=_ENTAILMENT,
+    ),
+    # Levesque et al. 2012.
+    BenchmarkTask(
+        name="WNLI",
+        hub="wnli",
+        texts=("sentence1", "sentence2"),
+    ),
+)
+TASKS: Mapping[str, BenchmarkTask] = MappingProxyType({task.name: task for task in _TASKS})
+
+
+def _simplified(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+_NAMES = {_simplified(name): name for name in TASKS}
+
+
+def find(names: Sequence[str]) -> list[BenchmarkTask]:
+    """Return the tasks of the names, in any case, with or without hyphens; ["all"] is every task.
+
+    Raises:
+        ValueError: an unknown name (all are listed, each with the nearest task), or a task twice.
+    """
+    if [name.lower() for name in names] == ["all"]:
+        return list(TASKS.values())
+    if unknown := [name for name in names if _simplified(name) not in _NAMES]:
+        raise ValueError(
+            f"unknown task{'s' * (len(unknown) > 1)} {', '.join(map(_with_nearest, unknown))}; "
+            f"accepted: {', '.join(TASKS)}, or all alone"
+        )
+    tasks = [TASKS[_NAMES[_simplified(name)]] for name in names]
+    if len({task.name for task in tasks}) < len(tasks):
+        raise ValueError(f"tasks {', '.join(names)}: name each task once, as in CoLA,RTE")
+    return tasks
+
+
+def _with_nearest(name: str) -> str:
+    near = difflib.get_close_matches(_simplified(name), _NAMES, n=1)
+    return f"{name!r}" + (f" (did you mean {_NAMES[near[0]]}?)" if near else "")
+
+
+def collapse(
+    metric: str, best: Mapping[str, float], constant: Mapping[str, float], answers: int
+) -> str:
+    """Return why a run has collapsed, its model answering like a constant; empty if it has not.
+
+    A collapsed run says little about the pretrained model: the usual cause is vanishing gradients
+    early in training (Mosbach et al. 2021, On the Stability of Fine-tuning BERT). Collapsed runs
+    are marked and counted, and not dropped silently.
+
+    Args:
+        metric: the task's first metric.
+        best: scores of the epoch with the best such metric.
+        constant: scores of the best constant answer on the same examples.
+        answers: number of different answers that the kept model gave.
+    """
+    if answers <= 1:
+        return "always the same answer"
+    if metric == "seed_loss":
+        explained = 1 - best[metric] / constant[metric] if constant[metric] else 0.0
+        is_constant = explained < LEAST_EXPLAINED
+    else:
+        is_constant = best[metric] <= constant[metric]
+    return "no better than a constant" if is_constant else ""
