@@ -5,7 +5,6 @@ several machines can share the work without communicating; `prepare` then finds 
 """
 
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,8 +20,6 @@ from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
 from data_prep.merge import merge
 from data_prep.parts import LOCK, Part, hold
 from data_prep.progress import ProgressReport
-from data_prep.report import FILE_NAME as REPORT_FILE
-from data_prep.report import draw, import_matplotlib
 from data_prep.shard import existing_manifest, prepare_shard
 from data_prep.task import ShardTask
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
@@ -32,7 +29,6 @@ _FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
 # The manifest is removed first: a folder without it is not a corpus, whatever else is left.
 _OUTPUTS = (
     records.FILE_NAME,
-    REPORT_FILE,
     "shards/shard-*.json",
     *(f"{split}/shard-*" for split in SPLITS),
     TOKENIZER_FILE,
@@ -75,17 +71,13 @@ def prepare(
             _remove(output, *_OUTPUTS)
         shards = _existing_shards(tasks, tasks)
         if len(shards) == len(tasks) and (output / records.FILE_NAME).is_file():
-            corpus = records.load_manifest(output)
-            _draw_once(corpus, output / REPORT_FILE)
-            return corpus
-        _remove(output, records.FILE_NAME, REPORT_FILE)
+            return records.load_manifest(output)
+        _remove(output, records.FILE_NAME)
         tokenizer.save(output / TOKENIZER_FILE)
         missing = [task for task in tasks if task.index not in shards]
         _say(idle_workers(missing, workers))
-        threading.Thread(target=import_matplotlib).start()
         shards |= _make(missing, engine, workers)
         corpus = merge([shards[task.index] for task in tasks], tokenizer, output)
-        _draw_once(corpus, output / REPORT_FILE)
         records.write_record(output / records.FILE_NAME, corpus)
         return corpus
 
@@ -226,17 +218,6 @@ def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, Sh
         more = f" ({len(failures)} inputs failed, as said above)" if len(failures) > 1 else ""
         raise ValueError(first + more + kept)
     return results
-
-
-def _draw_once(corpus: CorpusManifest, file: Path) -> None:
-    """Draw a corpus if it is not drawn yet; it is complete and can be used without the picture."""
-    if file.is_file():
-        return
-    try:
-        draw(corpus, file)
-    except Exception as error:  # matplotlib raises exceptions of many types
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        _say(f"{file}: cannot be drawn: {reason}; the corpus is complete without it")
 
 
 def _save_tokenizer_once(tokenizer: Tokenizer, output: Path) -> None:

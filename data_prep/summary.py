@@ -1,6 +1,6 @@
 """What a corpus keeps and rejects, in documents, tokens and bytes of text.
 
-`prepare`, `inspect` and the figure show these rows.
+`prepare` and `inspect` show these rows.
 """
 
 import math

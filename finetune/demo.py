@@ -199,7 +199,6 @@ def table(output: Path, seconds: float) -> str:
     files = [
         f"loss plot            {output / 'run' / 'loss.png'}",
         f"TensorBoard          tensorboard --logdir {output / 'run' / 'tensorboard'}",
-        f"corpus               {output / 'corpus' / 'corpus.png'}",
         f"fine-tuning scores   {output / 'scores' / 'report.md'}",
     ]
     return "\n".join([*lines, "", *files])

@@ -32,8 +32,10 @@ def home(tmp_path_factory):
     return home
 
 
-def test_inspect_describes_the_corpus(home, capsys):
-    assert main(["inspect", f"{home}/c", "--samples", "1"]) == 0
+def test_inspect_describes_the_corpus(home, tmp_path, capsys):
+    picture = tmp_path / "lengths.svg"
+    assert main(["inspect", f"{home}/c", "--samples", "1", "--plot", str(picture)]) == 0
+    assert "Lengths of encoded documents" in picture.read_text()
     shown = capsys.readouterr().out
     for part in (
         "inputs                2 (",
@@ -82,6 +84,7 @@ def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
         (f"{TRAIN} --vocab-size 300 --lowercase", "--lowercase: needs --unigram"),
         (f"{TRAIN} --vocab-size 300 --text-key body", "no record has the key body (--text-key)"),
         ("inspect {h}/in", "{h}/in: no manifest.json"),
+        ("inspect {h}/c --plot x.gif", "--plot x.gif: the name has to end in .png, .svg, .pdf"),
         ("verify {h}/nowhere", "{h}/nowhere: no such folder"),
     ],
 )

@@ -1,6 +1,6 @@
 import pytest
 
-from data_prep.common.wording import duration
+from data_prep.common.wording import duration, in_short
 from data_prep.progress import Done, ProgressReport, rates
 
 
@@ -28,6 +28,13 @@ def test_remaining_time_is_unknown_before_anything_is_read():
 def test_total_is_the_sum_of_the_parts():
     assert Done.total([]) == Done()
     assert Done.total([Done(1, 2, 3, 4), Done(10, 20, 30, 40)]) == Done(11, 22, 33, 44)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(0, "0"), (7, "7"), (1234, "1.23 k"), (2.5e6, "2.5 M"), (3e11, "300 G")]
+)
+def test_numbers_are_short(number, words):
+    assert in_short(number) == words
 
 
 @pytest.mark.parametrize(

@@ -87,30 +87,6 @@ def test_rerun_of_a_finished_corpus_changes_nothing(corpus_folder, inputs, token
 
 
 @pytest.mark.usefixtures("in_process")
-def test_corpus_whose_picture_cannot_be_drawn_is_finished_and_drawn_by_the_next_run(
-    corpus_folder, inputs, tokenizer_folder, tmp_path, monkeypatch, capsys
-):
-    def fail(*_):
-        raise KeyError("no such\ncolour")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("data_prep.run.draw", fail)
-        prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
-    assert f"prepare: {tmp_path / 'corpus.png'}: cannot be drawn: KeyError" in (
-        capsys.readouterr().err
-    )
-    finished = content(corpus_folder)
-    picture = finished.pop("corpus.png")
-    assert content(tmp_path) == finished
-    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
-    assert content(tmp_path) == {**finished, "corpus.png": picture}
-    (tmp_path / "manifest.json").unlink()  # so the picture is of another corpus
-    monkeypatch.setattr("data_prep.run.draw", fail)
-    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
-    assert content(tmp_path) == finished
-
-
-@pytest.mark.usefixtures("in_process")
 def test_only_a_missing_file_is_made_again(inputs, tokenizer_folder, tmp_path):
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
     before = content(tmp_path)
