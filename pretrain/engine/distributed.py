@@ -13,8 +13,6 @@ from typing import TypeVar
 import torch
 import torch.distributed
 
-from pretrain.engine.network import gloo_interface
-
 T = TypeVar("T")
 _ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
 """The names of the variable for the settings of torch's allocator."""
@@ -69,8 +67,8 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def adopt_launcher(environ: MutableMapping[str, str]) -> None:
     """Complete this process's environment; call it before anything asks for GPUs.
 
-    Adds `launcher_variables` and `gloo_interface`, and hides all GPUs if DS_ACCELERATOR is cpu. In
-    that case the launcher of DeepSpeed 0.19.8 writes the local ranks into CUDA_VISIBLE_DEVICES
+    Adds `launcher_variables`, and hides all GPUs if DS_ACCELERATOR is cpu. In that case the
+    launcher of DeepSpeed 0.19.8 writes the local ranks into CUDA_VISIBLE_DEVICES
     (launcher/launch.py, `main` with CPU_Accelerator.set_visible_devices_envs), which would expose
     GPUs that the user has hidden.
 
@@ -78,7 +76,6 @@ def adopt_launcher(environ: MutableMapping[str, str]) -> None:
         ValueError: the launcher's variables contradict each other.
     """
     environ.update(launcher_variables(environ))
-    environ.update(gloo_interface(environ))
     if environ.get("DS_ACCELERATOR") == "cpu":
         environ["CUDA_VISIBLE_DEVICES"] = ""
 
