@@ -22,7 +22,6 @@ from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import ByParameter
 from pretrain.engine.consolidated import read_states
-from pretrain.engine.copies import Copies
 from pretrain.engine.distributed import (
     Process,
     adopt_launcher,
@@ -133,7 +132,6 @@ class Engine:
         self.rank, self.device = process.rank, process.device
         self.world_size = process.world_size
         self._optimizer = optimizer
-        self._copies = Copies(self.device)
         if activation_checkpointing:
             checkpoint_activations(model)
         if compiled:
@@ -214,15 +212,13 @@ class Engine:
             device=self.device,
         )
         sums = torch.zeros(len(targets), dtype=torch.float64, device=self.device)
-        for number, tensors in enumerate(self._copies.each(micro_batches), start=1):
+        for number, batch in enumerate(micro_batches, start=1):
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
-            torch.manual_seed(dropout_seed(seed, step, micro_batches[number - 1].index))
-            losses = objective.loss(self._deepspeed, tensors)
+            torch.manual_seed(dropout_seed(seed, step, batch.index))
+            losses = objective.loss(self._deepspeed, batch.to(self.device))
             self._deepspeed.backward((losses * factors).sum(), scale_wrt_gas=False)
             sums += losses.detach()
         added = ahead()
-        for batch in added.micro_batches[:1]:
-            self._copies.start(batch)
         norm, slots = self._stage_zero_norm(), self._slots(added.measured)
         with workarounds.loss_scale_grows_after(self._deepspeed.optimizer):
             self._deepspeed.step()
@@ -333,7 +329,7 @@ class Engine:
         """
         self._deepspeed.eval()
         with torch.no_grad():
-            parts = [sums(self._deepspeed, each) for each in self._copies.each(micro_batches)]
+            parts = [sums(self._deepspeed, batch.to(self.device)) for batch in micro_batches]
         counted = [
             part if any(batch.targets) else torch.zeros_like(part)
             for part, batch in zip(parts, micro_batches, strict=True)

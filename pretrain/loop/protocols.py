@@ -34,23 +34,23 @@ class MicroBatch:
     """Hash of the names of all blocks of the global batch (`lineage.digest`), for audits."""
 
     def to(self, device: torch.device) -> dict[str, Tensor]:
-        """The inputs as tensors on a device."""
+        """The arrays as tensors on a device; the host does not wait for a GPU.
+
+        Where every row is one document without padding, `document_ids` is left out: kernels without
+        a mask are faster, and only the host can tell without waiting.
+        """
         import torch
 
-        return {
-            name: torch.from_numpy(array).to(device, non_blocking=True)
-            for name, array in self.inputs().items()
-        }
-
-    def inputs(self) -> Arrays:
-        """The arrays, without `document_ids` where every row is one document without padding.
-
-        Kernels without a mask are faster, and only the host can tell without waiting.
-        """
         ids = self.arrays.get("document_ids")
-        if ids is None or ids.dtype != bool or not ids.all():
-            return self.arrays
-        return {name: array for name, array in self.arrays.items() if name != "document_ids"}
+        is_full = ids is not None and ids.dtype == bool and ids.all()
+        tensors = {
+            name: torch.from_numpy(array)
+            for name, array in self.arrays.items()
+            if not (is_full and name == "document_ids")
+        }
+        if device.type == "cuda":
+            tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
 class Objective(Protocol):

@@ -5,14 +5,7 @@ import dataclasses
 import pytest
 
 from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks, run
-from pretrain.loop.protocols import (
-    GO_ON,
-    Exchanged,
-    MicroBatch,
-    StepResult,
-    TermLoss,
-    weighted_loss,
-)
+from pretrain.loop.protocols import GO_ON, Exchanged, MicroBatch, StepResult
 from tests.pretrain.builders import step_record
 
 
@@ -256,11 +249,6 @@ def test_a_finished_run_does_nothing():
 def test_speed_is_tokens_per_second_of_the_step():
     record = step_record(0, tokens=1000, seconds=4.0)
     assert record.tokens_per_second == 250.0
-
-
-def test_the_loss_weighs_each_term_and_leaves_out_terms_without_targets():
-    terms = {"masked": TermLoss(2.0, 10), "order": TermLoss(0.5, 4), "unused": TermLoss(None, 0)}
-    assert weighted_loss({"masked": 1.0, "order": 3.0, "unused": 9.0}, terms) == 3.5
 
 
 def test_a_hook_may_stop_the_loop_before_the_next_hook():
