@@ -176,12 +176,10 @@ class Sizes:
 class OptimizerConfig:
     """The optimizer; the files of engine/ with their names have the formulas."""
 
-    name: Literal["adamw", "lamb", "stable-adamw", "muon"] = "adamw"
+    name: Literal["adamw", "lamb", "muon"] = "adamw"
     """adamw: Adam with decoupled weight decay. lamb: LAMB (You et al. 2020), which moves each
-    matrix in proportion to its norm, for large batches. stable-adamw: AdamW that slows down where a
-    gradient is larger than before (Wortsman et al. 2023), in place of gradient_clipping. muon:
-    orthogonal updates of the layers' matrices, AdamW for the rest, with the same learning rate
-    (Liu et al. 2025)."""
+    matrix in proportion to its norm, for large batches. muon: orthogonal updates of the layers'
+    matrices, AdamW for the rest, with the same learning rate (Liu et al. 2025)."""
     learning_rate: PositiveFloat = 6e-4
     """Peak of the schedule."""
     beta1: Fraction = 0.9

@@ -7,7 +7,6 @@ knows where the pieces lie, and adds up what the ranks have.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,10 +72,6 @@ class ByParameter(torch.optim.Optimizer):
         """Compute the sums of squares of whole parameters from their parts, all ranks at once."""
         sums = _square_sums(parts)
         return all_sum(sums, self._device or torch.device("cpu")) if self._pieces else sums
-
-    def sizes(self, tensors: Iterable[Tensor]) -> list[int]:
-        """Return the number of elements of each parameter, in the order of `parts`."""
-        return [math.prod(piece.shape) for tensor in tensors for piece in self.pieces(tensor)]
 
 
 def with_gradient(group: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -1,4 +1,4 @@
-"""The optimizers: AdamW as in EIFY/fairseq, LAMB as in ALBERT's code, StableAdamW, and Muon.
+"""The optimizers: AdamW as in EIFY/fairseq, LAMB as in ALBERT's code, and Muon.
 
 A new one is a class, in a file of its own, and an entry in OPTIMIZERS; one that needs whole
 parameters under ZeRO is a subclass of ByParameter, which the engine tells where they lie.
@@ -16,7 +16,6 @@ from torch import nn
 from pretrain.config.sections import OptimizerConfig
 from pretrain.engine.lamb import Lamb
 from pretrain.engine.muon import Muon
-from pretrain.engine.stable_adamw import StableAdamW
 
 
 def _adamw_epsilon(config: OptimizerConfig, step: int) -> float:
@@ -60,7 +59,6 @@ def _muon_options(name: str, parameter: nn.Parameter, config: OptimizerConfig) -
 OPTIMIZERS = {
     "adamw": Kind(functools.partial(torch.optim.AdamW, fused=True), _adamw_epsilon),
     "lamb": Kind(Lamb, options=lambda name, parameter, _: {"trust_ratio": parameter.ndim >= 2}),
-    "stable-adamw": Kind(StableAdamW),
     "muon": Kind(Muon, _adamw_epsilon, _muon_options),
 }
 """By the recipe's `optimizer.name`."""
