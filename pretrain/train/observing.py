@@ -14,7 +14,7 @@ from pretrain.records import ledger, metrics, pace
 from pretrain.records.figures import Figures
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
-from pretrain.train.continuity import continuity_check
+from pretrain.train.continuity import continuity_check, recorded_loss
 from pretrain.train.log import RunLog
 from pretrain.train.prepared import Prepared
 
@@ -50,7 +50,9 @@ def _open(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
         lambda event: log.suspicion(**dataclasses.asdict(event)),
     )
     records = ledger.read_ledger(run / ledger.FILE_NAME)
-    continuity = continuity_check(config, start, records, lines, changes, log.discontinuity)
+    micro_batch_size = config.phase(start.step).config.batch.micro_batch_size
+    recorded = recorded_loss(lines, records, start, micro_batch_size)
+    continuity = continuity_check(start.step, recorded, log.discontinuity)
     observers += [continuity, _slow_rank_warning(prepared, log)]
     figures = _figures(prepared, watch)
 
