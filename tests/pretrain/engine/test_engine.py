@@ -100,7 +100,7 @@ SHARED = {
 """What the layers of a group of an ALBERT model share."""
 VARIANTS = OUTSIDE_LAYERS | {
     sharing: ("albert", {**FACTORISED, "sharing": sharing, **groups})
-    for sharing, groups in {**SHARED, "none": {}}.items()
+    for sharing, groups in SHARED.items()
 }
 
 
@@ -274,46 +274,6 @@ def test_shared_weights_are_trained_as_without_deepspeed(
         assert not torch.equal(tensor, begun[name]), name
 
 
-@pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero2_bf16", "zero3_fp32"])
-def test_checkpoints_of_shared_weights_are_smaller(name, run_ranks, tmp_path):
-    """By the bytes of the weights and moments that the model does not have, and of their names."""
-
-    def written(sharing):
-        built = build(name, micro=4, variant=sharing)
-        train(built, 4, range(1))
-        save_engine(built, tmp_path / sharing, 1)
-
-    def bytes_of(sharing):
-        run_ranks(2, written, sharing)
-        return sum(path.stat().st_size for path in (tmp_path / sharing).rglob("*.pt"))
-
-    parameters = {
-        sharing: sum(p.numel() for p in fresh_model(0.0, sharing).parameters())
-        for sharing in ("none", "all")
-    }
-    assert parameters["none"] > 2 * parameters["all"]
-    saved = bytes_of("none") - bytes_of("all")
-    # Weights in the forward pass's precision, which stage 3 leaves to the optimizer's files.
-    width = 12 + {"zero1_bf16": 2, "zero2_bf16": 2}.get(name, 0)
-    assert saved == pytest.approx(width * (parameters["none"] - parameters["all"]), rel=0.2)
-
-
-@pytest.mark.parametrize("optimizer", [LAMB, MUON], ids=lambda o: o.name)
-def test_parts_of_groups_are_trained_like_whole_groups(optimizer, run_ranks):
-    """At stage 3, DeepSpeed calls the optimizer once for each part, of at least this size."""
-
-    def work(size):
-        built = build("zero3_fp32", micro=2, optimizer=optimizer, zero={"sub_group_size": size})
-        train(built, 2, range(2))
-        return masters(built._deepspeed), len(built._deepspeed.optimizer.fp16_groups)
-
-    (weights, groups), _ = run_ranks(2, work, 10**9)
-    (parts_weights, parts), _ = run_ranks(2, work, 2000)
-    assert groups == {"muon": 4}.get(optimizer.name, 2)
-    assert parts > 4
-    assert_same_bits(parts_weights, weights)
-
-
 def shipped(*endings, fast=None, others=pytest.mark.slow):
     """Every file of ds_configs/ with one of these endings; fp16 is skipped if the CPU lacks it.
 
@@ -336,7 +296,7 @@ GROWING = ((0, 2), (1, 4), (2, 6), (3, 8))
 """Batches of 2, 4, 6 and 8: on two ranks, 1 to 4 passes a step."""
 
 
-@pytest.mark.parametrize("name", shipped("", fast=["zero0_fp32", "zero1_bf16", "zero3_fp32"]))
+@pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero3_fp32"])
 def test_a_growing_batch_trains_like_plain_passes(name, run_ranks, tmp_path):
     """Law 4, although DeepSpeed is configured with one number of accumulation steps."""
 
@@ -355,7 +315,7 @@ def test_a_growing_batch_trains_like_plain_passes(name, run_ranks, tmp_path):
     start, trained = fresh_model(0.0).state_dict(), weights_of(tmp_path, 4)
     moved = sum(float((weights[n] - start[n]).square().sum()) for n in start) ** 0.5
     missed = sum(float((weights[n] - trained[n]).square().sum()) for n in start) ** 0.5
-    assert missed < moved * (1e-5 if exact else 0.01 if "fp16" in name else 0.08)
+    assert missed < moved * (1e-5 if exact else 0.08)
 
 
 class Weighted:
@@ -391,14 +351,11 @@ def test_bf16_gradients_are_accumulated_in_fp32(name, run_ranks):
 HALF = [
     pytest.param(*shipped_file.values, variant, optimizer, marks=shipped_file.marks)
     for variant, optimizer, fast, others in (
-        ("baseline", SMOOTH, ["zero1_fp16"], pytest.mark.slow),
-        ("learned-clap", SMOOTH, ["zero3_fp16"], pytest.mark.slow),
         ("zero-clap", SMOOTH, None, pytest.mark.slow),
         ("zero-clap", LAMB, ["zero2_bf16"], pytest.mark.slow),
         ("modern", MUON, ["zero3_bf16"], pytest.mark.long),
     )
     for shipped_file in shipped("bf16", "fp16", "offload", fast=fast, others=others)
-    if variant in ("zero-clap", "modern") or "fp16" in shipped_file.values[0]
 ]
 
 
@@ -431,22 +388,6 @@ def test_half_precision_trains_like_fp32_up_to_rounding(
     limit = 0.003 if "fp16" in name else 0.02
     # Muon gives a direction that has little gradient, and a large error, as much weight as others.
     assert missed < moved * (limit if optimizer is not MUON else 0.25)
-
-
-@pytest.mark.parametrize("name", shipped("fp16"))
-def test_the_loss_of_a_clap_model_falls_in_fp16(name, run_ranks):
-    """Repeated updates on one batch, none of them skipped."""
-
-    def work():
-        built, data = build(name, micro=2), batches(2)
-        mine = data.micro_batches(0, built.rank, built.world_size)
-        results = [built.step(mine, data.objective, 1e-2, 1, step) for step in range(12)]
-        return results
-
-    results = run_ranks(2, work)[0]
-    losses = [result.loss for result in results]
-    assert not any(result.skipped for result in results)
-    assert losses[-1] < 0.5 * losses[0]
 
 
 @pytest.mark.parametrize(
@@ -592,7 +533,7 @@ class Bomb:
         return os.mkdir, (str(self.folder),)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in DS_CONFIGS.glob("*.json")))
+@pytest.mark.parametrize("name", ["zero0_fp32", *EACH_STAGE])
 def test_nothing_that_a_checkpoint_holds_is_executed(name, run_ranks, tmp_path, monkeypatch):
     """Whichever of its files holds it: when a run resumes, on other ranks, and for an export."""
     from deepspeed.accelerator import get_accelerator

@@ -171,33 +171,6 @@ def test_a_busy_port_is_a_usage_error_unless_a_supervisor_chose_it(
     )
 
 
-@pytest.mark.slow  # compiles C++
-def test_a_compiled_attempt_compiles_its_loss_as_well_and_has_the_same_losses(attempt, tmp_path):
-    def sabotage(rank):
-        import torch
-
-        from pretrain.objectives import tokens
-
-        def counted():
-            (tmp_path / f"loss-{rank}").touch()
-            return torch.compile(tokens.summed_loss, dynamic=False)
-
-        tokens._compiled_loss = counted
-
-    overrides = ["model.overrides.dropout=0.0", "model.overrides.attention_dropout=0.0"]
-    runs = tmp_path / "plain", tmp_path / "compiled"
-    answers = [
-        *attempt(runs[0], *overrides, sabotage=sabotage),
-        *attempt(runs[1], *overrides, "training.compile=true", sabotage=sabotage),
-    ]
-    assert [code for code, _, _ in answers] == [0] * 4, answers
-    assert sorted(path.name for path in tmp_path.glob("loss-*")) == ["loss-0", "loss-1"]
-    plain, compiled = (
-        [line["loss"] for line in metrics.read_metrics(r / metrics.METRICS)] for r in runs
-    )
-    assert compiled == pytest.approx(plain, abs=1e-4)
-
-
 def records(run, kind=None):
     found = ledger.read_ledger(run / ledger.FILE_NAME)
     return [record for record in found if kind in (None, record["kind"])]
@@ -242,23 +215,6 @@ def assert_same_run(left, right, step=6):
 # --- how it ends and resumes ---------------------------------------------------------------------
 
 
-def test_the_verdict_of_the_loop_is_not_the_exit_code(attempt, tmp_path):
-    """The loop says GO_ON after the last step, whatever number that is; the process ends with 0."""
-
-    def sabotage(rank):
-        from pretrain.loop import loop
-        from pretrain.spikes import live
-        from pretrain.train import attempt as attempts
-        from pretrain.train import client
-
-        for module in (loop, live, client, attempts):
-            module.GO_ON = -7
-
-    answers = attempt(tmp_path, "training.steps=2", ranks=1, sabotage=sabotage)
-    assert [code for code, _, _ in answers] == [EXIT_DONE], answers
-    assert records(tmp_path)[-1]["kind"] == "done"
-
-
 def leaving_after(step, seen):
     """The attempt is asked to stop during an update; what the detector sees is recorded."""
 
@@ -283,19 +239,15 @@ def leaving_after(step, seen):
     return sabotage
 
 
-@pytest.mark.parametrize(
-    "settings", ["zero1_fp32", pytest.param("zero3_bf16", marks=pytest.mark.slow)]
-)
-def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(settings, attempt, tmp_path):
+def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(attempt, tmp_path):
     """Stopping and going on leaves the same losses, to readers and to the detector."""
-    words = [f"training.deepspeed={settings}"]
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     noted = tmp_path / "noted-straight", tmp_path / "noted-stopped"
-    assert attempt(straight, *words, sabotage=leaving_after(None, noted[0]))[0][0] == 0
-    code, _, _ = attempt(stopped, *words, sabotage=leaving_after(3, noted[1]))[0]
+    assert attempt(straight, sabotage=leaving_after(None, noted[0]))[0][0] == 0
+    code, _, _ = attempt(stopped, sabotage=leaving_after(3, noted[1]))[0]
     assert code == EXIT_PREEMPTED
     assert metrics.read_metrics(stopped / metrics.VALIDATION) == []
-    assert attempt(stopped, *words, sabotage=leaving_after(None, noted[1]))[0][0] == 0
+    assert attempt(stopped, sabotage=leaving_after(None, noted[1]))[0][0] == 0
     assert [record["step"] for record in records(stopped, "attempt")] == [0, 3]
     assert committed(stopped) == [2, 4, 6], "one of a stop is kept only while it is the newest"
     measured = [metrics.read_metrics(run / metrics.VALIDATION) for run in (straight, stopped)]
@@ -392,47 +344,20 @@ KEPT = [
 ]
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_the_best_checkpoint_is_kept_where_it_is_asked_for_and_exported(
-    attempt, tmp_path, capsys, is_kept
-):
-    """The loss after 4 steps is the lowest; that after 6 is not known."""
+def test_the_best_checkpoint_is_kept_where_it_is_asked_for_and_exported(attempt, tmp_path, capsys):
+    """The loss after 4 steps is the lowest."""
     run, model = tmp_path / "run", tmp_path / "model"
-    words = [*KEPT, f"training.best_checkpoint_kept={is_kept}"]
+    words = [*KEPT, "training.best_checkpoint_kept=true"]
     lowest = changed_evaluations({4: 0.25})
     assert attempt(run, *words, ranks=1, sabotage=lowest)[0][0] == EXIT_DONE
-    assert (4 in committed(run)) == is_kept
+    assert 4 in committed(run)
     assert 6 not in committed(run)
-    measured = {
-        line["step"]: line["loss"] for line in metrics.read_metrics(run / "validation.jsonl")
-    }
-    best = 4 if is_kept else min({*measured} & {*committed(run)}, key=measured.__getitem__)
     assert pretrain(["export", str(run), "--output", str(model), "--best"]) == 0
     said = capsys.readouterr().out
-    assert f"after {best} steps" in said
-    assert f"{measured[best]:.4f}" in said
-    assert said.count(f"{measured[24]:.4f}") == 1
-    assert json.loads((model / "model.json").read_text())["provenance"]["step"] == best
+    assert "after 4 steps" in said
+    assert "0.2500" in said
+    assert json.loads((model / "model.json").read_text())["provenance"]["step"] == 4
     assert len(committed(run)) <= policy.max_checkpoints_kept(load(str(run / "run.yaml")))
-
-
-def test_no_best_checkpoint_is_exported_where_none_was_evaluated(straight, tmp_path, capsys):
-    run = tmp_path / "run"
-    shutil.copytree(straight, run)
-    lines = metrics.read_metrics(run / "validation.jsonl")
-    lines = [line for line in lines if line["step"] not in committed(run)]
-    (run / "validation.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert pretrain(["export", str(run), "--output", str(tmp_path / "model"), "--best"]) == 2
-    assert "--step may be 2, 4, 6" in capsys.readouterr().err
-    assert not (tmp_path / "model").exists()
-
-
-def test_a_suspicion_heals_at_the_last_evaluation(attempt, tmp_path):
-    run = tmp_path / "run"
-    assert attempt(run, *OFTEN, ranks=1, sabotage=broken_evaluations(4))[0][0] == EXIT_DONE
-    assert [kind for kind, *_ in found_live(run)] == ["suspect", "healed"]
-    assert export_checkpoint(run, tmp_path / "model") == 6
-    assert "suspicion" not in status.describe_run(status.view(run)).splitlines()[1]
 
 
 def test_a_last_evaluation_that_only_suspects_is_told_where_the_run_ends(attempt, tmp_path, capsys):
@@ -476,40 +401,10 @@ PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=
 PAIRS += ["data.min_token_coverage=0"]
 
 
-MODERN = ["model.variant=modern", "model.overrides.local_window=8", "optimizer.name=muon"]
 MODERN += ["objective.probability=0.3"]
 
 
-SPANS = ["model.variant=causal-alibi", "objective.name=span-corruption"]
 SPANS += ["data.packing=one-document", "data.min_token_coverage=0"]
-
-
-@pytest.mark.parametrize(
-    ("packing", "settings"),
-    [
-        ("sentence-pairs", PAIRS),
-        *slow(("chunked", []), ("contiguous", CAUSAL), ("chunked", MODERN)),
-        *slow(("one-document", SPANS)),
-    ],
-)
-def test_cut_documents_are_trained_on_and_resumed_bitwise(
-    packing, settings, attempt, corpus_for, tmp_path
-):
-    """Blocks shorter than many documents: 12 steps, and 12 with a stop in the middle."""
-    words = ["data.sequence_length=28", "training.steps=12", "training.checkpoint_interval=3"]
-    words += [f"data.corpus={corpus_for(packing)}", *settings]
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    assert attempt(straight, *words)[0][0] == 0
-    stop = leaving_after(5, tmp_path / "seen")
-    assert attempt(stopped, *words, sabotage=stop)[0][0] == EXIT_PREEMPTED
-    assert attempt(stopped, *words)[0][0] == 0
-    assert_same_run(stopped, straight, step=12)
-    source = SOURCES[packing](Corpus(corpus_for(packing), "train"), 28)
-    for record in records(stopped, "attempt"):
-        assert record["share_of_tokens"] == source.share_of_tokens
-        assert record["blocks"] == len(source)
-    found = audit.audit(stopped)
-    assert (found.problems, found.unproved) == ([], [])
 
 
 def test_an_evaluation_is_not_repeated_on_resume(attempt, tmp_path):
@@ -562,22 +457,13 @@ def test_a_finished_run_is_left_as_it_is(straight, attempt):
 
 
 LATENTS = [*CAUSAL, "model.variant=char-perceiver", "model.overrides.latents=16"]
-SELF_MASKING = [
-    "objective.targets=all",
-    "objective.keep_probability=0",
-    "objective.random_probability=0",
-]
-
-
 @pytest.mark.parametrize(
     ("overrides", "ranks"),
     [
         (["objective.probability=0.4"], 2),
-        (SELF_MASKING, 1),
-        (["objective.longest_ngram=3"], 1),
-        *((CAUSAL, 2), (PAIRS, 1), (PAIRS, 2), (LATENTS, 2)),
-        *slow((["objective.probability=0.4"], 1), (SELF_MASKING, 2), (CAUSAL, 1)),
-        *slow((["objective.longest_ngram=3"], 2)),
+        (PAIRS, 1),
+        (LATENTS, 2),
+        *slow((["objective.longest_ngram=3"], 1), (CAUSAL, 2)),
     ],
 )
 def test_a_run_s_validation_is_that_of_its_exported_model(
@@ -655,14 +541,6 @@ def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(straight, 
     assert (code, "training.steps 8 is below the 10 steps that are done" in errors) == (2, True)
 
 
-def test_a_run_with_a_constant_schedule_is_extended_by_its_steps_alone(attempt, tmp_path):
-    constant, run, whole = "schedule.name=constant", tmp_path / "run", tmp_path / "whole"
-    assert attempt(run, constant, "training.steps=4", ranks=1)[0][0] == 0
-    assert attempt(run, constant, ranks=1)[0][0] == 0
-    assert attempt(whole, constant, ranks=1)[0][0] == 0
-    assert_same_run(run, whole)
-
-
 # --- saves that fail -----------------------------------------------------------------------------
 
 
@@ -702,20 +580,6 @@ def killed(folder):
     yield
 
 
-def test_a_rank_killed_in_a_save_costs_the_steps_since_the_one_before(straight, attempt, tmp_path):
-    with pytest.raises(pytest.fail.Exception, match="rank"):
-        attempt(tmp_path, sabotage=failing_save(4, killed))
-    assert committed(tmp_path) == [2]
-    assert not checkpoints.folder_of(tmp_path, 4).exists()
-    code, output, _ = attempt(tmp_path)[0]
-    assert code == 0
-    assert "attempt 2" in output
-    assert "steps 2 to 6" in output
-    assert records(tmp_path, "discontinuity") == []
-    assert_same_run(tmp_path, straight)
-    assert not list((tmp_path / "checkpoints").glob("*.partial"))
-
-
 def test_a_rank_without_room_fails_the_save_for_all_and_training_goes_on(
     straight, attempt, tmp_path
 ):
@@ -731,15 +595,12 @@ def test_a_rank_without_room_fails_the_save_for_all_and_training_goes_on(
     assert_same_run(tmp_path, straight)
 
 
-@pytest.mark.parametrize(("step", "left"), [(2, []), (6, [2, 4])])
-def test_without_an_older_checkpoint_or_a_later_save_a_failed_one_ends_the_attempt(
-    step, left, attempt, tmp_path
-):
-    answers = attempt(tmp_path, sabotage=failing_save(step, no_room))
+def test_without_an_older_checkpoint_a_failed_save_ends_the_attempt(attempt, tmp_path):
+    answers = attempt(tmp_path, sabotage=failing_save(2, no_room))
     assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
-    assert re.search(rf"step-{step:08d}\.\w+\.partial: cannot be written", answers[0][2])
+    assert re.search(r"step-00000002\.\w+\.partial: cannot be written", answers[0][2])
     assert records(tmp_path)[-1]["kind"] == "save-failed"
-    assert committed(tmp_path) == left
+    assert committed(tmp_path) == []
 
 
 def small_disk(calls):
@@ -988,56 +849,12 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_its_files_stay(
     assert_same_run(run, straight)
 
 
-def test_a_spoiled_line_of_metrics_costs_no_run(straight, attempt, tmp_path):
-    run = interrupted(straight, tmp_path / "run")
-    path = run / metrics.METRICS
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:1], lines[1][:40] + b"\0\0\0\n", *lines[2:4]]))
-    answers = attempt(run)
-    assert [code for code, _, _ in answers] == [0, 0]
-    assert answers[0][1].count(f"WARNING: {path}: 1 lines are not valid and are left out") == 1
-    assert records(run, "discontinuity") == []
-    mine, others = weights(run, 6), weights(straight, 6)
-    assert all(mine[name].equal(others[name]) for name in others)
-
-
 def touch(run, step):
     path = checkpoints.folder_of(run, step) / "mp_rank_00_model_states.pt"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     return path
-
-
-def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_taken(straight, attempt, tmp_path):
-    run = interrupted(straight, tmp_path / "run")
-    path = touch(run, 4)
-    unrecorded = [run / "checkpoints" / name for name in ("step-00000003", "step-00000005.partial")]
-    for folder in unrecorded:
-        folder.mkdir()
-    code, output, _ = attempt(run)[0]
-    assert code == 0
-    assert "steps 2 to 6" in output
-    (rejected,) = records(run, "reject")
-    assert rejected["step"] == 4
-    assert str(path) in rejected["reason"]
-    assert not any(folder.exists() for folder in unrecorded)
-    assert committed(run) == [2, 4, 6]
-    assert_same_run(run, straight)
-
-
-def test_a_run_without_an_intact_checkpoint_is_not_restarted_automatically(
-    straight, attempt, tmp_path
-):
-    run = interrupted(straight, tmp_path / "run")
-    paths = [touch(run, step) for step in (2, 4)]
-    before = records(run)
-    answers = attempt(run)
-    assert [code for code, _, _ in answers] == [2, 2]
-    assert "none of its checkpoints is intact" in answers[0][2]
-    assert all(str(path) in answers[0][2] for path in paths)
-    assert records(run) == before
-    assert all(path.exists() for path in paths)
 
 
 def test_a_changed_weight_under_a_consistent_hash_is_noticed_in_the_loss(
@@ -1063,18 +880,10 @@ def test_a_changed_weight_under_a_consistent_hash_is_noticed_in_the_loss(
     assert (found["step"], found["attempt"]) == (4, 2)
 
 
-@pytest.mark.parametrize("settings", [[], CAUSAL, PAIRS], ids=["masked", "causal", "pairs"])
-def test_a_run_resumes_on_another_number_of_ranks(
-    settings, straight, attempt, tmp_path, sentence_corpus
-):
+def test_a_run_resumes_on_another_number_of_ranks(straight, attempt, tmp_path):
     """The batches are the same, and the losses except for the order of sums."""
-    if settings is PAIRS:
-        settings = [f"data.corpus={sentence_corpus}", *PAIRS]
-    if settings:
-        straight = tmp_path / "straight"
-        assert attempt(straight, *settings)[0][0] == 0
     run = interrupted(straight, tmp_path / "run")
-    assert attempt(run, *settings, ranks=1)[0][0] == 0
+    assert attempt(run, ranks=1)[0][0] == 0
     assert records(run, "discontinuity") == []
     again, before = (
         metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (run, straight)
@@ -1212,8 +1021,6 @@ def test_a_checkpoint_that_does_not_fit_the_engine_ends_every_rank_with_one_mess
     ("words", "message"),
     [
         (["schedule.warmup_steps=6"], "warmup_steps 6 is not below training.steps 6"),
-        (["model.overrides.num_layers=5"], "model.overrides.num_layers: None, now 5"),
-        (["model.variant=alibi"], "model.variant: 'zero-clap', now 'alibi'"),
         (["training.seed=2"], "training.seed: 1, now 2"),
     ],
 )
@@ -1253,12 +1060,7 @@ def test_without_a_recipe_it_prints_its_usage(capsys):
 # --- evaluation ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings", ["zero1_fp32", pytest.param("zero3_bf16", marks=pytest.mark.slow)]
-)
-def test_the_validation_loss_is_the_same_on_any_number_of_ranks(
-    settings, run_ranks, recipe, attempt, tmp_path
-):
+def test_the_validation_loss_is_the_same_on_any_number_of_ranks(run_ranks, recipe, tmp_path):
     """Seven micro-batches, which neither two nor three ranks divide: some get an empty one."""
     from pretrain.data.batches import validation_batches
     from pretrain.engine.engine import Engine, deepspeed_json, start
@@ -1266,7 +1068,7 @@ def test_the_validation_loss_is_the_same_on_any_number_of_ranks(
     from pretrain.model.language_model import LanguageModel
     from pretrain.objectives.masked import MaskedLM
 
-    config = recipe.load(tmp_path, "batch.global_batch_size=12", f"training.deepspeed={settings}")
+    config = recipe.load(tmp_path, "batch.global_batch_size=12")
 
     def work():
         import torch
@@ -1276,8 +1078,8 @@ def test_the_validation_loss_is_the_same_on_any_number_of_ranks(
         torch.manual_seed(1)
         model = LanguageModel(presets.build("tiny", "zero-clap", 400, {}))
         objective = MaskedLM(config.objective, 399, 400)
-        json_settings = deepspeed_json(settings, config.batch, 0.0, process.world_size)
-        engine = Engine(model, config.optimizer, json_settings, process)
+        settings = deepspeed_json("zero1_fp32", config.batch, 0.0, process.world_size)
+        engine = Engine(model, config.optimizer, settings, process)
         mine = validation_batches(blocks, objective, 13, 2, process.rank, process.world_size)
         return engine.evaluate(list(mine), lambda *pair: objective.evaluate(*pair, 1))
 
