@@ -401,12 +401,6 @@ PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=
 PAIRS += ["data.min_token_coverage=0"]
 
 
-MODERN += ["objective.probability=0.3"]
-
-
-SPANS += ["data.packing=one-document", "data.min_token_coverage=0"]
-
-
 def test_an_evaluation_is_not_repeated_on_resume(attempt, tmp_path):
     words = ["training.evaluation_interval=2"]
     with pytest.raises(pytest.fail.Exception, match="rank"):
@@ -457,6 +451,8 @@ def test_a_finished_run_is_left_as_it_is(straight, attempt):
 
 
 LATENTS = [*CAUSAL, "model.variant=char-perceiver", "model.overrides.latents=16"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "ranks"),
     [
