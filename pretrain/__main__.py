@@ -31,7 +31,6 @@ _ROOMS = {
         "evaluate": "models.command",
         "fill-mask": "models.command",
         "convert": "convert.command",
-        "push": "convert.command",
     },
 }
 

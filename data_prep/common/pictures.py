@@ -17,7 +17,7 @@ from data_prep.common.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
 HELP = "draw {} into this file (.png, .svg or .pdf)"
@@ -76,8 +76,8 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
     write_atomically(path, content.getvalue())
 
 
-def legend_below(figure: Figure | SubFigure, columns: int = 2) -> None:
-    """Explain below a figure, or a part of one, what is drawn in its axes: each label once."""
+def legend_below(figure: Figure, columns: int = 2) -> None:
+    """Explain below a figure what is drawn in its axes: each label once."""
     found: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

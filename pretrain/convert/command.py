@@ -1,4 +1,4 @@
-"""The commands that hand a model over: convert and push."""
+"""The command that hands a model over: convert."""
 
 from __future__ import annotations
 
@@ -62,25 +62,4 @@ def convert(options: argparse.Namespace) -> None:
     sys.stdout.write(f"{options.output}: {options.source} as {options.to}\n")
 
 
-def add_push_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `push`."""
-    add = command.add_argument
-    add("folder", type=Path, help="a Hugging Face folder, which convert --to huggingface makes")
-    add("name", help="of the repository on the hub, such as my-team/base-on-the-pile")
-    add("--private", action="store_true", help="make a new repository private")
-
-
-def push(options: argparse.Namespace) -> None:
-    """Upload a Hugging Face folder to the hub, as the user who is logged in there.
-
-    A repository that does not exist is made: public, or with --private private. Nothing else in
-    this project sends anything.
-
-    example: python -m pretrain push exported my-team/base-on-the-pile --private
-    """
-    from pretrain.convert import hub
-
-    sys.stdout.write(f"{hub.push(options.folder, options.name, options.private)}\n")
-
-
-COMMANDS = {"convert": (add_arguments, convert), "push": (add_push_arguments, push)}
+COMMANDS = {"convert": (add_arguments, convert)}

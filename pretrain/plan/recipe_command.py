@@ -23,7 +23,10 @@ def add_recipes_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def recipes(options: argparse.Namespace) -> None:  # noqa: ARG001
-    """List recipes, and the names that their settings may have."""
+    """List recipes, and the names that their settings may have.
+
+    example: python -m pretrain recipes
+    """
     sys.stdout.write("".join(f"{line}\n" for line in _listing()))
 
 

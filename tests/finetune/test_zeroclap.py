@@ -4,8 +4,6 @@ import importlib
 import importlib.metadata
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -96,54 +94,6 @@ def test_a_program_is_told_which_arguments_it_needs(capsys):
         zeroclap.main(["supervise"])
     needed = "zeroclap supervise: error: the following arguments are required: recipe (see "
     assert capsys.readouterr().err.startswith(needed)
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    """The file that completes in bash."""
-    path = tmp_path_factory.mktemp("completion") / "zeroclap.bash"
-    code = "import sys; from finetune.zeroclap import main; sys.exit(main())"
-    with path.open("w") as file:
-        command = [sys.executable, "-c", code, "completion", "bash"]
-        subprocess.run(command, cwd=ROOT, stdout=file, check=True)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [
-        (["pre"], {"prepare", "predict"}),
-        (["supervise", "pile-b"], {"pile-base", "pile-base-fast"}),
-        (["show", "mi"], {"mine.yaml"}),
-        (["plan", "demo", "--kind", ""], {"a100-40gb", "a100", "h100", "h200", "here"}),
-        (["glue", "model", "--tasks", "S"], {"SST-2", "STS-B"}),
-        (["supervise", "demo", "--dry"], {"--dry-run"}),
-        (["prepare", "--input", "mi"], {"mine.yaml"}),
-        (["completion", ""], {"bash", "zsh"}),
-    ],
-)
-def test_bash_completes_commands_options_recipes_tasks_and_files(
-    script, words, completed, tmp_path
-):
-    (tmp_path / "mine.yaml").touch()
-    lines = f"""
-        source {script}
-        COMP_WORDS=({shlex.join(["zeroclap", *words])}) COMP_CWORD={len(words)}
-        _shtab_zeroclap zeroclap {shlex.join([words[-1], ["zeroclap", *words][-2]])} 2>/dev/null
-        echo "${{COMPREPLY[@]}}"
-    """
-    done = subprocess.run(
-        ["bash", "-c", lines], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert set(done.stdout.split()) == completed
-
-
-def test_zsh_gets_a_completion_function(capsys):
-    assert zeroclap.main(["completion", "zsh"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("#compdef zeroclap\n")
-    assert "recipes:recipe:(albert-base albert-demo " in shown
-    assert "(CoLA " in shown
 
 
 def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):

@@ -29,7 +29,6 @@ COMMANDS = (
     "supervise tiny.yaml",
     "export runs/tiny --output model",
     "convert model --to huggingface --output exported",
-    "completion bash",
 )
 
 
