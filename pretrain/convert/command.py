@@ -14,7 +14,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     source = "a fairseq checkpoint (.pt), a model folder or a Hugging Face folder"
     add("source", type=Path, help=source)
-    forms = ("zeroclap", "fairseq", "huggingface", "sentence-transformers")
+    forms = ("zeroclap", "fairseq", "huggingface")
     names = {"hf": "huggingface"}
     to = "hf is another name for huggingface"
     add("--to", required=True, choices=forms, type=lambda name: names.get(name, name), help=to)
@@ -24,15 +24,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="the vocabulary, where the source has none: roberta-base, or a file or folder that "
         f"`{typed('data_prep prepare')}` accepts",
     )
-    head = (
-        "with --to huggingface: export this classification head instead of the language model's; "
-    )
-    head += "with --to sentence-transformers: pool tokens as this head does (default: their mean)"
+    head = "with --to huggingface: export this classification head instead of the language model's"
     add("--head", metavar="NAME", help=head)
-    scores = "for both libraries: a Markdown file that becomes a part of the model card, such "
+    scores = "with --to huggingface: a Markdown file that becomes a part of the model card, such "
     scores += "as the report.md that `glue-report` writes"
     add("--scores", type=Path, metavar="FILE", help=scores)
-    plain = "for both libraries: refuse a model that transformers has no class for"
+    plain = "with --to huggingface: refuse a model that transformers has no class for"
     add("--plain", action="store_true", help=plain)
 
 

@@ -3,7 +3,6 @@
 zeroclap      a model folder, which `export` makes and every other command reads
 fairseq       a checkpoint (.pt) of fairseq or EIFY/fairseq
 huggingface   a folder that transformers loads
-sentence-transformers   the same, and what sentence-transformers needs to read texts as vectors
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from pretrain.convert import fairseq, huggingface_export, huggingface_import
 from pretrain.models import model_folder
 from pretrain.models.model_folder import ModelContents
 
-_FOLDERS = ("huggingface", "sentence-transformers")
-FORMS = ("zeroclap", "fairseq", *_FOLDERS)
+FORMS = ("zeroclap", "fairseq", "huggingface")
 
 
 def convert(
@@ -36,8 +34,7 @@ def convert(
         form: one of FORMS.
         output: the file (fairseq) or folder to make; it must not exist.
         tokenizer: the vocabulary of a source that has none, as `data_prep.tokenizer.load` takes it.
-        head: for Hugging Face, the classification head to export instead of a language model; for
-            sentence-transformers, the one whose pooling makes a vector of a text.
+        head: for Hugging Face, the classification head to export instead of a language model.
         scores: for Hugging Face, a Markdown file of scores that the model card shows.
         only_plain: for Hugging Face, refuse a model that transformers has no class for.
 
@@ -48,8 +45,8 @@ def convert(
         ValueError: the conversion is not possible; the file is named and nothing was written.
     """
     for option, given in (("--head", head), ("--scores", scores), ("--plain", only_plain)):
-        if given and form not in _FOLDERS:
-            raise ValueError(f"{option}: only --to {' and '.join(_FOLDERS)} take it; leave it out")
+        if given and form != "huggingface":
+            raise ValueError(f"{option}: only --to huggingface takes it; leave it out")
     try:
         text = scores.read_text(encoding="utf-8") if scores else ""
     except (OSError, ValueError) as error:
@@ -63,11 +60,8 @@ def convert(
         )
     if form == "fairseq":
         fairseq.write_checkpoint(output, contents)
-    elif form in _FOLDERS:
-        embeddings = form == "sentence-transformers"
-        notes += huggingface_export.write_folder(
-            output, contents, head, text, only_plain, embeddings
-        )
+    elif form == "huggingface":
+        notes += huggingface_export.write_folder(output, contents, head, text, only_plain)
     else:
         model_folder.save_model(output, contents)
     return notes

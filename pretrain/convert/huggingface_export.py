@@ -46,7 +46,6 @@ def write_folder(
     head: str | None = None,
     scores: str = "",
     only_plain: bool = False,
-    embeddings: bool = False,
 ) -> list[str]:
     """Write a folder that transformers loads, whole or not at all.
 
@@ -56,8 +55,6 @@ def write_folder(
         head: the classification head to export; None: export a language model.
         scores: of fine-tuning, in Markdown, for the model card.
         only_plain: refuse a model that transformers has no class for.
-        embeddings: write what sentence-transformers reads as well; a text's vector is then what
-            `head` reads, which is itself left out, or without one the mean over the tokens.
 
     Returns:
         The class and the line that loads it, and what was left out, one sentence each.
@@ -65,15 +62,15 @@ def write_folder(
     Raises:
         ValueError: the model has latents or an untied head, which exports do not hold; it has no
             such classification head or cannot have it (`check_pooling`); the folder is not empty;
-            with `only_plain`, the model needs its own code; or, with `embeddings`, it has no
-            vocabulary.
+            or, with `only_plain`, the model needs its own code.
     """
     config = contents.config
-    _refuse_unreadable(folder, contents, embeddings)
+    if config.latents or config.head == "untied":
+        raise ValueError(
+            f"{folder}: cannot be written for transformers: exports have neither latents (here "
+            f"{config.latents}) nor an untied head (here {config.head!r})"
+        )
     classifier = _classifier(contents, head)
-    pooling = "mean" if classifier is None else classifier.pooling
-    if embeddings:
-        head = classifier = None
     plain = layout.plain_type(config, classifier)
     if only_plain and plain is None:
         raise ValueError(
@@ -102,32 +99,11 @@ def write_folder(
         _write_companions(partial, contents, config.causal and head is None)
         if plain is None:
             _write_code(partial)
-        if embeddings:
-            _write_modules(partial, config.hidden_size, pooling)
-        card = model_card(folder.resolve().name, contents, head, scores, embeddings)
+        card = model_card(folder.resolve().name, contents, head, scores)
         (partial / "README.md").write_text(card, "utf-8")
     whose = "a class of transformers" if plain else "its code is in the folder; no other class fits"
     call = layout.loading_call(config, classifier, repr(str(folder)))
-    if embeddings:
-        call, kind = (
-            layout.embedding_call(config, repr(str(folder))),
-            f"{kind}, {pooling} of tokens",
-        )
     return [f"{kind} ({whose}): {call}", *_left_out(contents, head, plain is not None)]
-
-
-def _refuse_unreadable(folder: Path, contents: ModelContents, embeddings: bool) -> None:
-    config = contents.config
-    if config.latents or config.head == "untied":
-        raise ValueError(
-            f"{folder}: cannot be written for transformers: exports have neither latents (here "
-            f"{config.latents}) nor an untied head (here {config.head!r})"
-        )
-    if embeddings and contents.vocabulary is None:
-        raise ValueError(
-            f"{folder}: sentence-transformers reads text, and the model has no vocabulary; name "
-            "one with --tokenizer"
-        )
 
 
 def _classifier(contents: ModelContents, name: str | None) -> ClassificationConfig | None:
@@ -291,25 +267,6 @@ def _write_companions(folder: Path, contents: ModelContents, generates: bool) ->
         huggingface_tokenizer.write_vocabulary(
             folder, contents.vocabulary, contents.config, generates
         )
-
-
-def _write_modules(folder: Path, hidden_size: int, pooling: str) -> None:
-    """Write the files of sentence-transformers, as all of its versions read them."""
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    settings = {
-        "word_embedding_dimension": hidden_size,
-        "pooling_mode_cls_token": pooling == "first",
-        "pooling_mode_mean_tokens": pooling == "mean",
-    }
-    (folder / "1_Pooling").mkdir()
-    write_json(folder / "1_Pooling" / "config.json", settings)
-    write_json(
-        folder / "modules.json",
-        [
-            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for n, (path, kind) in enumerate(modules)
-        ],
-    )
 
 
 def _write_code(folder: Path) -> None:

@@ -162,12 +162,6 @@ def loading_call(config: ModelConfig, head: ClassificationConfig | None, folder:
     return f"AutoModelFor{task(config, head)}.from_pretrained({folder}{trust})"
 
 
-def embedding_call(config: ModelConfig, folder: str) -> str:
-    """Return the call that loads an export for sentence-transformers."""
-    trust = "" if plain_type(config) else ", trust_remote_code=True"
-    return f"SentenceTransformer({folder}{trust})"
-
-
 def task(config: ModelConfig, head: ClassificationConfig | None) -> str:
     """Return what an export is for, as it stands in the names of transformers' classes."""
     if head is not None:

@@ -20,13 +20,7 @@ _SHOWN = ("recipe", "training")
 """Parts of the provenance that have sections of their own."""
 
 
-def model_card(
-    name: str,
-    contents: ModelContents,
-    head: str | None,
-    scores: str = "",
-    embeddings: bool = False,
-) -> str:
+def model_card(name: str, contents: ModelContents, head: str | None, scores: str = "") -> str:
     """Return the card as Markdown.
 
     Args:
@@ -34,12 +28,11 @@ def model_card(
         contents: of the model folder.
         head: the classification head that is exported, if it is not the language model.
         scores: of fine-tuning, in Markdown, such as report.md of `finetune glue-report`.
-        embeddings: whether sentence-transformers opens the folder.
     """
     # A fine-tuned model has the provenance of the model that it was made from.
     trained = contents.provenance.get("pretrained") or contents.provenance
     sections = [
-        _use(name, contents, head, embeddings),
+        _use(name, contents, head),
         *_training(trained.get("training")),
         *_scores(scores),
         *_recipe(trained.get("recipe")),
@@ -49,7 +42,7 @@ def model_card(
     return "\n".join(sections)
 
 
-def _use(name: str, contents: ModelContents, head: str | None, embeddings: bool) -> str:
+def _use(name: str, contents: ModelContents, head: str | None) -> str:
     classifier = None if head is None else contents.classification_heads[head]
     plain = layout.plain_type(contents.config, classifier)
     call = layout.loading_call(contents.config, classifier, "folder")
@@ -58,33 +51,19 @@ def _use(name: str, contents: ModelContents, head: str | None, embeddings: bool)
         "CausalLM": ("text-generation", "A causal language model"),
     }.get(layout.task(contents.config, classifier), ("fill-mask", "A masked language model"))
     trust = "" if plain else ", trust_remote_code=True"
-    library, limit = "transformers", "tokenizer.model_max_length"
-    use = f"""from transformers import {call.partition(".")[0]}, AutoTokenizer
-
-folder = "."  # where this file is, or its name on the hub
-tokenizer = AutoTokenizer.from_pretrained(folder{trust})
-model = {call}"""
-    if embeddings:
-        library, limit = "sentence-transformers", "model.max_seq_length"
-        task, what = "sentence-similarity", "An encoder of texts"
-        use = f"""from sentence_transformers import SentenceTransformer
-
-folder = "."  # where this file is, or its name on the hub
-model = {layout.embedding_call(contents.config, "folder")}
-vectors = model.encode(["A text.", "Another text."])"""
     longer = ""
     if contents.config.longest_input is None:
         trained = contents.config.max_positions
         longer = (
             f"\nThe tokenizer truncates texts to {trained} tokens, the longest input in training. "
-            f"The model reads longer ones: set `{limit}`.\n"
+            "The model reads longer ones: set `tokenizer.model_max_length`.\n"
         )
     code = "not in transformers; the Python files beside this one are its code."
     if plain is not None:
         name_there = {"roberta": "RoBERTa", "albert": "ALBERT", "opt": "OPT"}[plain]
         code = f"transformers' own {name_there}; no other code is needed."
     return f"""---
-library_name: {library}
+library_name: transformers
 pipeline_tag: {task}
 ---
 
@@ -93,7 +72,11 @@ pipeline_tag: {task}
 {what}, exported by zeroclap. Its architecture is {code}
 
 ```python
-{use}
+from transformers import {call.partition(".")[0]}, AutoTokenizer
+
+folder = "."  # where this file is, or its name on the hub
+tokenizer = AutoTokenizer.from_pretrained(folder{trust})
+model = {call}
 ```
 {longer}"""
 

@@ -231,7 +231,7 @@ def test_the_model_card_of_an_export_says_how_it_was_trained(
             assert not any(str(p).encode() in content for p in (tmp_path, recipe.path.parent)), path
     capsys.readouterr()
     for form, file, message in (
-        ("zeroclap", scores, "--scores: only --to huggingface and sentence-transformers take it"),
+        ("zeroclap", scores, "--scores: only --to huggingface takes it"),
         ("huggingface", tmp_path / "no.md", "no.md: cannot be read"),
     ):
         words = ["--to", form, "--scores", str(file), "--output", str(tmp_path / "x")]
