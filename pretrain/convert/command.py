@@ -36,10 +36,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def convert(options: argparse.Namespace) -> None:
     """Convert a model between fairseq, Hugging Face and this project's model folders.
 
-    In transformers a baseline is a plain RoBERTa, an ALBERT whose layers share everything or
-    nothing a plain ALBERT, and a causal model with learned positions a plain OPT. Others carry
-    their code (trust_remote_code): GPT-NeoX and BLOOM end with a layer norm, which causal models
-    here do not.
+    In transformers a baseline is a plain RoBERTa, and an ALBERT whose layers share everything or
+    nothing a plain ALBERT. Others carry their code (trust_remote_code).
 
     example: python -m pretrain convert model.pt --to zeroclap --output models/a
     """

@@ -2,11 +2,10 @@
 
 A baseline becomes a plain `RobertaForMaskedLM`, or with a classification head a
 `RobertaForSequenceClassification`; an ALBERT an `AlbertForPreTraining`, without a pair head an
-`AlbertForMaskedLM`, with a classification head an `AlbertForSequenceClassification`; a causal model
-with learned positions an `OPTForCausalLM`. These need no code of ours. What transformers does not
-have (ALiBi with offset, the CLAP head, the zero mask, layers that share one part only, other causal
-models) is exported with its code: the unchanged files of pretrain/model/, and modeling_zeroclap.py,
-which transformers loads with `trust_remote_code=True`.
+`AlbertForMaskedLM`, with a classification head an `AlbertForSequenceClassification`. These need no
+code of ours. What transformers does not have (ALiBi with offset, the CLAP head, the zero mask,
+layers that share one part only, causal models) is exported with its code: the unchanged files of
+pretrain/model/, and modeling_zeroclap.py, which transformers loads with `trust_remote_code=True`.
 
 transformers itself is not needed here: the files are JSON and safetensors.
 """
@@ -74,14 +73,12 @@ def write_folder(
     plain = layout.plain_type(config, classifier)
     if only_plain and plain is None:
         raise ValueError(
-            f"--plain: {folder}: transformers has no class for this model, only for a baseline, an "
-            "ALBERT and a causal model with learned positions; leave out --plain, and the folder "
-            "holds the model's code"
+            f"--plain: {folder}: transformers has no class for this model, only for a baseline and "
+            "an ALBERT; leave out --plain, and the folder holds the model's code"
         )
     library, form = {
         "roberta": ("Roberta", _roberta),
         "albert": ("Albert", _albert),
-        "opt": ("OPT", _opt),
         None: ("Zeroclap", _own),
     }[plain]
     weights = _exported(contents.weights, head, plain is not None)
@@ -189,25 +186,8 @@ def _albert(contents: ModelContents, head: ClassificationConfig | None) -> _Form
     return settings, tensors
 
 
-def _opt(contents: ModelContents, _: ClassificationConfig | None) -> _Form:
-    config = contents.config
-    settings = {
-        **{theirs: getattr(config, ours) for ours, theirs in layout.OPT_SETTINGS.items()},
-        "word_embed_proj_dim": config.hidden_size,
-        "activation_function": "relu",
-        "do_layer_norm_before": True,
-        "_remove_final_layer_norm": True,
-        "tie_word_embeddings": config.scale == 1.0,
-    }
-    tensors = separated(contents.weights, layout.opt_names(contents.weights))
-    if config.scale != 1.0:
-        table = tensors[layout.OPT_TOKENS]
-        tensors |= {layout.OPT_TOKENS: table * config.scale, layout.OPT_OUTPUT: table}
-    return settings, tensors
-
-
 def _generation_settings(contents: ModelContents) -> dict[str, Any]:
-    """Return what transformers' `generate` never chooses: the same as ours."""
+    """Return what transformers' `generate` never chooses: no text has these ids."""
     never = [Tokenizer.bos_id, Tokenizer.pad_id, Tokenizer.unk_id]
     if contents.vocabulary is not None:
         never.append(contents.vocabulary.mask_id)

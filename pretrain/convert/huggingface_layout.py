@@ -45,26 +45,6 @@ ALBERT_PAIRS = "sop_classifier.classifier.weight"
 ALBERT_PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
 """Token vectors to the hidden size; there also where the sizes are equal."""
 
-OPT_SETTINGS: Mapping[str, str] = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "ffn_dim",
-    "max_positions": "max_position_embeddings",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-}
-"""OPTConfig's name of each field of ours that it has."""
-_OPT_FIELDS: Mapping[str, object] = {
-    "causal": True,
-    "layer_norm": "pre",
-    "activation": "relu",
-    "head": "tied",
-    "embedding_norm": False,
-}
-OPT_TOKENS, OPT_OUTPUT = "model.decoder.embed_tokens.weight", "lm_head.weight"
-
 _LAYER = "roberta.encoder.layer.{}."
 _ROBERTA: dict[str, tuple[str, ...]] = {
     "encoder.embeddings.tokens": ("roberta.embeddings.word_embeddings",),
@@ -105,22 +85,6 @@ _ALBERT: dict[str, tuple[str, ...]] = {
     "pair_head.projection": ("sop_classifier.classifier",),
 }
 
-
-_OPT_LAYER = "model.decoder.layers.{}."
-_OPT: Mapping[str, tuple[str, ...]] = {
-    "encoder.embeddings.tokens": ("model.decoder.embed_tokens",),
-    "encoder.embeddings.positions.table": ("model.decoder.embed_positions",),
-    "encoder.layers.{}.attention.query_key_value": tuple(
-        f"{_OPT_LAYER}self_attn.{part}_proj" for part in "qkv"
-    ),
-    "encoder.layers.{}.attention.output": (_OPT_LAYER + "self_attn.out_proj",),
-    "encoder.layers.{}.attention_norm": (_OPT_LAYER + "self_attn_layer_norm",),
-    "encoder.layers.{}.expand": (_OPT_LAYER + "fc1",),
-    "encoder.layers.{}.contract": (_OPT_LAYER + "fc2",),
-    "encoder.layers.{}.output_norm": (_OPT_LAYER + "final_layer_norm",),
-}
-
-
 _HEAD = re.compile(rf"^{re.escape(HEADS)}.+\.(?=\w+\.\w+$)")
 
 
@@ -131,12 +95,10 @@ def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) ->
              of ALiBi and of the CLAP head, which such a model has not, and of initial weights.
     albert   The same for AlbertConfig. Layers share all weights or none, positions are counted from
              row 0, and there are segments.
-    opt      A causal model with learned positions. OPT has no factor on the token embeddings, so
-             its table is multiplied by it, and its output has a table of its own.
 
-    No other class fits a causal model: GPT-NeoX (rotary) and BLOOM (ALiBi) end with a layer norm,
-    which the models of the ALiBi paper do not; GPT-NeoX also pairs numbers by halves of a head,
-    not neighbours, and BLOOM normalises the token embeddings.
+    No class fits a causal model: GPT-NeoX (rotary) and BLOOM (ALiBi) end with a layer norm, which
+    the models of the ALiBi paper do not; GPT-NeoX also pairs numbers by halves of a head, not
+    neighbours, and BLOOM normalises the token embeddings. OPT has no factor on these.
     """
     free = ["max_positions", "alibi", "alibi_slopes", "initial_beta", "initial_weights"]
     if head is not None:
@@ -151,9 +113,7 @@ def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) ->
     is_albert = is_albert and config.segments > 0 and reads_first
     if is_albert and config == ModelConfig(**given, position_offset=0):
         return "albert"
-    given = {name: getattr(config, name) for name in (*OPT_SETTINGS, *free, "embedding_scale")}
-    is_opt = head is None and config == ModelConfig(**given, **_OPT_FIELDS)  # type: ignore[arg-type]
-    return "opt" if is_opt else None
+    return None
 
 
 def loading_call(config: ModelConfig, head: ClassificationConfig | None, folder: str) -> str:
@@ -189,11 +149,6 @@ def albert_names(weights: Iterable[str], config: ModelConfig) -> Names:
     weights = list(weights)
     modules = _ALBERT | head_modules(weights, ALBERT_POOLER, CLASSIFIER)
     return renamed(weights, modules, config.num_layers // albert_groups(config))
-
-
-def opt_names(weights: Iterable[str]) -> Names:
-    """Return the names in transformers' OPT of our weights."""
-    return renamed(weights, _OPT)
 
 
 def own_names(weights: Iterable[str]) -> Names:

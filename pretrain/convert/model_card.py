@@ -60,7 +60,7 @@ def _use(name: str, contents: ModelContents, head: str | None) -> str:
         )
     code = "not in transformers; the Python files beside this one are its code."
     if plain is not None:
-        name_there = {"roberta": "RoBERTa", "albert": "ALBERT", "opt": "OPT"}[plain]
+        name_there = {"roberta": "RoBERTa", "albert": "ALBERT"}[plain]
         code = f"transformers' own {name_there}; no other code is needed."
     return f"""---
 library_name: transformers

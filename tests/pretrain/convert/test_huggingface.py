@@ -72,7 +72,7 @@ def test_masked_variants_give_the_same_logits_in_transformers(variant, transform
     torch.testing.assert_close(model(input_ids=ids[:1]).logits[0], everywhere, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("variant", [v for v in EXPORTED if v != "causal-learned"])
+@pytest.mark.parametrize("variant", EXPORTED)
 def test_every_variant_survives_a_round_trip_exactly(variant, exported, tmp_path):
     export = exported(variant)
     folder = shutil.copytree(export.folder, tmp_path / "export")
