@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +62,6 @@ def _environment():
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
-
-
-@pytest.fixture
-def example_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a package with entry points, installed for this test and its children."""
-    from data_prep.common import records
-
-    folder = Path(__file__).parent / "plugins"
-    monkeypatch.syspath_prepend(folder)
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    for name in [name for name in sys.modules if name.startswith("zeroclap_example")]:
-        monkeypatch.delitem(sys.modules, name)
-    records._adapter.cache_clear()
-    yield folder
-    records._adapter.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 from annotated_types import Ge, Gt, Lt
 
-from data_prep.common.plugins import names_of
-
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from pydantic_core import CoreSchema, ErrorDetails
@@ -58,7 +56,7 @@ class OneOf:
         from pydantic_core import core_schema
 
         if source is str:
-            return core_schema.literal_schema(names_of(self.table))
+            return core_schema.literal_schema([*self.table])
         return core_schema.no_info_after_validator_function(self._decode, core_schema.dict_schema())
 
     def kind(self, values: object) -> type | None:
@@ -73,7 +71,7 @@ class OneOf:
 
         kind = self.kind(values)
         if not kind:
-            raise PydanticCustomError("name", f"one of {', '.join(names_of(self.table))}")
+            raise PydanticCustomError("name", f"one of {', '.join(self.table)}")
         return _adapter(kind).validate_json(json.dumps(values))
 
 

@@ -1,1 +1,0 @@
-"""A package of somebody else, with filters."""
