@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from data_prep.common.arguments import Command, seeds
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
@@ -37,16 +37,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--seeds", type=seeds, help="such as 1-5; more may be added later (default: the study's)")
     add("--data", default="", help="GLUE's data, as for glue; needed where models are fine-tuned")
     add("--jobs", type=int, default=0, help="runs at once (default: as the devices allow)")
-    engine = "on this machine, or each run as a job of Slurm, or of Ray (default: %(default)s)"
-    add("--engine", choices=("local", "slurm", "ray"), default="local", help=engine)
-    add(
-        "--slurm",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="what submitit asks Slurm for: --slurm partition=gpu --slurm gpus_per_node=8 "
-        "--slurm timeout_min=600",
-    )
+    engine = "on this machine, or each run as a task of a Ray cluster (default: %(default)s)"
+    add("--engine", choices=("local", "ray"), default="local", help=engine)
     add("--dry-run", action="store_true", help="print arms, runs and costs, and do nothing")
     add("--kind", choices=DEVICES, help="with --dry-run: which GPUs, to estimate hours on them")
     overrides = "settings of all arms, such as data.corpus=corpora/wikitext"
@@ -185,15 +177,9 @@ def _stages(
 
 def _engine(options: argparse.Namespace, ranks: int) -> Engine:
     from finetune.runs import slots
-    from finetune.studies.engines import Local, Slurm, check_slurm
+    from finetune.studies.engines import Local
     from pretrain.processes.gpus import gpus_of, visible_gpus
 
-    if options.engine == "slurm":
-        check_slurm()
-        parameters = dict(_parameter(word) for word in options.slurm)
-        return Slurm(options.output / "slurm", {"name": "zeroclap-study", **parameters})
-    if options.slurm:
-        raise ValueError("--slurm: is for --engine slurm")
     if options.engine == "ray":
         from data_prep.engines import import_ray
         from finetune.studies.on_ray import Ray
@@ -204,15 +190,6 @@ def _engine(options: argparse.Namespace, ranks: int) -> Engine:
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, options.jobs, ranks)
     return Local(devices, max(1, cores // (len(devices) * ranks)))
-
-
-def _parameter(word: str) -> tuple[str, Any]:
-    from pretrain.config.settings import parse
-
-    key, equals, text = word.partition("=")
-    if not equals:
-        raise ValueError(f"--slurm {word}: write KEY=VALUE")
-    return key, parse(text, f"--slurm {word}")
 
 
 class _Progress:

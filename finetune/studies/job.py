@@ -14,7 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common import children
@@ -46,8 +46,6 @@ def start(
     *,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
-    new_session: bool = True,
-    preexec: Callable[[], None] = children.end_with_parent,
 ) -> subprocess.Popen[bytes]:
     """Start the process that does a run; what it prints is appended to the run's log.
 
@@ -55,8 +53,6 @@ def start(
         folder: of the run.
         environment: by default this process's, as its children have it.
         directory: which the paths in the run's commands are relative to; by default this one.
-        new_session: whether a terminal's Ctrl-C does not reach it.
-        preexec: `preexec_fn` of Popen.
     """
     with (folder / LOG).open("ab") as log:
         return subprocess.Popen(
@@ -65,8 +61,8 @@ def start(
             cwd=directory,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=new_session,
-            preexec_fn=preexec,
+            start_new_session=True,  # a terminal's Ctrl-C does not reach it
+            preexec_fn=children.end_with_parent,
         )
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from data_prep.common.files import write_atomically
-from data_prep.common.markup import latex_table, markdown_table
+from data_prep.common.markup import markdown_table
 from data_prep.common.wording import in_short
 from finetune.studies import results
 from finetune.studies.picture import draw_curves, draw_lengths
@@ -42,7 +42,8 @@ def write_report(
         sections.append(f"Not finished, and left out: {', '.join(found.unfinished)}.\n")
     if found.pretraining:
         sections += _sections(study, checked, found)
-        write_atomically(output / LATEX, _latex(study, found).encode())
+        tables = [_latex(part) for part in (found.pretraining, found.finetuning) if part]
+        write_atomically(output / LATEX, "\n".join(tables).encode())
     text = "\n".join(sections)
     write_atomically(output / REPORT, text.encode())
     write_atomically(output / TABLE, _csv(found).encode())
@@ -194,24 +195,20 @@ def _csv(found: Results) -> str:
     return text.getvalue()
 
 
-def _latex(study: Study, found: Results) -> str:
-    """Return the figures of pretraining and the scores as tables for the package booktabs."""
-    parts = [found.pretraining, *([found.finetuning] if found.finetuning else [])]
-    return "\n".join(_latex_table(study.title, measured) for measured in parts)
+def _latex(measured: Measured) -> str:
+    """Return a table for the package booktabs: means and standard deviations over the seeds."""
+    import pandas
 
-
-def _latex_table(title: str, measured: Measured) -> str:
     names = results.names_of(measured)
-    rows = [
-        [arm.name, *(_with_deviation(_values(by_seed, name)) for name in names)]
-        for arm, by_seed in measured.items()
+    cells = [
+        [_with_deviation(_values(by_seed, name)) for name in names] for by_seed in measured.values()
     ]
-    caption = f"{title}. Mean and standard deviation over seeds."
-    return latex_table(["arm", *names], rows, caption)
+    table = pandas.DataFrame(cells, [arm.name for arm in measured], names)
+    return str(table.to_latex(escape=True, caption="Mean and standard deviation over seeds."))
 
 
 def _with_deviation(values: Sequence[float]) -> str:
     if not values:
         return ""
     average = _number(statistics.fmean(values))
-    return f"{average} $\\pm$ {_number(results.deviation(values))}" if len(values) > 1 else average
+    return f"{average} ± {_number(results.deviation(values))}" if len(values) > 1 else average

@@ -105,8 +105,6 @@ WRONG = [
     ("finetune: {tasks: [COLLA]}", ["--data", "GLUE"], "CoLA"),
     ("", ["--jobs", "-1"], "--jobs"),
     ("", ["--seeds", "1,1"], "--seeds"),
-    ("", ["--slurm", "partition=gpu"], "--engine slurm"),
-    ("", ["--engine", "slurm"], "sbatch"),
 ]
 
 
