@@ -367,7 +367,7 @@ class SupervisionConfig:
     """Silence after which a step counts as hanging, unless ten times the 99th percentile of the
     last 1000 steps is longer (of the median, while fewer than 100 steps are known). Until a step of
     the attempt, or of a new phase, is recorded, `init_seconds` counts if it is longer. A process
-    that is stopped (SIGSTOP) for `hang_seconds` counts as hanging at any time."""
+    that stays stopped (SIGSTOP) counts as hanging at any time, after two thirds of it."""
     init_seconds: PositiveFloat = 600.0
     """Silence after which the start-up counts as hanging. It is the longest time between two of:
     launch, ranks joined, model built, checkpoint verified, engine made, checkpoint loaded, batches

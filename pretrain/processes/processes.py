@@ -1,4 +1,4 @@
-"""The processes of a run on this machine: find them, end them, and clean up after them.
+"""The processes of a run on this machine: find them, and end them.
 
 Every process that a supervisor starts inherits an environment variable that names the run, whatever
 starts it in between and whoever becomes its parent.
@@ -140,44 +140,3 @@ def reap(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
-
-
-def clear_build_locks(folder: Path, least_age: float) -> list[Path]:
-    """Delete the locks that killed builds of torch extensions left; return what was deleted.
-
-    Every later build would wait for such a lock forever. A running build keeps its lock file open,
-    but perhaps on another machine that shares the folder. So a lock is stale if no process of its
-    owner has it open here, and if it is so old that an attempt that builds would have been ended.
-
-    Args:
-        folder: of the extensions, see `extensions_folder`.
-        least_age: of a stale lock, in seconds.
-    """
-    stale = []
-    for lock in (*folder.glob("*/lock"), *folder.glob("*/*/lock")):
-        with contextlib.suppress(OSError):  # its build has ended meanwhile, or it is not ours
-            if time.time() - lock.stat().st_mtime > least_age and not _is_open(lock):
-                lock.unlink()
-                stale.append(lock)
-    return stale
-
-
-def _is_open(path: Path) -> bool:
-    """Return whether a process of the file's owner has it open; True if that is unknown."""
-    owner, name = path.stat().st_uid, str(path.resolve())
-    for process in psutil.process_iter():
-        try:
-            if process.uids().real == owner and any(f.path == name for f in process.open_files()):
-                return True
-        except psutil.NoSuchProcess:  # a zombie, too
-            continue
-        except psutil.AccessDenied:
-            if process.pid != 1:  # init may not be examined, and builds nothing
-                return True
-    return False
-
-
-def extensions_folder(environ: Mapping[str, str]) -> Path:
-    """Return where torch builds extensions: TORCH_EXTENSIONS_DIR, or a folder in the cache."""
-    cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(environ.get("TORCH_EXTENSIONS_DIR") or Path(cache) / "torch_extensions")

@@ -39,6 +39,8 @@ NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 """The keys that readers of these files rely on."""
+_NEWEST_BYTES = 1 << 17
+"""Some hundred lines."""
 _RENEW_SECONDS = 0.5
 _ERASE_LINE = "\r\x1b[K"
 RECENT = 50
@@ -112,6 +114,18 @@ class JsonLines:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the valid lines of a JSON Lines file; none if it does not exist."""
     return read_counted(path)[0]
+
+
+def newest_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the valid ones of the last lines of a JSON Lines file; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            start = file.seek(max(0, path.stat().st_size - _NEWEST_BYTES))
+            first, *lines = file.read().split(b"\n")[:-1] or [b""]
+    except OSError:
+        return []
+    records = [parse_line(line, path.name) for line in (lines if start else [first, *lines])]
+    return [record for record in records if record is not None]
 
 
 def read_counted(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -255,7 +269,7 @@ class ProgressPrinter:
         """Show the newest of some lines if it is time and it was not shown before."""
         now, newest = time.monotonic(), lines[-1]
         is_last = newest["step"] + 1 == self._last_step
-        if newest is self._newest or (now < self._next and not is_last):
+        if newest == self._newest or (now < self._next and not is_last):
             return
         self._next, self._newest = now + self._seconds, newest
         end = clock_time(seconds_left(lines, self._last_step))

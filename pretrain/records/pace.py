@@ -3,7 +3,7 @@
 All ranks finish a step together, so its duration does not tell which of them is slow. Each rank
 therefore measures what it does alone: loading its batch, and the forward pass. The reduction of the
 losses carries it to rank 0, whose records name the slowest rank of each step (figures.py). A
-rank that stands still ends no step: the supervisor names it by its heartbeats.
+rank that stands still ends no step: the supervisor notices the silence.
 """
 
 from __future__ import annotations

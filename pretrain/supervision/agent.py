@@ -74,7 +74,7 @@ class Agent:
         self._control_file: ControlFile | None = None
         self._job: jobs.Job | None = None
         self._start, self._report = start, Report("", nodes.READY, start=start)
-        self._stopped = StoppedProcesses(self._settings.hang_seconds)
+        self._stopped = StoppedProcesses(self._run, self._node, self._settings.hang_seconds)
         self._hearing = Hearing(self._run, self._settings.node_silence_seconds)
         self._idle_since = time.monotonic()
         self._door: tuple[str, int] | None = None
@@ -200,8 +200,7 @@ class Agent:
             self._print(reason)
             self._set_report(nodes.ENDED, reason)
         else:
-            stopped = self._stopped.describe(self._job.members())
-            self._report = dataclasses.replace(self._report, problem=stopped)
+            self._report = dataclasses.replace(self._report, problem=self._stopped.describe())
 
     def _check_network(self) -> None:
         """Between attempts, report whether ranks of this node could connect to node 0."""

@@ -11,8 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -22,9 +20,6 @@ from pretrain.processes import processes
 from pretrain.records import control
 from pretrain.records.control import ControlFile
 from pretrain.supervision import launch
-
-_SCAN_SECONDS = 1.0
-"""Between two searches through all processes of the machine."""
 
 
 @dataclasses.dataclass
@@ -40,8 +35,6 @@ class Job:
     """The launcher."""
     child: subprocess.Popen[bytes] | None = None
     """The same, if this process started it."""
-    _members: Sequence[processes.Member] = ()
-    _next_scan: float = 0.0
 
     @property
     def log(self) -> Path:
@@ -57,13 +50,6 @@ class Job:
     def code(self) -> int | None:
         """Return the launcher's exit code; `None` while it runs and for an adopted launcher."""
         return self.child.poll() if self.child else None
-
-    def members(self) -> Sequence[processes.Member]:
-        """Return the attempt's living processes on this node, searched once a second at most."""
-        if time.monotonic() >= self._next_scan:
-            self._members = processes.members(self.run, self.node)
-            self._next_scan = time.monotonic() + _SCAN_SECONDS
-        return self._members
 
     def end(self, grace_seconds: float) -> None:
         """End all its processes; see `processes.end_all`."""

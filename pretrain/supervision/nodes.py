@@ -112,8 +112,7 @@ class Report:
     state: str
     """`ready`, `running`, `ended`, `apart` or `refused`."""
     problem: str = ""
-    """Why its launcher ended, which of its processes has been stopped for too long, or why it is
-    apart or refused."""
+    """Why its launcher ended, why it is apart or refused, or which of its processes is stopped."""
     start: str = ""
     """Token of the supervisor's start that this agent serves; "" if it serves any."""
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +30,7 @@ from pretrain.supervision import decide, hosts, jobs, launch, nodes, notify
 from pretrain.supervision.decide import CRASH, Problem
 from pretrain.supervision.jobs import Job
 from pretrain.supervision.nodes import Node, OtherNodes
-from pretrain.supervision.watch import Follower, Watch
+from pretrain.supervision.watch import Watch
 
 _DISK_SECONDS, _DISK_SECONDS_STOPPING = 600.0, 10.0
 """How long to wait for a full disk, and how long after a request to stop."""
@@ -77,6 +75,7 @@ class Supervisor:
         self._notifier = notify.Notifier(config.notify.command, Path(config.folder), self._print)
         self.config, self.run_folder, self._node = config, Path(config.folder), node
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
+        self._validation = self.run_folder / metrics.VALIDATION
         self._write, self._poll_seconds = write, poll_seconds
         self._progress = metrics.ProgressPrinter(
             config.training.steps, progress_seconds, write, _PREFIX, renews
@@ -86,15 +85,14 @@ class Supervisor:
         lock = self.run_folder / run_folder.SUPERVISOR_LOCK
         self._lock = files.lock(lock, "is in use by another supervisor")
         dump(config, self.run_folder / run_folder.SUPERVISED)
-        ledger.read_ledger(self.ledger)  # refuses a damaged ledger before anything is launched
         silence_seconds = self._settings.node_silence_seconds
         self._agents = hosts.Agents(machines, self.run_folder, self._print, silence_seconds)
         self._other_nodes = OtherNodes(
             self.run_folder, node.count, silence_seconds, start=self._agents.start
         )
-        self._new_records = Follower(self.ledger)
-        parse = functools.partial(metrics.parse_line, name=metrics.VALIDATION)
-        self._new_validations = Follower(self.run_folder / metrics.VALIDATION, parse)
+        self._told = len(ledger.read_ledger(self.ledger))
+        self._sizes = {path: _size(path) for path in (self.ledger, self._validation)}
+        """Of the files whose news are printed."""
 
     def run(self) -> int:
         """Launch attempts until the run is finished or given up, or a stop is requested.
@@ -213,9 +211,6 @@ class Supervisor:
 
     def _launch(self) -> int | None:
         """Launch the next attempt and run it to its end."""
-        extensions = processes.extensions_folder(os.environ)
-        for lock in processes.clear_build_locks(extensions, self._settings.init_seconds):
-            self._print(f"{lock}: deleted, because its build was killed")
         run = self.run_folder
         control_file = launch.next_control_file(self.config, self._node, self._records())
         control_file = dataclasses.replace(control_file, start=self._agents.start)
@@ -245,8 +240,7 @@ class Supervisor:
     def _watch(self, job: Job) -> Problem | None:
         """Wait for the launcher's end; return early if there is a problem."""
         phases = [phase.first_step for phase in self.config.resolved_phases]
-        token = job.control_file.token
-        watch = Watch(self.run_folder, token, self._settings, phases=phases)
+        watch = Watch(self.run_folder, job.control_file, self._settings, phases=phases)
         deadline = math.inf
         while not job.ended():
             time.sleep(self._poll_seconds)
@@ -264,7 +258,7 @@ class Supervisor:
         if self._stop_requests.count > 1 or time.monotonic() > deadline:
             return Problem(CRASH, "it was asked to stop, and the time to save ran out")
         other = self._other_nodes.problem(job.control_file.token)
-        return other or watch.problem(job.members())
+        return other or watch.problem()
 
     def _request_stop(self, job: Job, deadline: float) -> float:
         """Ask the ranks to save and exit; return the time at which they must have done so."""
@@ -351,18 +345,29 @@ class Supervisor:
 
     def _print_news(self) -> None:
         """Print what was added to the ledger and to validation.jsonl since the last call."""
-        if self._new_validations.new():
-            validation = metrics.surviving(
-                metrics.read_metrics(self.run_folder / metrics.VALIDATION)
-            )
-            self._print(metrics.validation_line(validation))
-        for record, sentence in history.sentences(self._new_records.new()):
-            self._print(sentence)
-            self._notifier.tell(record, sentence)
+        with contextlib.suppress(OSError):  # told when the file grows again
+            grown = self._has_grown(self._validation)
+            if lines := metrics.surviving(metrics.read_metrics(self._validation) if grown else []):
+                self._print(metrics.validation_line(lines))
+            if self._has_grown(self.ledger):
+                news = ledger.read_ledger(self.ledger)[self._told :]
+                self._told += len(news)
+                for record, sentence in history.sentences(news):
+                    self._print(sentence)
+                    self._notifier.tell(record, sentence)
+
+    def _has_grown(self, path: Path) -> bool:
+        """Return whether a file has grown since the last call."""
+        before, self._sizes[path] = self._sizes[path], _size(path)
+        return self._sizes[path] > before
 
     def _print(self, text: str) -> None:
         self._progress.leave()
         self._write(f"{_PREFIX}{text}\n")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:

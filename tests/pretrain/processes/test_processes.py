@@ -1,4 +1,4 @@
-"""The processes of a run on a machine, and the build locks they leave."""
+"""The processes of a run on a machine."""
 
 import os
 import signal
@@ -91,31 +91,6 @@ processes.end_all(run, 5)
 assert not psutil.pid_exists(orphan.pid), "not reaped"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_a_build_lock_is_deleted_only_if_it_is_old_and_no_process_has_it_open(tmp_path):
-    """One that is not old may be of a build on another machine that shares the folder."""
-    stale, held = tmp_path / "cpu_adam" / "lock", tmp_path / "py311_cpu" / "fused_adam" / "lock"
-    for path in (stale, held):
-        path.parent.mkdir(parents=True)
-        path.touch()
-        os.utime(path, (time.time() - 700,) * 2)
-    (tmp_path / "cpu_adam" / "build.ninja").touch()
-    assert processes.clear_build_locks(tmp_path, 800) == []
-    with held.open():
-        assert processes.clear_build_locks(tmp_path, 600) == [stale]
-        assert not stale.exists()
-    assert processes.clear_build_locks(tmp_path, 600) == [held]
-    assert (tmp_path / "cpu_adam" / "build.ninja").exists()
-    assert processes.clear_build_locks(tmp_path / "missing", 600) == []
-
-
-def test_the_extensions_folder_is_where_torch_would_build(monkeypatch):
-    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-    from torch.utils.cpp_extension import get_default_build_root
-
-    assert str(processes.extensions_folder(os.environ)) == get_default_build_root()
-    assert str(processes.extensions_folder({"TORCH_EXTENSIONS_DIR": "/x"})) == "/x"
 
 
 def test_processes_that_cannot_be_ended_are_named(tmp_path, monkeypatch):

@@ -138,7 +138,7 @@ def test_a_stopped_process_is_reported(stage):
     stage.start(hang_seconds=1.0)
     stage.wait_for_state("", nodes.READY)
     control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
-    stage.wait_for(lambda: "has been stopped for 1 s" in stage.report().get("problem", ""))
+    stage.wait_for(lambda: "is stopped, as by SIGSTOP" in stage.report().get("problem", ""))
     assert stage.report()["state"] == nodes.RUNNING
 
 

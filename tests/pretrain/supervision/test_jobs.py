@@ -34,7 +34,7 @@ def run(tmp_path, monkeypatch):
 
 
 def ranks(job):
-    return {member.rank for member in job.members() if member.rank}
+    return {member.rank for member in processes.members(job.run) if member.rank}
 
 
 def start(run):

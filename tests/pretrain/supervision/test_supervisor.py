@@ -286,7 +286,7 @@ def test_a_rank_that_is_stopped_during_the_start_up_is_a_hang(opened, tmp_path, 
     assert kinds(tmp_path) == ["attempt", "hang", "attempt", "done"]
     hang = ledger.read_ledger(tmp_path / "ledger.jsonl")[1]
     assert "rank 1 (pid" in hang["reason"]
-    assert hang["reason"].endswith("has been stopped for 1 s")
+    assert hang["reason"].endswith("is stopped, as by SIGSTOP")
 
 
 def test_a_spike_is_rolled_back_and_told_as_is_the_end(opened, tmp_path, monkeypatch):
@@ -543,20 +543,6 @@ def test_a_run_that_is_trained_without_a_supervisor_is_refused(opened, tmp_path,
     with run_folder.lock(tmp_path), pytest.raises(ValueError, match="being trained by another"):
         supervise(opened, tmp_path, [])
     assert supervise(opened, tmp_path, []) == 0
-
-
-def test_a_stale_build_lock_is_deleted_before_a_launch(opened, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    lock = tmp_path / "extensions" / "cpu_adam" / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    os.utime(lock, (0, 0))
-    Launcher(
-        monkeypatch, f"assert not os.path.exists({str(lock)!r}); record('attempt'); record('done')"
-    )
-    output = []
-    assert supervise(opened, tmp_path / "run", output) == 0
-    assert f"{lock}: deleted" in "".join(output)
 
 
 def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(tmp_path):
