@@ -1,7 +1,7 @@
 """The command line of the birthplace task: `python -m finetune birthplaces FUNCTION`.
 
-Options are named as in the assignment on pretraining of Stanford's course CS224N (2023, assignment
-5), whose commands these are. Heavy imports are inside the actions.
+Functions and options are named as in the assignment on pretraining of Stanford's course CS224N
+(2023, assignment 5). Heavy imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -9,13 +9,9 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-from finetune.birthplaces import data_commands
-from finetune.birthplaces.models import BOTTLENECK, MOST_LATENTS, POSITIONS, VARIANTS, Choice
-from finetune.birthplaces.pretraining import EPOCHS, FINETUNE_RATE, PRETRAIN_RATE
-from pretrain.config.settings import add_device
+from typing import Any
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -23,7 +19,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     functions = command.add_subparsers(
         dest="function", required=True, metavar="FUNCTION", prog=command.prog
     )
-    for name, (add, run) in FUNCTIONS.items():
+    for name, (run, words) in FUNCTIONS.items():
         text = re.sub(r"python -m finetune birthplaces", command.prog, inspect.getdoc(run) or "")
         function = functions.add_parser(
             name,
@@ -31,61 +27,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
             description=text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        add(function)
+        for word in words.split():
+            option = word.removesuffix("?")
+            added = function.add_argument(option, **_OPTIONS[option])
+            added.required |= word.endswith("_path")
         function.set_defaults(run_command=run, parser=function)
 
 
 def birthplaces(options: argparse.Namespace) -> None:
     """Teach a small model where people were born: pretraining stores knowledge.
 
-    example: python -m finetune birthplaces demo --output birthplaces-demo
+    example: python -m finetune birthplaces pretrain vanilla wiki.txt --writing_params_path before
     """
     raise AssertionError("a function is required")
-
-
-def _add_model(command: argparse.ArgumentParser) -> None:
-    command.add_argument("variant", choices=VARIANTS, help="the model")
-    data_commands.add_corpus(command)
-    command.add_argument(
-        "--bottleneck_dim",
-        type=int,
-        metavar="N",
-        help=f"latents of a Perceiver, at most {MOST_LATENTS} (default: the read model's, or "
-        f"{BOTTLENECK})",
-    )
-    command.add_argument(
-        "--position",
-        choices=POSITIONS,
-        help="position method (default: the read model's, or learned)",
-    )
-
-
-def _add_training(command: argparse.ArgumentParser, epochs: str, settings: str) -> None:
-    add = command.add_argument
-    add("--writing_params_path", type=Path, required=True, help="the model folder to write")
-    add("--epochs", type=int, metavar="N", help=f"epochs (default: {epochs})")
-    add("--seed", type=int, default=1, help="random seed (default: %(default)s)")
-    prefix = "prefix of the folder's name in expt/ (default: run)"
-    add("--tb_expt_name", default="run", help=prefix)
-    add(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help=f"settings of the recipe to change: {settings}",
-    )
-
-
-def _choice(options: argparse.Namespace) -> Choice:
-    return Choice(options.variant, options.bottleneck_dim, options.position)
-
-
-def _pretrain_arguments(command: argparse.ArgumentParser) -> None:
-    _add_model(command)
-    settings = "all that no option sets, such as batch.global_batch_size=64"
-    _add_training(command, str(EPOCHS), settings)
-    rate = "peak of the learning rate, which falls to a tenth (default: 6e-3)"
-    command.add_argument("--pretrain_lr", type=float, default=PRETRAIN_RATE, help=rate)
 
 
 def _pretrain(options: argparse.Namespace) -> int:
@@ -97,63 +51,20 @@ def _pretrain(options: argparse.Namespace) -> int:
     """
     from finetune.birthplaces.pretraining import pretrain
 
-    return pretrain(
-        _choice(options),
-        options.corpus,
-        options.writing_params_path,
-        learning_rate=options.pretrain_lr,
-        epochs=EPOCHS if options.epochs is None else options.epochs,
-        seed=options.seed,
-        name=options.tb_expt_name,
-        overrides=options.overrides,
-    )
-
-
-def _finetune_arguments(command: argparse.ArgumentParser) -> None:
-    _add_model(command)
-    add = command.add_argument
-    reading = "model folder of the pretrained model (default: fresh weights)"
-    add("--reading_params_path", type=Path, help=reading)
-    add("--finetune_corpus_path", type=Path, required=True, help="TSV file: question<TAB>answer")
-    add("--finetune_lr", type=float, default=FINETUNE_RATE, help="learning rate (default: 6e-4)")
-    settings = (
-        "optimizer.*, training.deepspeed and, for fresh weights, model.size, model.overrides.*"
-    )
-    _add_training(command, "10 from pretrained weights, 75 from fresh ones", settings)
+    return pretrain(options)
 
 
 def _finetune(options: argparse.Namespace) -> None:
     r"""Train a model to answer questions.
 
-    It runs in one process, on a GPU where there is one: CUDA_VISIBLE_DEVICES=1 chooses the second,
-    DS_ACCELERATOR=cpu the CPU. Interrupted, it starts again.
+    It runs in one process, on a GPU where there is one. Interrupted, it starts again.
 
     example: python -m finetune birthplaces finetune vanilla wiki.txt \
         --reading_params_path before --finetune_corpus_path train.tsv --writing_params_path after
     """
     from finetune.birthplaces.finetuning import finetune
 
-    finetune(
-        _choice(options),
-        options.corpus,
-        options.reading_params_path,
-        options.writing_params_path,
-        options.finetune_corpus_path,
-        learning_rate=options.finetune_lr,
-        epochs=options.epochs,
-        seed=options.seed,
-        name=options.tb_expt_name,
-        overrides=options.overrides,
-    )
-
-
-def _evaluate_arguments(command: argparse.ArgumentParser) -> None:
-    _add_model(command)
-    add = command.add_argument
-    add("--reading_params_path", type=Path, required=True, help="model folder that finetune wrote")
-    add("--eval_corpus_path", type=Path, required=True, help="TSV file, with or without answers")
-    add("--outputs_path", type=Path, required=True, help="file for the predictions, one a line")
-    add_device(command)
+    finetune(options)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -164,27 +75,67 @@ def _evaluate(options: argparse.Namespace) -> None:
     """
     from finetune.birthplaces.answering import evaluate
 
-    print(
-        evaluate(
-            _choice(options),
-            options.corpus,
-            options.reading_params_path,
-            options.eval_corpus_path,
-            options.outputs_path,
-            options.device,
-        )
-    )
+    evaluate(options)
 
 
-FUNCTIONS: dict[
-    str,
-    tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int | None]],
-] = {
-    "pretrain": (_pretrain_arguments, _pretrain),
-    "finetune": (_finetune_arguments, _finetune),
-    "evaluate": (_evaluate_arguments, _evaluate),
-    "london": (data_commands.add_london_arguments, data_commands.london),
-    "dataset": (data_commands.add_dataset_arguments, data_commands.dataset),
-    "demo": (data_commands.add_demo_arguments, data_commands.demo),
+def _london(options: argparse.Namespace) -> None:
+    """Count the questions that the answer "London" is right for.
+
+    example: python -m finetune birthplaces london --eval_corpus_path dev.tsv
+    """
+    from finetune.birthplaces.rows import read_rows, score
+
+    rows = read_rows(options.eval_corpus_path)
+    print(score(rows, ["London"] * len(rows)))
+
+
+def _dataset(options: argparse.Namespace) -> None:
+    """Show what the model reads (x) and predicts (y), with <pad> as U+25A1, <mask> as U+2047.
+
+    example: python -m finetune birthplaces dataset charcorruption wiki.txt
+    """
+    from finetune.birthplaces.examples import show
+
+    show(options.kind, options.corpus, options.finetune_corpus_path)
+
+
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "variant": {"choices": ("vanilla", "perceiver"), "help": "the model"},
+    "kind": {"choices": ("namedata", "charcorruption"), "help": "fine-tuning or pretraining"},
+    "corpus": {"type": Path, "help": "text, a document a line; its characters are the vocabulary"},
+    "--bottleneck_dim": {"type": int, "default": 32, "help": "latents of perceiver (default: 32)"},
+    "--reading_params_path": {"type": Path, "help": "model folder to start from"},
+    "--writing_params_path": {"type": Path, "help": "model folder to write"},
+    "--finetune_corpus_path": {"type": Path, "help": "TSV file: question<TAB>answer"},
+    "--eval_corpus_path": {"type": Path, "help": "TSV file: question<TAB>answer, or questions"},
+    "--outputs_path": {"type": Path, "help": "file for the predictions, one a line"},
+    "--pretrain_lr": {"type": float, "default": 6e-3, "help": "learning rate (default: 6e-3)"},
+    "--finetune_lr": {"type": float, "default": 6e-4, "help": "learning rate (default: 6e-4)"},
+    "--epochs": {"type": int, "help": "epochs (default: 650; finetune: 10, from nothing 75)"},
+    "--seed": {"type": int, "default": 1, "help": "random seed (default: 1)"},
+    "--tb_expt_name": {"default": "run", "help": "how the folder in expt/ begins (default: run)"},
+    "overrides": {
+        **{"nargs": "*", "default": [], "metavar": "key=value"},
+        "help": "settings of the recipe to change; in fine-tuning those of optimizer, "
+        "training.deepspeed and, without a pretrained model, model",
+    },
 }
-"""Every function, in the order of the work."""
+_TRAINING = "--epochs --seed --tb_expt_name overrides"
+FUNCTIONS: Mapping[str, tuple[Callable[[argparse.Namespace], int | None], str]] = {
+    "pretrain": (
+        _pretrain,
+        f"variant corpus --bottleneck_dim --writing_params_path --pretrain_lr {_TRAINING}",
+    ),
+    "finetune": (
+        _finetune,
+        "variant corpus --bottleneck_dim --reading_params_path? --writing_params_path "
+        f"--finetune_corpus_path --finetune_lr {_TRAINING}",
+    ),
+    "evaluate": (
+        _evaluate,
+        "variant corpus --bottleneck_dim --reading_params_path --eval_corpus_path --outputs_path",
+    ),
+    "london": (_london, "--eval_corpus_path"),
+    "dataset": (_dataset, "kind corpus --finetune_corpus_path?"),
+}
+"""Every function and its options, in the order of the work. Files are required but where "?" is."""

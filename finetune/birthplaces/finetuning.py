@@ -2,157 +2,75 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
-import os
 import shutil
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.common.files import lock
-from finetune.birthplaces import questions
-from finetune.birthplaces.models import (
-    Choice,
-    fresh,
-    load,
-    refuse_existing,
-    refuse_numbers,
-    refuse_overrides,
-)
-from finetune.birthplaces.pretraining import FINETUNE_RATE, refuse_name, run_folder
-from finetune.birthplaces.rows import AnswerBatches, AnswerObjective, encode
-from pretrain.records.metrics import METRICS
+from finetune.birthplaces import models
+from finetune.birthplaces.rows import AnswerBatches, AnswerObjective, encode, read_rows
+from pretrain.config.settings import is_within
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
-    from pretrain.loop.protocols import StepRecord
-    from pretrain.model.language_model import LanguageModel
     from pretrain.models.model_folder import ModelContents
 
 FRESH_EPOCHS, PRETRAINED_EPOCHS = 75, 10
 """Default epochs, from fresh and from pretrained weights."""
 BATCH_SIZE = 256
 """Most rows of an update."""
-_CURVES = "tensorboard"
-_PARTS = ".parts"
-"""Folder of the engine's own weights at the end of a run."""
 
 
-def finetune(
-    choice: Choice,
-    text: Path,
-    reading: Path | None,
-    output: Path,
-    data: Path,
-    *,
-    learning_rate: float = FINETUNE_RATE,
-    epochs: int | None = None,
-    seed: int = 1,
-    name: str = "run",
-    overrides: Sequence[str] = (),
-) -> None:
+def finetune(options: argparse.Namespace) -> None:
     """Train a model to answer the questions of a TSV file, and write its model folder.
 
     The learning rate is constant: of the assignment's cosine, fine-tuning sees the first sixth.
     Unlike the assignment's, the rows have another order in each epoch.
 
-    Args:
-        choice: the model.
-        text: the corpus, whose characters are the vocabulary.
-        reading: model folder of the pretrained model; None: fresh weights.
-        output: the model folder to write.
-        data: TSV file of questions and answers.
-        learning_rate: of every update.
-        epochs: how often every row is read; None: 75 from fresh weights, else 10.
-        seed: random seed of fresh weights, order and dropout.
-        name: --tb_expt_name.
-        overrides: of the recipe: optimizer, DeepSpeed settings, and the model where it is fresh.
-
     Raises:
         ValueError: a file or a setting is not accepted, the output exists, or a launcher started
             several processes.
     """
-    from pretrain.config.load import public
     from pretrain.models import model_folder
 
-    epochs = (PRETRAINED_EPOCHS if reading else FRESH_EPOCHS) if epochs is None else epochs
-    refuse_existing(output)
-    refuse_name(name)
-    refuse_numbers("--finetune_lr", learning_rate, epochs, seed)
-    used = ["optimizer", "training.deepspeed"]
-    model = ["model.size", "model.overrides"]
-    refuse_overrides(overrides, used if reading else [*used, *model])
-    _refuse_ranks()
-    recipe = choice.config(
-        [
-            f"optimizer.learning_rate={learning_rate}",
-            "schedule.minimum_learning_rate=0",
-            f"training.seed={seed}",
-            *overrides,
-        ]
-    )
-    read = questions.read_questions(data, with_answers=True)
-    start = load(reading, choice, text).contents() if reading else fresh(text, recipe)
+    data, reading = options.finetune_corpus_path, options.reading_params_path
+    models.refuse_existing(options.writing_params_path)
+    used = ["optimizer", "training.deepspeed", *([] if reading else ["model"])]
+    for each in options.overrides:
+        if not any(is_within(each.partition("=")[0], section) for section in used):
+            raise ValueError(f"{each!r}: has no effect here; only settings of {used} have")
+    rows, usual = read_rows(data), PRETRAINED_EPOCHS if reading else FRESH_EPOCHS
+    epochs = usual if options.epochs is None else options.epochs
+    batch_size = min(BATCH_SIZE, len(rows))
+    steps = math.ceil(epochs * len(rows) / batch_size)
+    settings = [f"optimizer.learning_rate={options.finetune_lr}", f"training.steps={steps}"]
+    settings += ["schedule.minimum_learning_rate=0", f"training.seed={options.seed}"]
+    recipe = models.recipe(options, *settings)
+    start = models.load(options).contents() if reading else models.fresh(options, recipe)
     assert start.vocabulary is not None
-    encoded = encode(read, start.vocabulary, start.config.max_positions, with_answers=True)
-    for note in encoded.notes:
-        print(f"{data}: {note}", flush=True)
-    rows = len(encoded.rows)
+    encoded = encode(rows, start.vocabulary, start.config.max_positions, data)
     objective = AnswerObjective(start.vocabulary.mask_id)
-    batches = AnswerBatches(encoded.rows, min(BATCH_SIZE, rows), seed, objective)
-    steps = math.ceil(epochs * rows / batches.batch_size)
-    print(f"{data}: rows: {rows:,}, epochs: {epochs:,}, steps: {steps:,}", flush=True)
-    trained: dict[str, Any] = start.provenance.get("recipe") or public(recipe)
-    is_pretrained = bool("run" in start.provenance or start.provenance.get("pretrained"))
-    folder = run_folder(
-        "finetune",
-        name,
-        start.config,
-        output,
-        seed,
-        pretrain_rate=trained["optimizer"]["learning_rate"] if is_pretrained else None,
-        finetune_rate=learning_rate,
-    )
-    started = time.perf_counter()
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder / "lock", "another process trains this model"):
-        (folder / METRICS).unlink(missing_ok=True)  # left by an interrupted run
-        for left in (_CURVES, _PARTS):
-            shutil.rmtree(folder / left, ignore_errors=True)
-        weights, loss = _train(start, recipe, batches, steps, folder)
-    of_pretraining = {key: value for key, value in start.provenance.items() if key != "recipe"}
+    batches = AnswerBatches(encoded, batch_size, options.seed, objective)
+    print(f"{data}: {len(rows):,} rows, {steps:,} steps", flush=True)
+    folder = models.run_folder(options, f"ft_lr_{options.finetune_lr:f}")
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
     provenance = {
-        "task": "birthplaces",
-        "rows": rows,
-        "epochs": epochs,
-        "steps": steps,
-        "batch_size": batches.batch_size,
-        "learning_rate": learning_rate,
-        "seed": seed,
+        **{"task": "birthplaces", "rows": len(rows), "steps": steps, "seed": options.seed},
         "optimizer": dataclasses.asdict(recipe.optimizer),
-        "deepspeed": Path(recipe.training.deepspeed).name,
-        "pretrained": of_pretraining if reading else None,
-        # Of the pretraining: other commands read the objective in it.
-        "recipe": trained,
+        "pretrained": start.provenance,  # other commands read the recipe in it
     }
-    contents = dataclasses.replace(start, weights=weights, provenance=provenance)
-    model_folder.save_model(output, contents)
-    print(f"{output}: steps: {steps:,}, {time.perf_counter() - started:.0f} s, loss {loss:.4f}")
-
-
-def _refuse_ranks() -> None:
-    from pretrain.engine.distributed import launcher_variables
-
-    if (ranks := launcher_variables(os.environ)["WORLD_SIZE"]) != "1":
-        raise ValueError(f"{ranks} ranks: this command uses one; start it without a launcher")
+    weights = _train(start, recipe, batches, folder)
+    trained = dataclasses.replace(start, weights=weights, provenance=provenance)
+    model_folder.save_model(options.writing_params_path, trained)
+    print(f"{options.writing_params_path}: the model after {steps:,} steps")
 
 
 def _train(
-    start: ModelContents, recipe: RunConfig, batches: AnswerBatches, steps: int, folder: Path
-) -> tuple[dict[str, Any], float]:
-    """Return the weights at the end, in fp32 on the CPU, and the last loss."""
+    start: ModelContents, recipe: RunConfig, batches: AnswerBatches, folder: Path
+) -> dict[str, Any]:
+    """Return the weights at the end, in fp32 on the CPU."""
     from pretrain.config.sections import BatchConfig
     from pretrain.engine import engine as engines
     from pretrain.engine.consolidated import consolidated_weights
@@ -164,38 +82,36 @@ def _train(
     from pretrain.train.trackers.tracker import Shown
 
     process = engines.start()
+    if process.world_size > 1:
+        raise ValueError(f"{process.world_size} ranks: this command uses one, without a launcher")
     model: LanguageModel = LanguageModel(start.config)
     model.load_state_dict(start.weights)
-    optimizer, size = recipe.optimizer, batches.batch_size
+    optimizer, size, steps = recipe.optimizer, batches.batch_size, recipe.training.steps
     settings = engines.deepspeed_json(
         recipe.training.deepspeed, BatchConfig(size, size), optimizer.gradient_clipping, 1
     )
     engine = engines.Engine(model, optimizer, settings, process)
+    metrics = MetricsWriter(folder, attempt=1)
     board = TensorBoard(Shown(folder, {}, attempt=1, first_step=0, say=print))
-    metrics, last_loss = MetricsWriter(folder, attempt=1), math.nan
-
-    def keep_loss(record: StepRecord) -> None:
-        nonlocal last_loss
-        last_loss = record.result.loss
-
-    observers: list[Callable[[StepRecord], None]] = [
-        metrics,
-        lambda record: board.scalars(record.step, curves(record)),
-        ProgressPrinter(steps),
-        keep_loss,
-    ]
     run(
         engine,
         batches,
         batches.objective,
         learning_rate=lambda step: optimizer.learning_rate,
         steps=range(steps),
-        rank_0=Rank0Callbacks(observers),
+        rank_0=Rank0Callbacks(
+            [
+                metrics,
+                lambda record: board.scalars(record.step, curves(record)),
+                ProgressPrinter(steps),
+            ]
+        ),
     )
     metrics.sync()
+    board.close()
     # The engine has the fp32 weights in its own parts; DeepSpeed writes a script beside the folder.
-    parts = folder / _PARTS / "weights"
+    parts = folder / ".parts" / "weights"
     engine.save(parts)
     weights = consolidated_weights(parts)
     shutil.rmtree(parts.parent)
-    return weights, last_loss
+    return weights

@@ -1,95 +1,89 @@
-"""Rows of ids for fine-tuning: `<s> question <mask> answer <mask>`, and batches of them.
+"""Questions and answers: TSV files, rows of ids `<s> question <mask> answer <mask>`, and scores.
 
 The model predicts the first `<mask>`, the answer and the closing `<mask>`.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from data_prep.tokenizer import Tokenizer
-from finetune.birthplaces.questions import Question, shortened
+from finetune.birthplaces import corpus
 from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import Arrays, MicroBatch
 from pretrain.objectives.base import Block, Ids
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.tokens import TokenObjective
 
-
-@dataclasses.dataclass(frozen=True)
-class Encoded:
-    """Rows, and what had to be done to encode their questions."""
-
-    rows: list[Ids]
-    """[n] each, special tokens included."""
-    left_out: int
-    """Questions that have no row: their answer has a character that the vocabulary lacks."""
-    unknown: collections.Counter[str]
-    """How often the questions have characters that the vocabulary lacks, which became `<unk>`."""
-
-    @property
-    def notes(self) -> list[str]:
-        """What was counted, as sentences."""
-        result = list[str]()
-        if self.left_out:
-            result.append(
-                f"rows left out because the vocabulary lacks a character of the answer: "
-                f"{self.left_out:,}"
-            )
-        if self.unknown:
-            named = ", ".join(repr(character) for character, _ in self.unknown.most_common(5))
-            result.append(
-                "characters of questions that the vocabulary lacks, read as <unk>: "
-                f"{self.unknown.total():,}, such as {named}"
-            )
-        return result
+Row = Sequence[str]
+"""A question, and its answer where there are answers."""
 
 
-def encode(
-    questions: Sequence[Question], tokenizer: Tokenizer, block: int, *, with_answers: bool
-) -> Encoded:
-    """Encode questions as rows.
+def read_rows(path: Path, *, with_answers: bool = True) -> list[Row]:
+    """Read the rows of a TSV file, `question<TAB>answer`, but for blank lines.
 
     Args:
-        questions: at least one.
-        tokenizer: of characters.
-        block: most ids of a row.
-        with_answers: rows of training, `<s> question <mask> answer <mask>`; otherwise
-            `<s> question <mask>`, one for every question.
+        path: in UTF-8.
+        with_answers: refuse a file without answers; otherwise it has one in each row or in none.
 
     Raises:
-        ValueError: a row is longer than the block, or every row was left out.
+        ValueError: there is no row, or one has another form.
     """
-    texts = tokenizer.encode_batch([question.text for question in questions])
-    answers = tokenizer.encode_batch([question.answer or "" for question in questions])
-    rows, left_out, unknown = list[Ids](), 0, collections.Counter[str]()
-    for question, text, answer in zip(questions, texts, answers, strict=True):
-        row = [tokenizer.bos_id, *text.tolist(), tokenizer.mask_id]
-        if with_answers:
-            row += [*answer.tolist(), tokenizer.mask_id]
-        if len(row) > block:
-            characters = len(row) - (3 if with_answers else 2)
+    lines = corpus.documents(path)
+    rows: list[Row] = [[field.strip() for field in line.split("\t")] for line in lines]
+    columns = 2 if with_answers else min(2, len(rows[0]))
+    for row in rows:
+        if len(row) != columns or not all(row):
+            form = "question<TAB>answer" if columns == 2 else "a question alone"
+            raise ValueError(f"{path}: row {'<TAB>'.join(row)[:80]!r}: must be {form}")
+    return rows
+
+
+def score(rows: Sequence[Row], predictions: Sequence[str]) -> str:
+    """Describe how many predictions equal their answer."""
+    if len(rows[0]) == 1:
+        return "no accuracy: the file has no answers"
+    correct = sum(row[1] == each for row, each in zip(rows, predictions, strict=True))
+    return f"correct: {correct} of {len(rows)}, {100 * correct / len(rows):.1f} %"
+
+
+def encode(rows: Sequence[Row], tokenizer: Tokenizer, block: int, source: Path) -> list[Ids]:
+    """Return `<s>` and each text of a row followed by `<mask>`, [n] for every row.
+
+    Characters of questions that the vocabulary lacks become `<unk>`; they are counted and printed.
+
+    Args:
+        rows: with answers or without.
+        tokenizer: of characters.
+        block: most ids of a row.
+        source: the file, for messages.
+
+    Raises:
+        ValueError: a row is longer than the block, or an answer has a character that the vocabulary
+            lacks.
+    """
+    encoded, unknown = list[Ids](), 0
+    for row in rows:
+        texts = tokenizer.encode_batch(row)
+        ids = [tokenizer.bos_id]
+        for text in texts:
+            ids += [*text.tolist(), tokenizer.mask_id]
+        if len(ids) > block:
             raise ValueError(
-                f"{question.source}: {shortened(question.text)} has {characters} characters"
-                f"{' with its answer' if with_answers else ''}; accepted: at most "
-                f"{characters - len(row) + block}, because the model reads {block} tokens"
+                f"{source}: {row[0][:80]!r}: {len(ids)} tokens with <s> and <mask>; accepted: at "
+                f"most {block}, which the model reads"
             )
-        if with_answers and tokenizer.unk_id in answer:
-            left_out += 1
-            continue
-        at = np.flatnonzero(text == tokenizer.unk_id)
-        unknown.update(question.text[index] for index in at)
-        rows.append(np.array(row, dtype=np.int64))
-    if not rows:
-        raise ValueError(
-            f"{questions[0].source}: this and every other answer has a character that the "
-            "vocabulary of the corpus lacks"
-        )
-    return Encoded(rows, left_out, unknown)
+        if any(tokenizer.unk_id in answer for answer in texts[1:]):
+            raise ValueError(f"{source}: answer {row[1]!r}: has characters that the corpus lacks")
+        unknown += ids.count(tokenizer.unk_id)
+        encoded.append(np.array(ids, dtype=np.int64))
+    if unknown:
+        print(f"{source}: characters that the corpus lacks, read as <unk>: {unknown:,}")
+    return encoded
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,8 +99,7 @@ class AnswerObjective(TokenObjective):
 
     def collate(self, rows: Sequence[Ids], length: int) -> Arrays:
         """Return one micro-batch, as `arrange` makes it, of rows of at most `length` ids."""
-        firsts = [int(np.argmax(row == self.mask_id)) for row in rows]
-        read = [(row, np.arange(first, len(row))) for row, first in zip(rows, firsts, strict=True)]
+        read = [(row, np.arange(np.argmax(row == self.mask_id), len(row))) for row in rows]
         return self.arrange([Block(row) for row in rows], read, length)
 
 
@@ -129,7 +122,6 @@ class AnswerBatches:
 
     def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
         """Return the step's batch as one micro-batch."""
-        assert world_size == 1
         lineage = Lineage.begin(len(self.rows), self.order_seed)
         chosen, _ = lineage.blocks(step * self.batch_size, self.batch_size)
         rows = [self.rows[index] for index in chosen]

@@ -106,15 +106,9 @@ def of_the_demo(monkeypatch, folder):
     return started(monkeypatch, lambda: run_demo(folder / "demo"))
 
 
-def of_the_birthplace_demo(monkeypatch, folder):
-    from finetune.birthplaces.demo import run_demo
-
-    return started(monkeypatch, lambda: run_demo(folder / "demo"))
-
-
 @pytest.mark.parametrize(
     "variables",
-    [of_a_launch, of_ssh, of_fine_tuning, of_the_demo, of_the_birthplace_demo],
+    [of_a_launch, of_ssh, of_fine_tuning, of_the_demo],
 )
 def test_every_child_gets_the_environment(variables, tmp_path, monkeypatch):
     assert variables(monkeypatch, tmp_path)["PYTHONSAFEPATH"] == "1"

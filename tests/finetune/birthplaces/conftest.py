@@ -1,46 +1,63 @@
-"""A small task about made-up people, and settings of a model that learns it in seconds."""
+"""A small task about made-up people, its commands, and a model folder."""
 
-from pathlib import Path
+import itertools
+import os
+import shlex
 from types import SimpleNamespace
 
 import pytest
 
-from finetune.birthplaces import demo
-
-TINY = ["model.size=tiny", "model.overrides.dropout=0", "model.overrides.attention_dropout=0"]
-
-
-@pytest.fixture
-def tiny():
-    """Settings of a model that learns in seconds."""
-    return TINY
+FIRST = ["Ada", "Bela", "Carl", "Dora", "Emil", "Frida", "Hans", "Ida", "Jan", "Leo"]
+LAST = ["Anderberg", "Dahlsen", "Eben", "Goldman", "Jansenrup", "Kron"]
+PLACES = ["Alton", "Barford", "Corburgh", "Dunmouth", "Elbrook", "Farton", "Garford"]
+TINY = "model.size=tiny model.overrides.max_positions=128"
 
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory):
-    """Paths of text, train and dev, of 60 people."""
-    folder = tmp_path_factory.mktemp("task") / "task"
-    demo.make(folder, 60, seed=1, dev_fraction=0.3)
-    names = {"text": demo.TEXT, "train": demo.TRAIN, "dev": demo.DEV}
-    return SimpleNamespace(folder=folder, **{name: folder / file for name, file in names.items()})
+    """Paths of text, train and dev, of 60 people; the text says where each was born."""
+    folder = tmp_path_factory.mktemp("task")
+    born = dict(zip(map(" ".join, itertools.product(FIRST, LAST)), PLACES * 9, strict=False))
+    rows = [f"Where was {name} born?\t{place}\n" for name, place in born.items()]
+    contents = {
+        "text": [f"{name}. {name} was born in {place}.\n" for name, place in born.items()],
+        "train": rows[:42],
+        "dev": rows[42:],
+    }
+    for name, lines in contents.items():
+        (folder / name).write_text("".join(lines))
+    return SimpleNamespace(**{name: folder / name for name in contents})
 
 
 @pytest.fixture
-def make_model(task):
-    """Write a model folder of a tiny fresh model for the task's text."""
+def birthplaces(run_ranks, tmp_path, monkeypatch):
+    """Run a command of the task in an empty folder; an engine needs a process of its own."""
+    from finetune.__main__ import main
 
-    def make(choice, path: Path) -> Path:
-        import torch
+    monkeypatch.chdir(tmp_path)
 
-        from finetune.birthplaces import corpus
-        from pretrain.model.language_model import LanguageModel
+    def run(words):
+        def work():
+            os.chdir(tmp_path)
+            return main(["birthplaces", *shlex.split(words)])
+
+        return run_ranks(1, work)[0] if words.startswith("finetune") else work()
+
+    return run
+
+
+@pytest.fixture
+def fresh(task, tmp_path):
+    """Write a model folder of a tiny fresh model; returns options that name it."""
+
+    def make(variant, latents=8):
+        from finetune.birthplaces import models
         from pretrain.models import model_folder
 
-        tokenizer = corpus.vocabulary(corpus.documents(task.text))
-        config = choice.config(TINY).architecture(tokenizer.vocab_size)
-        torch.manual_seed(0)
-        weights = LanguageModel(config).state_dict()
-        model_folder.save_model(path, model_folder.ModelContents(config, weights, tokenizer, {}))
-        return path
+        options = SimpleNamespace(variant=variant, bottleneck_dim=latents, corpus=task.text)
+        options.overrides, options.reading_params_path = TINY.split(), tmp_path / variant
+        contents = models.fresh(options, models.recipe(options))
+        model_folder.save_model(options.reading_params_path, contents)
+        return options
 
     return make

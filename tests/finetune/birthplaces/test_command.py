@@ -1,24 +1,23 @@
-"""The command lines of the assignment, of the documents and of the demo."""
+"""The commands of the assignment, what they make, and what they refuse."""
 
 import os
-import re
 import shlex
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from data_prep.common.arguments import parse_arguments
-from finetune.__main__ import _parser, main
-from finetune.birthplaces import demo
-from finetune.birthplaces.models import Choice
-from finetune.birthplaces.pretraining import EXPERIMENTS
+from data_prep.manifest import load_manifest
+from finetune.__main__ import _parser
+from finetune.birthplaces import corpus, finetuning, models
+from finetune.birthplaces.rows import read_rows
+from pretrain.models import model_folder
+from pretrain.records.metrics import read_metrics
+from tests.finetune.birthplaces.conftest import TINY
 
-ROOT = Path(demo.__file__).parents[2]
-RESULTS = (ROOT / "pretrain/notes/measurements.md").read_text().replace("\\\n", "")
-MEASURED = re.findall(r"^    zeroclap birthplaces (.*)$", RESULTS, re.MULTILINE)
-
+PAD, MASK = "\u25a1", "\u2047"
 TRAIN = "--finetune_corpus_path birth_places_train.tsv"
 DEV, TEST = "--eval_corpus_path birth_dev.tsv", "--eval_corpus_path birth_test_inputs.tsv"
 WIDE = "perceiver wiki.txt --bottleneck_dim 64"
@@ -46,55 +45,215 @@ ASSIGNMENT = [
 """In its order: without pretraining, the ordinary transformer, the Perceiver."""
 
 
-@pytest.mark.parametrize("words", [*ASSIGNMENT, *MEASURED, *demo.commands()])
-def test_a_command_line_is_accepted(words):
+@pytest.mark.parametrize("words", ASSIGNMENT)
+def test_a_command_of_the_assignment_is_that_of_its_model(words):
     options = parse_arguments(_parser(), ["birthplaces", *shlex.split(words)])
     assert options.function == words.split()[0]
-    if words in ASSIGNMENT[7:]:
-        assert (options.variant, options.bottleneck_dim) == ("perceiver", 64)
-
-
-@pytest.mark.parametrize("words", [line for line in MEASURED if line.startswith("pretrain ")])
-def test_a_pretraining_that_was_measured_can_be_divided_among_the_processes_of_a_cpu(words):
-    options = parse_arguments(_parser(), ["birthplaces", *shlex.split(words)])
-    choice = Choice(options.variant, options.bottleneck_dim, options.position)
-    config = choice.config(["supervision.processes_per_node=2", *options.overrides])
-    assert config.batch.accumulation_steps(config.supervision.processes_per_node) >= 1
+    options.overrides = []
+    config = models.recipe(options)
+    architecture = config.architecture(256)
+    assert architecture.causal
+    assert architecture.latents == (64 if "perceiver" in words else 0)
+    assert architecture.max_positions == config.data.sequence_length == 128
 
 
 @pytest.mark.slow
-def test_the_assignments_commands_run_in_their_order(task, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name, path in (
-        ("wiki.txt", task.text),
-        ("birth_places_train.tsv", task.train),
-        ("birth_dev.tsv", task.dev),
-    ):
-        Path(name).write_text(path.read_text())
-    questions = [line.split("\t")[0] for line in task.dev.read_text().splitlines()]
+def test_the_assignments_commands_run_in_their_order(task, birthplaces, capsys):
+    shutil.copy(task.text, "wiki.txt")
+    shutil.copy(task.train, "birth_places_train.tsv")
+    shutil.copy(task.dev, "birth_dev.tsv")
+    questions = [row[0] for row in read_rows(task.dev)]
     Path("birth_test_inputs.tsv").write_text("".join(f"{each}\n" for each in questions))
-    size = "model.size=tiny model.overrides.max_positions=128"
-    small = {"pretrain": f"--epochs 8 {size} batch.global_batch_size=16 batch.micro_batch_size=8"}
+    small = {
+        "pretrain": f"--epochs 8 {TINY} batch.global_batch_size=16 batch.micro_batch_size=8",
+        "finetune": "--epochs 2",
+        "evaluate": "",
+    }
     for line in ASSIGNMENT:
-        words = f"{line} --epochs 2" if line.startswith("finetune") else line
-        words += f" {size}" if line == ASSIGNMENT[0] else ""
-        words = shlex.split(f"{words} {small.get(words.split()[0], '')}")
-        if words[0] == "finetune":  # an engine of its own
-            command = [sys.executable, "-m", "finetune", "birthplaces", *words]
-            subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        else:
-            assert main(["birthplaces", *words]) == 0
+        words = f"{line} {small[line.split()[0]]}"
+        assert birthplaces(f"{words} {TINY}" if line == ASSIGNMENT[0] else words) == 0
     shown = capsys.readouterr().out
     assert shown.count("correct: ") == shown.count("no accuracy: the file has no answers") == 3
     for path in Path().glob("*.predictions"):
         assert len(path.read_text().splitlines()) == len(questions)
     assert len(list(Path().glob("*.predictions"))) == 6
-    runs = [path.name.removesuffix("_seed_1") for path in EXPERIMENTS.glob("*tune/*")]
-    runs += [path.name.removesuffix("_seed_1") for path in EXPERIMENTS.glob("pretrain/*")]
-    assert set(runs) == {
-        "run_vanilla_ft_lr_0.000600",
-        "run_vanilla_pt_lr_0.006000",
-        "run_vanilla_pt_lr_0.006000_ft_lr_0.000600",
-        "run_perceiver_64_pt_lr_0.006000",
-        "run_perceiver_64_pt_lr_0.006000_ft_lr_0.000600",
+    runs = {str(path.relative_to("expt")) for path in Path("expt").glob("*t*n*/*/*")}
+    assert runs == {
+        "finetune/run_vanilla_ft_lr_0.000600_seed_1/vanilla.model.params",
+        "finetune/run_vanilla_ft_lr_0.000600_seed_1/vanilla.finetune.params",
+        "finetune/run_perceiver_64_ft_lr_0.000600_seed_1/perceiver.finetune.params",
+        "pretrain/run_vanilla_pt_lr_0.006000_seed_1/vanilla.pretrain.params",
+        "pretrain/run_perceiver_64_pt_lr_0.006000_seed_1/perceiver.pretrain.params",
     }
+    loaded = model_folder.load_model(Path("perceiver.finetune.params"))
+    assert loaded.provenance["pretrained"]["step"] == 30
+    assert loaded.objective.name == "span-corruption"
+    # The run is finished: the same command only makes its model folder again.
+    pretraining, output = f"{ASSIGNMENT[3]} {small['pretrain']}", Path("vanilla.pretrain.params")
+    output.rename("before")
+    assert birthplaces(pretraining) == 0
+    for file in ("model.safetensors", "tokenizer.json"):
+        assert (output / file).read_bytes() == (Path("before") / file).read_bytes()
+    output.rename("again")
+    assert birthplaces(f"{pretraining} batch.micro_batch_size=4 optimizer.beta1=0.8") == 2
+    assert "beta1" in capsys.readouterr().err
+
+
+def test_a_fresh_model_learns_to_repeat_the_answers_of_its_training(task, birthplaces, capsys):
+    Path("few.tsv").write_text("".join(task.train.read_text().splitlines(keepends=True)[:6]))
+    begin = f"perceiver {task.text} --bottleneck_dim 48"
+    plain = "model.overrides.dropout=0 model.overrides.attention_dropout=0"
+    assert not birthplaces(
+        f"finetune {begin} --finetune_corpus_path few.tsv --writing_params_path model "
+        f"--finetune_lr 1e-2 --epochs 120 {TINY} {plain}"
+    )
+    assert not birthplaces(
+        f"evaluate {begin} --reading_params_path model --eval_corpus_path few.tsv "
+        "--outputs_path predictions"
+    )
+    assert capsys.readouterr().out.endswith("correct: 6 of 6, 100.0 %\n")
+    answers = [answer for _, answer in read_rows(Path("few.tsv"))]
+    assert Path("predictions").read_text().splitlines() == answers
+    (folder,) = Path("expt").glob("finetune/*/model")
+    assert {"metrics.jsonl", "tensorboard"} == {path.name for path in folder.iterdir()}
+    losses = [line["loss"] for line in read_metrics(folder / "metrics.jsonl")]
+    assert len(losses) == 120
+    assert losses[-1] < 0.1 < losses[0]
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(256, 3), (41, 4)])
+def test_few_rows_are_one_batch_and_every_epoch_is_read(
+    task, birthplaces, monkeypatch, batch_size, steps
+):
+    """A row more than a batch is not two batches."""
+    monkeypatch.setattr(finetuning, "BATCH_SIZE", batch_size)
+    words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} --epochs 3 {TINY}"
+    assert birthplaces(f"{words} --writing_params_path model") == 0
+    assert model_folder.load_model(Path("model")).provenance["steps"] == steps
+
+
+def test_fine_tuning_starts_from_the_pretrained_weights_and_repeats_bit_for_bit(
+    task, fresh, birthplaces
+):
+    start = fresh("vanilla").reading_params_path
+    words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} --epochs 2 --seed 3"
+    words += f" --reading_params_path {start} optimizer.weight_decay=0 --finetune_lr"
+    for name, rate in (("same", 1e-9), ("first", 1e-3), ("second", 1e-3)):
+        assert birthplaces(f"{words} {rate} --writing_params_path {name}") == 0
+    before, same = (model_folder.load_model(Path(name)).model for name in (start, "same"))
+    for name, weights in before.state_dict().items():
+        torch.testing.assert_close(same.state_dict()[name], weights, rtol=0, atol=1e-7)
+    first, second = (Path(name, "model.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second != Path("same/model.safetensors").read_bytes()
+
+
+def test_a_model_of_another_kind_or_text_is_refused(fresh, task, tmp_path):
+    options = fresh("perceiver")
+    options.bottleneck_dim = 16
+    with pytest.raises(ValueError, match="8 latents; accepted with perceiver: .* 16 latents"):
+        models.load(options)
+    options.variant = "vanilla"
+    with pytest.raises(ValueError, match="accepted with vanilla: causal True and 0 latents"):
+        models.load(options)
+    options = fresh("vanilla")
+    options.corpus = tmp_path / "other.txt"
+    options.corpus.write_text("xyz")
+    with pytest.raises(ValueError, match=r"other\.txt: its characters, .* are not the vocabulary"):
+        models.load(options)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("pretrain vanilla {text} --epochs 0", "training.steps"),
+        ("pretrain vanilla {text} --pretrain_lr 0", "learning_rate"),
+        ("pretrain vanilla /nowhere.txt", "/nowhere.txt"),
+        ("pretrain vanilla {text} --writing_params_path {text}", "exists; choose a new name"),
+        ("pretrain perceiver {text} --bottleneck_dim 129", "latents 129"),
+        ("finetune vanilla {text} {train} --epochs 0", "training.steps"),
+        ("finetune vanilla {text} {train} model.overrides.causal=false", "has causal False"),
+        ("finetune vanilla {text} {train} batch.micro_batch_size=4", "has no effect here"),
+        ("finetune vanilla {text} {train} --reading_params_path a model.size=tiny", "no effect"),
+        ("finetune vanilla {text} {train} --reading_params_path {text}", "is not a model folder"),
+        ("evaluate vanilla {text} --reading_params_path a --eval_corpus_path {text}", "exists"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_trained(
+    task, birthplaces, monkeypatch, capfd, words, message
+):
+    words = words.format(text=task.text, train=f"--finetune_corpus_path {task.train}")
+    if "--writing" not in words:
+        output = f"--outputs_path {task.text}" if "evaluate" in words else "--writing_params_path m"
+        words += f" {output}"
+    assert birthplaces(words) == 2
+    assert message in capfd.readouterr().err
+    assert {path.name for path in Path().iterdir()} <= {"expt"}
+
+
+def test_several_ranks_are_refused(task, run_ranks, tmp_path):
+    def work():
+        from finetune.__main__ import main
+
+        os.chdir(tmp_path)
+        words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} {TINY}"
+        return main(["birthplaces", *shlex.split(f"{words} --writing_params_path model")])
+
+    assert run_ranks(2, work) == [2, 2]
+
+
+def test_a_line_is_a_document_and_a_corpus_is_made_once_for_each_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("Ann was born.\n\n  \n\u00a0\nBob too.\n")
+    texts = corpus.documents(path)
+    assert texts == ["Ann was born.", "Bob too."]
+    prepared = corpus.prepare("a", texts, tmp_path)
+    assert load_manifest(prepared).totals["train"].documents == 2
+    before = (prepared / "manifest.json").stat().st_mtime_ns
+    assert corpus.prepare("a", texts, tmp_path) == prepared
+    assert (prepared / "manifest.json").stat().st_mtime_ns == before
+    assert corpus.prepare("a", texts[:1], tmp_path) != prepared
+    path.write_bytes(b"a\n\xff\n")
+    with pytest.raises(ValueError, match=r"a\.txt: line 2: bad-utf8"):
+        corpus.documents(path)
+
+
+def test_every_question_about_a_person_of_the_text_can_be_asked():
+    tokenizer = corpus.vocabulary(["Bo lives."])
+    (ids,) = tokenizer.encode_batch(["Where was Bo born?"])
+    assert tokenizer.unk_id not in ids
+
+
+def test_rows_of_fine_tuning_are_shown_as_the_assignment_shows_them(task, birthplaces, capsys):
+    Path("one.tsv").write_text("Where was Ada born?\tAlton\n")
+    words = f"dataset namedata {task.text}"
+    assert birthplaces(f"{words} --finetune_corpus_path one.tsv") == 0
+    read = f"Where was Ada born?{MASK}Alton{MASK}"
+    predicted = f"{PAD * 18}{MASK}Alton{MASK}"  # each place predicts what follows it
+    assert capsys.readouterr().out.splitlines() == [
+        f"x: {read}{PAD * (127 - len(read))}",
+        f"y: {predicted}{PAD * (127 - len(predicted))}",
+    ]
+    assert birthplaces(words) == 2
+
+
+def test_a_row_of_pretraining_has_all_of_its_text_and_predicts_what_follows(
+    task, birthplaces, capsys
+):
+    assert birthplaces(f"dataset charcorruption {task.text}") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 8
+    texts = task.text.read_text().splitlines()
+    for text, x, y in zip(texts, shown[::2], shown[1::2], strict=False):
+        prefix, suffix, span, padding = x.removeprefix("x: ").split(MASK)
+        assert text.startswith(prefix + span + suffix)
+        assert set(padding) == {PAD}
+        assert y == f"y: {x[4:]}{PAD}"
+
+
+def test_london_is_right_for_one_in_twenty_of_the_assignments_development_set(birthplaces, capsys):
+    shared = os.environ.get("ZEROCLAP_SHARED")
+    if not shared:
+        pytest.skip("ZEROCLAP_SHARED is not set; it names the folder that holds data/birthplaces/")
+    path = Path(shared) / "data" / "birthplaces" / "birth_dev.tsv"
+    assert birthplaces(f"london --eval_corpus_path {path}") == 0
+    assert capsys.readouterr().out == "correct: 25 of 500, 5.0 %\n"

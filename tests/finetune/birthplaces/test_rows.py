@@ -1,30 +1,55 @@
-"""Rows of fine-tuning: their layout, what is predicted, and their order."""
+"""Files of questions and answers, rows of ids, what is predicted of them, and their order."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_prep.tokenizer import train_characters
-from finetune.birthplaces.questions import Question
-from finetune.birthplaces.rows import AnswerBatches, AnswerObjective, encode
+from finetune.birthplaces.rows import AnswerBatches, AnswerObjective, encode, read_rows, score
 from pretrain.objectives.tokens import IGNORED
 
 TOKENIZER = train_characters(["abcdefghij ?"])
 BOS, MASK = TOKENIZER.bos_id, TOKENIZER.mask_id
+FILE = Path("f.tsv")
 
 
 def ids(text):
     return TOKENIZER.encode_batch([text])[0].tolist()
 
 
-def asked(*pairs):
-    return [Question(f"f.tsv: line {n}", *pair) for n, pair in enumerate(pairs, start=1)]
+def test_a_file_has_answers_in_every_row_or_in_none(tmp_path):
+    path = tmp_path / "rows.tsv"
+    path.write_text("Who is A?\tGraz\nWho is B?\tNew York \n\n")
+    assert read_rows(path) == [["Who is A?", "Graz"], ["Who is B?", "New York"]]
+    path.write_text("Where was A?\r\nWhere was B?")
+    assert read_rows(path, with_answers=False) == [["Where was A?"], ["Where was B?"]]
+    with pytest.raises(ValueError, match=r"row 'Where was A\?': must be question<TAB>answer"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    "content", ["a?\tx\nb?\n", "a?\nb?\tx\n", "a?\tx\ty\n", "a?\t\n", "", b"a?\tx\nb?\t\xff\n"]
+)
+def test_a_row_of_another_form_is_refused(tmp_path, content):
+    path = tmp_path / "rows.tsv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=r"rows\.tsv: "):
+        read_rows(path, with_answers="\t" in str(content))
+
+
+def test_only_equal_answers_count():
+    rows = [("q", answer) for answer in ("York", "New York", "york")]
+    assert score(rows, ["York"] * 3) == "correct: 1 of 3, 33.3 %"
+    assert score([("q",)], ["York"]) == "no accuracy: the file has no answers"
 
 
 def test_a_row_is_question_mask_answer_mask_and_the_rest_from_the_first_mask_is_predicted():
-    encoded = encode(asked(("ab?", "cd"), ("a?", "e")), TOKENIZER, 32, with_answers=True)
-    first, second = (row.tolist() for row in encoded.rows)
+    rows = encode([("ab?", "cd"), ("a?", "e")], TOKENIZER, 32, FILE)
+    first, second = (row.tolist() for row in rows)
     assert first == [BOS, *ids("ab?"), MASK, *ids("cd"), MASK]
-    arrays = AnswerObjective(MASK).collate(encoded.rows, 10)
+    assert encode([("ab?",)], TOKENIZER, 32, FILE)[0].tolist() == first[:5]
+    arrays = AnswerObjective(MASK).collate(rows, 10)
     assert arrays["input_ids"].tolist()[1] == [*second, *[TOKENIZER.pad_id] * 4]
     assert arrays["document_ids"].sum(axis=1).tolist() == [8, 6]
     used = arrays["labels"] != IGNORED
@@ -35,52 +60,32 @@ def test_a_row_is_question_mask_answer_mask_and_the_rest_from_the_first_mask_is_
     assert AnswerObjective(MASK).targets(arrays) == (7,)
 
 
-def test_questions_alone_end_with_the_mask():
-    (row,) = encode(asked(("ab?", None)), TOKENIZER, 32, with_answers=False).rows
-    assert row.tolist() == [BOS, *ids("ab?"), MASK]
+def test_characters_that_the_corpus_lacks_are_counted_in_questions_and_refused_in_answers(capsys):
+    first, _ = encode([("aXX?", "b"), ("aX?", "c")], TOKENIZER, 32, FILE)
+    assert first.tolist().count(TOKENIZER.unk_id) == 2
+    assert capsys.readouterr().out.endswith("read as <unk>: 3\n")
+    with pytest.raises(ValueError, match="answer 'Y': has characters"):
+        encode([("a?", "b"), ("a?", "Y")], TOKENIZER, 32, FILE)
 
 
-def test_characters_that_the_vocabulary_lacks_are_counted():
-    questions = asked(("aXX?", "b"), ("aX?", "Y"), ("aY?", "c"))
-    encoded = encode(questions, TOKENIZER, 32, with_answers=True)
-    assert [len(row) for row in encoded.rows] == [8, 7]
-    assert encoded.rows[0].tolist().count(TOKENIZER.unk_id) == 2
-    assert encoded.left_out == 1
-    assert dict(encoded.unknown) == {"X": 2, "Y": 1}
-    assert encoded.notes[0].endswith("lacks a character of the answer: 1")
-    assert "read as <unk>: 3, such as 'X', 'Y'" in encoded.notes[1]
-    assert encode(asked(("a?", "b")), TOKENIZER, 32, with_answers=True).notes == []
-    # What is asked, in contrast, keeps all its rows.
-    assert len(encode(questions, TOKENIZER, 32, with_answers=False).rows) == 3
-    with pytest.raises(ValueError, match=r"f.tsv: line 1: this and every other answer"):
-        encode(asked(("a?", "Y")), TOKENIZER, 32, with_answers=True)
+@pytest.mark.parametrize(("answer", "most"), [(["b"], 8), ([], 10)])
+def test_a_row_that_is_longer_than_the_block_is_refused(answer, most):
+    (row,) = encode([("a" * most, *answer)], TOKENIZER, 12, FILE)
+    assert len(row) == 12
+    with pytest.raises(ValueError, match="13 tokens .* at most 12"):
+        encode([("a" * (most + 1), *answer)], TOKENIZER, 12, FILE)
 
 
-@pytest.mark.parametrize(("with_answers", "most"), [(True, 9), (False, 10)])
-def test_a_row_that_is_longer_than_the_block_is_refused(with_answers, most):
-    def encoded(characters):
-        question = asked(("a?", "b"), ("a" * (characters - with_answers), "b"))
-        return encode(question, TOKENIZER, 12, with_answers=with_answers)
-
-    assert len(encoded(most).rows[1]) == 12
-    with pytest.raises(ValueError, match=rf"line 2: .* {most + 1} .* at most {most}"):
-        encoded(most + 1)
-
-
-def batches(seed, count=10, size=4):
-    rows = [np.array([BOS, 4 + n, MASK, 4 + n, MASK]) for n in range(count)]
-    return AnswerBatches(rows, size, seed, AnswerObjective(MASK))
-
-
-def read_in(made, steps):
+def read_in(seed, steps):
+    rows = [np.array([BOS, 4 + n, MASK, 4 + n, MASK]) for n in range(10)]
+    made = AnswerBatches(rows, 4, seed, AnswerObjective(MASK))
     found = [made.micro_batches(step, 0, 1)[0] for step in steps]
     return [row[1] - 4 for batch in found for row in batch.arrays["input_ids"].tolist()]
 
 
 def test_every_epoch_reads_every_row_once_in_an_order_of_its_own():
-    order = read_in(batches(seed=1), range(5))  # two epochs of ten rows
+    order = read_in(1, range(5))  # two epochs of ten rows
     assert sorted(order[:10]) == sorted(order[10:]) == list(range(10))
     assert len({tuple(order[:10]), tuple(order[10:]), tuple(range(10))}) == 3
-    assert read_in(batches(seed=1), range(5)) == order
-    assert read_in(batches(seed=2), range(5)) != order
-    assert batches(seed=1).epoch(5) == 2
+    assert read_in(1, range(5)) == order
+    assert read_in(2, range(5)) != order
