@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from data_prep import gpt2_vocabulary, unigram
 from data_prep.common.files import retried, write_atomically
 from data_prep.gpt2_vocabulary import FIRST_TOKENS, MASK_TOKEN
-from data_prep.growth import refuse_growth
 
 if TYPE_CHECKING:
     import tokenizers
@@ -69,9 +68,7 @@ class Tokenizer:
             ValueError: A text is not valid Unicode, such as one of the command line may be.
         """
         try:
-            encodings = _unpanicked(
-                self._backend.encode_batch_fast, list(texts), add_special_tokens=False
-            )
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except TypeError:
             _refuse_lone_surrogates(texts)
             raise
@@ -104,7 +101,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids, including special tokens."""
         ids = [int(id) for id in ids]
-        return str(_unpanicked(self._backend.decode, ids, skip_special_tokens=False))
+        return str(self._backend.decode(ids, skip_special_tokens=False))
 
     def token_text(self, id: int) -> str:
         """Return the text of one id; part of a character becomes U+FFFD."""
@@ -340,35 +337,13 @@ def _renumbered(ids: Mapping[str, int], order: Sequence[int]) -> dict[str, int]:
 
 
 def _read_json(file: Path) -> "tokenizers.Tokenizer":
-    import orjson
     import tokenizers
 
+    content = retried(file.read_bytes)
     try:
-        content = orjson.loads(retried(file.read_bytes))
-        refuse_growth(content)
-        # What was checked is read. The library raises bare Exception for any error in the file.
-        backend: tokenizers.Tokenizer = _unpanicked(
-            tokenizers.Tokenizer.from_buffer, orjson.dumps(content)
-        )
-        return backend
-    except OSError:
-        raise
-    except Exception as error:
+        return tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises bare Exception for any error in the file
         raise ValueError(f"not a {FILE_NAME} of the tokenizers library: {error}") from error
-
-
-def _unpanicked(function: Callable[..., Any], *arguments: object, **keywords: object) -> Any:  # noqa: ANN401
-    """Call a function of the tokenizers library.
-
-    Raises:
-        ValueError: The library panicked, which is no Exception in Python.
-    """
-    try:
-        return function(*arguments, **keywords)
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(f"the tokenizers library cannot use this vocabulary: {error}") from None
 
 
 def _find(name_or_path: str | Path) -> Path:
@@ -417,8 +392,7 @@ def _check_special_tokens(backend: "tokenizers.Tokenizer", vocab_size: int) -> N
         raise ValueError(
             f"special ids {found}; accepted: {expected} (RoBERTa's order, with <mask> last)"
         )
-    written = _unpanicked(backend.encode, _SPECIAL_TEXT, add_special_tokens=False).ids
-    _unpanicked(backend.decode, written)
+    written = backend.encode(_SPECIAL_TEXT, add_special_tokens=False).ids
     if control := sorted(set(written) & {0, 1, 2, vocab_size - 1}):
         raise ValueError(
             f"the text {_SPECIAL_TEXT!r} encodes to the special ids {control}; the vocabulary must "

@@ -1,4 +1,3 @@
-import base64
 import itertools
 import json
 import os
@@ -94,72 +93,6 @@ def test_invalid_tokenizer_files_are_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer\.json"):
         load(tmp_path)
-
-
-DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-
-
-def nested(part, times):
-    for _ in range(times):
-        part = {"type": "Sequence", "normalizers": [part, DOUBLED]}
-    return part
-
-
-def table(*texts, index=b""):
-    content = len(index).to_bytes(4, "little") + index + b"\0".join(texts)
-    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(content).decode()}
-
-
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-REGEX = {"type": "Replace", "pattern": {"Regex": "b*"}, "content": "c" * 5000}
-LONG = {"id": 9, "content": "a" * 5000, "normalized": True, "special": False}
-TEXT = {"Sequence": {"id": "A", "type_id": 0}}
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"normalizer": nested(DOUBLED, 39)},
-        {"normalizer": {"type": "Sequence", "normalizers": [DOUBLED] * 15000}},
-        {"normalizer": {"type": "Prepend", "prepend": "a" * 5000}},
-        {"normalizer": REGEX},
-        {"normalizer": {"type": "Sequence", "normalizers": [table(b"x" * 9999)] * 9}},
-        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 40}},
-        {"decoder": {"type": "Sequence", "decoders": [REGEX]}},
-        {"post_processor": {"type": "TemplateProcessing", "single": [TEXT] * 9999, "pair": []}},
-    ],
-)
-def test_a_file_that_makes_texts_long_is_refused(values, tokenizer, tmp_path):
-    assert_refused(tokenizer, tmp_path, values, "it may make a text more than 4,096 times as long")
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"normalizer": nested(DOUBLED, 9), "added_tokens": [LONG]}, "added tokens may take 5,120"),
-        ({"added_tokens": [3]}, "is damaged"),
-        ({"normalizer": {"type": "Replace", "pattern": 3, "content": "a"}}, "is damaged"),
-        ({"normalizer": {"normalizers": []}}, "normalizer 'None'; accepted: Replace"),
-        ({"normalizer": table(b"abc")}, "cannot use this vocabulary"),
-        ({"normalizer": table(b"abc", index=b"\xff" * 8)}, "cannot use this vocabulary"),
-        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "cannot use this vocabulary"),
-        (
-            {"decoder": {"type": "Strip", "content": "a", "start": 10**9, "stop": 10**9}},
-            "cannot use this vocabulary",
-        ),
-    ],
-)
-def test_a_file_that_is_damaged_or_makes_the_library_panic_is_refused(
-    values, message, tokenizer, tmp_path
-):
-    assert_refused(tokenizer, tmp_path, values, message)
-
-
-def assert_refused(tokenizer, folder, values, message):
-    file = folder / "tokenizer.json"
-    file.write_text(json.dumps({**tokenizer.content(), **values}))
-    with pytest.raises(ValueError, match=rf"tokenizer\.json: .*{message}"):
-        load(file)
 
 
 def test_missing_special_tokens_are_refused(tokenizer, tmp_path):
