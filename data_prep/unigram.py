@@ -9,8 +9,7 @@ The functions return the library's tokenizers; `data_prep.tokenizer` wraps them.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from data_prep.gpt2_vocabulary import FIRST_TOKENS, MASK_TOKEN
@@ -32,11 +31,7 @@ _SPECIAL_TOKEN = r"<(?=/?s>|pad>|unk>|mask>)"  # its first character
 # ALBERT's special tokens, in the order of ours.
 _ALBERT_FIRST = ("[CLS]", "<pad>", "[SEP]", "<unk>")
 _ALBERT_MASK = "[MASK]"
-_FREQUENT = 5  # occurrences: one more changes little
-_BATCH = 10_000  # occurrences handed to the trainer at once
-# The trainer adds characters that only occur within longer pieces with scores that differ by this,
-# in the order of a hash table.
-_SCORE_STEP = 1e-4
+_BATCH = 10_000  # occurrences of a word handed to the trainer at once
 _DIGITS = 4  # of a score: the trainer's sums depend on the number of threads after ten or more
 
 
@@ -65,21 +60,32 @@ def train(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> 
             pre_tokenizers.Split(Regex(_RUNS), behavior="isolated"),
         ]
     )
-    counts = _count_runs(map(normalizer.normalize_str, texts), splitter)
-    characters = _frequent_characters(counts)
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(normalizer.normalize_str(text).split())
+    characters = _frequent_characters(words)
     others = len(FIRST_TOKENS) + len(_BYTES) + 1
-    smallest = others + len(characters) + 1  # with fewer the trainer does not end
+    smallest = others + len(characters) + 2  # "▁"; and with fewer the trainer does not end
     if vocab_size < smallest:
         raise ValueError(
             f"vocabulary size {vocab_size}: accepted: {smallest} or more, for {others} special "
             f"tokens and bytes, and the {len(characters)} most frequent characters of these texts"
         )
+    rare = re.compile(f"[^{re.escape(characters)}]+")
+    occurrences = (
+        f"{rare.sub(' ', word)} " * min(_BATCH, count - done)
+        for word, count in words.items()
+        for done in range(0, count, _BATCH)
+    )
     trained = Tokenizer(models.Unigram())
-    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trained.pre_tokenizer = splitter
     trainer = trainers.UnigramTrainer(vocab_size=vocab_size - others, show_progress=False)
-    trained.train_from_iterator(_training_text(counts, characters), trainer)
-    pieces = _in_fixed_order(content_of(trained)["model"]["vocab"])
-    return _build([(byte, 0.0) for byte in _BYTES] + pieces, normalizer, splitter)
+    trained.train_from_iterator(occurrences, trainer)
+    pieces = [
+        (text, round(score, _DIGITS)) for text, score in content_of(trained)["model"]["vocab"]
+    ]
+    pieces.sort(key=lambda piece: (-piece[1], piece[0]))
+    return _build([*((byte, 0.0) for byte in _BYTES), *pieces], normalizer, splitter)
 
 
 def is_albert(backend: "Backend") -> bool:
@@ -156,61 +162,21 @@ def _normalizer(lowercase: bool) -> "Normalizer":
     )
 
 
-def _count_runs(texts: Iterable[str], splitter: "PreTokenizer") -> Counter[str]:
-    """Count the parts of the texts that are split into pieces on their own."""
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(text.split())
-    runs: Counter[str] = Counter()
-    for word, count in words.items():
-        for run, _ in splitter.pre_tokenize_str(word):
-            runs[run] += count
-    return runs
-
-
-def _frequent_characters(runs: Mapping[str, int]) -> list[str]:
-    """Return the most frequent characters, which make up `COVERAGE` of those of the runs."""
+def _frequent_characters(words: Mapping[str, int]) -> str:
+    """Return the most frequent characters, which make up `COVERAGE` of those of the words."""
     counts: Counter[str] = Counter()
-    for run, count in runs.items():
-        for character in run:
+    for word, count in words.items():
+        for character in word:
             counts[character] += count
     if not counts:
         raise ValueError("the texts have no characters")
-    wanted, frequent = COVERAGE * counts.total(), []
+    wanted, frequent = COVERAGE * counts.total(), ""
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if wanted <= 0:
             break
-        frequent.append(character)
+        frequent += character
         wanted -= count
     return frequent
-
-
-def _training_text(runs: Mapping[str, int], characters: Sequence[str]) -> Iterator[str]:
-    """Yield each run as often as it occurs, with white space in place of rare characters.
-
-    The trainer starts from the strings that occur in two different runs, where SentencePiece starts
-    from those that occur twice in the text. So frequent runs are repeated once with one more
-    character, each time another one: they are otherwise no pieces unless a longer run has them.
-    """
-    rare = re.compile(f"[^{re.escape(''.join(characters))}]+")
-    others = cycle(characters)
-    for run, count in sorted(runs.items()):
-        kept = rare.sub(" ", run)
-        for start in range(0, count, _BATCH):
-            yield f"{kept} " * min(_BATCH, count - start)
-        if count >= _FREQUENT and kept == run:
-            yield run + next(others)
-
-
-def _in_fixed_order(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Return pieces by score and text, without what differs between equal trainings."""
-    least = min(score for _, score in pieces)
-    added = least + _SCORE_STEP * sum(len(piece) == 1 for piece, _ in pieces)
-    rounded = [
-        (piece, round(least if len(piece) == 1 and score <= added else score, _DIGITS))
-        for piece, score in pieces
-    ]
-    return sorted(rounded, key=lambda item: (-item[1], item[0]))
 
 
 def content_of(backend: "Backend") -> dict[str, Any]:
