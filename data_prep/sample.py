@@ -5,9 +5,7 @@
     PythonSource   some source files, at most 30 % of the text
 
 Long English texts are cut between paragraphs, so that most pass a length filter; source files are
-not cut. No code is executed, and the same Python version gives the same files. A share of the
-English documents is written to a separate folder, so that fine-tuning tasks can use text that was
-not seen in pretraining.
+not cut. No code is executed, and the same Python version gives the same files.
 """
 
 import argparse
@@ -23,7 +21,6 @@ from data_prep.common.files import strict_json, write_atomically
 from data_prep.documents import content_share
 from data_prep.manifest import Count
 
-HELD_OUT = "held-out"
 _FILES = 4  # of the corpus
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages"}
 _SOURCE_TO_ENGLISH_BYTES = 3 / 7
@@ -40,61 +37,48 @@ class _Text(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add = parser.add_argument
-    add("--output", type=Path, required=True, help="folder")
-    held_out = "share of the English documents to hold out (default: %(default)s)"
-    add("--held-out-fraction", type=float, default=0.12, help=held_out)
+    parser.add_argument("--output", type=Path, required=True, help="folder")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    summary = write_sample(options.output, options.held_out_fraction)
-    print(f"{options.output}: {_FILES} files and {HELD_OUT}/")
-    for (group, subset), count in sorted(summary.items()):
+    summary = write_sample(options.output)
+    print(f"{options.output}: {_FILES} files")
+    for subset, count in sorted(summary.items()):
         megabytes = count.text_bytes / 1e6
-        print(f"  {group:10}{subset:16}{count.documents:8,} documents{megabytes:8.2f} MB")
+        print(f"  {subset:16}{count.documents:8,} documents{megabytes:8.2f} MB")
     return 0
 
 
-def write_sample(output: Path, held_out_fraction: float = 0.12) -> dict[tuple[str, str], Count]:
-    """Write `sample-NNNNN.jsonl.zst` files and `held-out/held-out.jsonl.zst` in the Pile's format.
+def write_sample(output: Path) -> dict[str, Count]:
+    """Write `sample-NNNNN.jsonl.zst` files in the Pile's format.
 
     Documents are distributed over the files by a hash of their content.
 
     Args:
         output: A folder, which is created if missing. The files of an earlier call are replaced.
-        held_out_fraction: Share of the English documents that is written only to held-out/.
 
     Returns:
-        Documents and UTF-8 bytes of text by group ("corpus" or "held-out") and subset.
+        Documents and UTF-8 bytes of text by subset.
 
     Raises:
-        ValueError: An argument is out of range, or the Python installation has no source files.
+        ValueError: The Python installation has no source files.
     """
-    if not 0 <= held_out_fraction < 1:
-        raise ValueError(f"--held-out-fraction {held_out_fraction}: accepted: 0 to less than 1")
     library = Path(sysconfig.get_path("stdlib"))
-    english = _unique([*_topics(library), *_docstrings(library)])
-    if not english:
+    found = _unique([*_topics(library), *_docstrings(library)])
+    if not found:
         raise ValueError(
             f"{library}: has no Python source; use a Python that has its standard library"
         )
-    kept: list[_Text] = []
-    held_out: list[_Text] = []
-    for text in english:
-        is_held_out = content_share(text.text.encode(), HELD_OUT) < held_out_fraction
-        (held_out if is_held_out else kept).extend(_parts(text))
-    allowance = int(_SOURCE_TO_ENGLISH_BYTES * sum(len(text.text.encode()) for text in kept))
-    corpus = _mixed([*kept, *_unique(_sources(library, allowance))])
-    held_out = _mixed(held_out)
+    english = [part for text in found for part in _parts(text)]
+    allowance = int(_SOURCE_TO_ENGLISH_BYTES * sum(len(text.text.encode()) for text in english))
+    corpus = _mixed([*english, *_unique(_sources(library, allowance))])
     for number in range(_FILES):
         _write(output / f"sample-{number:05d}.jsonl.zst", corpus[number::_FILES])
-    _write(output / HELD_OUT / f"{HELD_OUT}.jsonl.zst", held_out)
-    summary: dict[tuple[str, str], Count] = {}
-    for group, texts in (("corpus", corpus), (HELD_OUT, held_out)):
-        for text in texts:
-            key, count = (group, text.subset), Count(1, text_bytes=len(text.text.encode()))
-            summary[key] = summary.get(key, Count()) + count
+    summary: dict[str, Count] = {}
+    for text in corpus:
+        count = Count(1, text_bytes=len(text.text.encode()))
+        summary[text.subset] = summary.get(text.subset, Count()) + count
     return summary
 
 

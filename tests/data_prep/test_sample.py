@@ -33,32 +33,19 @@ def corpus(folder, summary):
     return documents(sorted(folder.glob("*.jsonl.zst")))
 
 
-@pytest.fixture(scope="module")
-def held_out(folder, summary):
-    return documents([folder / "held-out" / "held-out.jsonl.zst"])
-
-
-def test_summary_matches_the_files(summary, corpus, held_out):
-    found = Counter(("corpus", document.subset) for document in corpus)
-    found.update(("held-out", document.subset) for document in held_out)
-    assert {key: count.documents for key, count in summary.items()} == dict(found)
+def test_summary_matches_the_files(summary, corpus):
+    found = Counter(document.subset for document in corpus)
+    assert {subset: count.documents for subset, count in summary.items()} == dict(found)
     size = sum(len(document.text.encode()) for document in corpus)
-    assert sum(n.text_bytes for (group, _), n in summary.items() if group == "corpus") == size
+    assert sum(count.text_bytes for count in summary.values()) == size
+    assert len({document.text for document in corpus}) == len(corpus)
 
 
 def test_corpus_is_mostly_english_and_large_enough(summary):
-    source = summary["corpus", "PythonSource"].text_bytes
-    english = sum(summary["corpus", name].text_bytes for name in ("Docstrings", "PythonDocs"))
+    source = summary["PythonSource"].text_bytes
+    english = sum(summary[name].text_bytes for name in ("Docstrings", "PythonDocs"))
     assert english > 1_000_000
     assert english / (english + source) >= 0.7
-
-
-def test_held_out_documents_are_english_and_not_in_the_corpus(corpus, held_out):
-    assert {document.subset for document in held_out} == {"Docstrings", "PythonDocs"}
-    texts = [document.text for document in corpus + held_out]
-    assert len(set(texts)) == len(texts)
-    english = [document for document in corpus if document.subset != "PythonSource"]
-    assert 0.08 < len(held_out) / (len(held_out) + len(english)) < 0.18
 
 
 def test_files_have_the_same_mixture_and_texts_are_clean(folder, summary):
@@ -93,9 +80,4 @@ def test_same_library_gives_the_same_files_in_every_process(tmp_path):
         files = sorted((tmp_path / seed).rglob("*.zst"))
         written.append([(file.name, file.read_bytes()) for file in files])
     assert written[0] == written[1]
-    assert len(written[0]) == 5
-
-
-def test_a_share_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"--held-out-fraction 1\.0"):
-        write_sample(tmp_path, held_out_fraction=1.0)
+    assert len(written[0]) == 4
