@@ -8,7 +8,7 @@ from finetune import classifiers
 from finetune.batches import EncodedExamples, ShuffledBatches, lay_out
 from finetune.config import FinetuneConfig
 from finetune.examples import Example
-from finetune.task import Task
+from finetune.tasks import Task
 from pretrain.model.config import POSITION_METHODS, ModelConfig
 
 TASK = Task("pairs")

@@ -9,7 +9,7 @@ import scipy.stats
 import sklearn.metrics
 
 from finetune import kinds, scores
-from finetune.task import Task
+from finetune.tasks import Task
 
 CLASSES = ("accuracy", "matthews", "f1")
 NUMBERS = ("seed_loss", "pearson", "spearman")
