@@ -82,11 +82,6 @@ def test_test_sets_have_a_header_and_no_labels(tmp_path, name):
             read(tmp_path, split, name)
 
 
-def test_rows_become_examples_in_order(tmp_path):
-    write(tmp_path, "gj04\t1\t\tHe left.\ncj99\t0\t*\tHim left.\n")
-    assert read(tmp_path) == [Example(("He left.",), 1), Example(("Him left.",), 0)]
-
-
 def test_quotes_and_unusual_separators_are_part_of_a_sentence(tmp_path):
     sentence = '"Quoted" at \u2028 the start, and one " alone \x0b inside'
     write(tmp_path, f'a\t1\t\t{sentence}\nb\t0\t*\t"\n')

@@ -106,21 +106,6 @@ def test_a_saved_dataset_can_be_used_and_limits_apply(run_ranks, tiny_model, eas
     assert result["too_long"]["dev"] > 0
 
 
-def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(
-    run_ranks, tiny_model, easy_glue, tmp_path
-):
-    from finetune import train
-
-    plan = planned(tiny_model, easy_glue, "CoLA", "batch_size=5")
-    plan.write(tmp_path / "run")
-
-    def attempt():
-        with pytest.raises(ValueError, match="batch_size 5: is not a multiple of --world-size 2"):
-            train.train(plan, tmp_path / "run")
-
-    run_ranks(2, attempt)
-
-
 @pytest.mark.slow
 def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, monkeypatch, capsys):
     from finetune.__main__ import main
