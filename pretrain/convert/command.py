@@ -14,11 +14,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     source = "a fairseq checkpoint (.pt), a model folder or a Hugging Face folder"
     add("source", type=Path, help=source)
-    forms = ("zeroclap", "fairseq", "huggingface")
+    forms = ("zeroclap", "huggingface")
     names = {"hf": "huggingface"}
     to = "hf is another name for huggingface"
     add("--to", required=True, choices=forms, type=lambda name: names.get(name, name), help=to)
-    add("--output", type=Path, required=True, help="the folder (or .pt file) to write")
+    add("--output", type=Path, required=True, help="the folder to write")
     add(
         "--tokenizer",
         help="the vocabulary, where the source has none: roberta-base, or a file or folder that "
@@ -34,7 +34,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def convert(options: argparse.Namespace) -> None:
-    """Convert a model between fairseq, Hugging Face and this project's model folders.
+    """Convert a model from fairseq, or between Hugging Face and this project's model folders.
 
     In transformers a baseline is a plain RoBERTa, and an ALBERT whose layers share everything or
     nothing a plain ALBERT. Others carry their code (trust_remote_code).

@@ -1,8 +1,9 @@
 """Conversion of a model from one form to another, by way of `ModelContents`.
 
 zeroclap      a model folder, which `export` makes and every other command reads
-fairseq       a checkpoint (.pt) of fairseq or EIFY/fairseq
 huggingface   a folder that transformers loads
+
+A checkpoint (.pt) of fairseq or EIFY/fairseq is read, and not written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pretrain.convert import fairseq, huggingface_export, huggingface_import
 from pretrain.models import model_folder
 from pretrain.models.model_folder import ModelContents
 
-FORMS = ("zeroclap", "fairseq", "huggingface")
+FORMS = ("zeroclap", "huggingface")
 
 
 def convert(
@@ -32,7 +33,7 @@ def convert(
     Args:
         source: a model folder, a fairseq checkpoint, or a Hugging Face folder.
         form: one of FORMS.
-        output: the file (fairseq) or folder to make; it must not exist.
+        output: the folder to make; it must not exist.
         tokenizer: the vocabulary of a source that has none, as `data_prep.tokenizer.load` takes it.
         head: for Hugging Face, the classification head to export instead of a language model.
         scores: for Hugging Face, a Markdown file of scores that the model card shows.
@@ -58,9 +59,7 @@ def convert(
             f"{source} has no vocabulary that can be used, so the model is written without one and "
             "reads ids, not text (--tokenizer names a vocabulary)"
         )
-    if form == "fairseq":
-        fairseq.write_checkpoint(output, contents)
-    elif form == "huggingface":
+    if form == "huggingface":
         notes += huggingface_export.write_folder(output, contents, head, text, only_plain)
     else:
         model_folder.save_model(output, contents)

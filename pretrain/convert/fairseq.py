@@ -1,16 +1,14 @@
-"""fairseq checkpoints (.pt), read and written: RoBERTa, with the ALiBi and CLAP of EIFY/fairseq.
+"""fairseq checkpoints (.pt) are read: RoBERTa, with the ALiBi and CLAP of EIFY/fairseq.
 
 Nothing in a checkpoint is executed. It is read with `weights_only=True`; the settings of an old
 one, an argparse.Namespace, are accepted by an allow-list of that one class.
 
-Order: names, settings, reading (`read_checkpoint`), writing (`write_checkpoint`).
+Order: names, settings, `read_checkpoint`, weights.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.common.files import write_atomically
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert.weights import (
     Names,
@@ -28,7 +25,6 @@ from pretrain.convert.weights import (
     joined,
     load_pickled,
     renamed,
-    separated,
     weights_in,
 )
 from pretrain.model.classification import ClassificationConfig
@@ -86,8 +82,6 @@ _ABANDONED: dict[str, object] = {"encoder_l2norm": False, "encoding_repeat": 1, 
 """The same, for experiments in the history of EIFY/fairseq that its code has dropped."""
 _TRAINING_ONLY = ("activation_dropout", "encoder_layerdrop")
 """Settings that our model lacks, and that change nothing once the model is trained."""
-_LABELS = "class_labels"
-"""Key of the labels of classes in a checkpoint's `extra_state`; fairseq ignores it."""
 
 
 def _names(weights: Iterable[str]) -> Names:
@@ -98,46 +92,6 @@ def _names(weights: Iterable[str]) -> Names:
     """
     weights = list(weights)
     return renamed(weights, _MODULES | head_modules(weights))
-
-
-# --- settings ------------------------------------------------------------------------------------
-
-
-def _model_settings(config: ModelConfig, dropout: float, has_heads: bool) -> dict[str, Any]:
-    """Return `cfg["model"]` of a checkpoint; `architecture` reads it.
-
-    Args:
-        config: of the language model.
-        dropout: of the classification heads.
-        has_heads: whether there are any.
-    """
-    clap, alibi = config.head == "clap", config.position == "alibi"
-    return {
-        "_name": "roberta",
-        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
-        "max_source_positions": config.max_positions,
-        "no_token_positional_embeddings": config.position in ("alibi", "none"),
-        "encoder_learned_pos": config.position != "sinusoidal",
-        "encoder_alibi": alibi,
-        "encoder_alibi_asymmetrical": alibi and config.alibi == "offset",
-        "layernorm_embedding": config.embedding_norm,
-        "no_scale_embedding": config.embedding_scale == "one",
-        "l2norm_embedding": config.normalize_embeddings if clap else True,
-        "contrastive_pretraining": clap,
-        "initial_beta": config.initial_beta,
-        "zero_masking": config.mask_embedding == "zero",
-        "mask_prob": 0.0,
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "activation_dropout": 0.0,
-        "pooler_dropout": dropout,
-        "pooler_activation_fn": "tanh",
-        "encoder_layerdrop": 0.0,
-        "quant_noise_pq_block_size": 8,
-        # Without this, fairseq drops the heads of a checkpoint.
-        "load_checkpoint_heads": has_heads,
-        **_NOT_MODELLED,
-    }
 
 
 def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
@@ -198,60 +152,6 @@ def _position(settings: Mapping[str, Any], alibi: bool) -> str:
     return "learned" if _flag(settings, "encoder_learned_pos", True) else "sinusoidal"
 
 
-def export_settings(
-    config: ModelConfig, heads: Mapping[str, ClassificationConfig]
-) -> dict[str, Any]:
-    """Return the sections of fairseq's settings that its loaders read.
-
-    A key that a caller of fairseq overrides (`data`, `bpe`) must be present. One that fairseq does
-    not know (`omit_mask`) must be absent where it is not needed, or fairseq refuses the file.
-
-    Raises:
-        ValueError: fairseq has no such model.
-    """
-    dropouts = {head.dropout for head in heads.values()} or {0.0}
-    model = _model_settings(config, max(dropouts), bool(heads))
-    _refuse_changed(config, architecture(model, config.vocab_size))
-    for name, head in heads.items():
-        if head.pooling != "first":
-            raise ValueError(f"head {name}: pooling {head.pooling!r}; accepted: 'first'")
-    if len(dropouts) > 1:
-        raise ValueError(f"heads have dropout {sorted(dropouts)}; there is one for all of them")
-    task = {
-        "_name": "masked_lm",
-        "data": ".",
-        "sample_break_mode": "complete",
-        "tokens_per_sample": config.max_positions,
-        "seed": 1,
-        **({"omit_mask": True} if config.mask_embedding == "zero" else {}),
-    }
-    return {
-        "_name": None,
-        "common": {"seed": 1},
-        "model": model,
-        "task": task,
-        "criterion": {"_name": "masked_lm", "tpu": False},
-        "optimizer": {"_name": "adam"},
-        "bpe": None,
-        "tokenizer": None,
-    }
-
-
-def _refuse_changed(config: ModelConfig, read: ModelConfig) -> None:
-    """Refuse a model that would not be read as it is, save for fields without an effect."""
-    without_effect = {"initial_weights"} | ({"alibi"} if config.position != "alibi" else set())
-    changed = [
-        f"{name} {value!r} would be read as {getattr(read, name)!r}"
-        for name, value in config.to_dict().items()
-        if value != getattr(read, name) and name not in without_effect
-    ]
-    if changed:
-        raise ValueError(", ".join(changed))
-
-
-# --- reading -------------------------------------------------------------------------------------
-
-
 def read_checkpoint(path: Path, vocabulary: Tokenizer | None = None) -> ModelContents:
     """Read the model of a checkpoint, with its classification heads.
 
@@ -293,7 +193,7 @@ def _contents(content: object, source: str, vocabulary: Tokenizer | None) -> Mod
         )
     weights = _upgrade(weights_in(content.get("model"), "holds no fairseq checkpoint: `model`"))
     config = architecture(settings, weights[_TOKENS].shape[0])
-    heads = _heads(weights, settings, _section(content.get("extra_state")).get(_LABELS))
+    heads = _heads(weights, settings)
     refuse_oversized(config, heads, sum(weight.nbytes for weight in weights.values()))
     history = content.get("optimizer_history")
     last = _section(history[-1]) if isinstance(history, list) and history else {}
@@ -337,7 +237,7 @@ def _upgrade(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _heads(
-    weights: Mapping[str, Tensor], settings: Mapping[str, Any], labels: object
+    weights: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> dict[str, ClassificationConfig]:
     """Describe the classification heads; the shapes of their weights tell their classes."""
     classes = _classes(weights)
@@ -346,14 +246,8 @@ def _heads(
         raise ValueError(
             f"model.pooler_activation_fn: {activation!r} cannot be converted; accepted: 'tanh'"
         )
-    named = labels if isinstance(labels, dict) else {}
     dropout = settings.get("pooler_dropout", 0.0)
-    result = {}
-    for name, count in classes.items():
-        own = named.get(name, [])
-        own = tuple(own) if isinstance(own, list) else own
-        result[name] = ClassificationConfig(count, own, dropout=dropout)
-    return result
+    return {name: ClassificationConfig(count, dropout=dropout) for name, count in classes.items()}
 
 
 def _classes(weights: Mapping[str, Tensor]) -> dict[str, int]:
@@ -417,76 +311,4 @@ def import_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[s
         raise ValueError(
             f"{_TIED} is not the token embedding; a head with its own weights cannot be converted"
         )
-    return result
-
-
-# --- writing -------------------------------------------------------------------------------------
-
-
-def write_checkpoint(path: Path, contents: ModelContents) -> None:
-    """Write a checkpoint that EIFY/fairseq loads: in its hub interface, to evaluate or fine-tune.
-
-    fairseq itself may load the checkpoint only of a model without ALiBi, CLAP and zero mask; it
-    would silently ignore these settings. The user also needs `dict.txt`, in the folder that `data`
-    names: one line for each id from 4 on except `<mask>`, in the vocabulary's order. It has as many
-    lines as the embedding has rows, less 4 (less 5 where the mask has a row). A fairseq model has
-    no labels of classes; they are kept in `extra_state`, where `read_checkpoint` finds them.
-    Optimiser state is not written.
-
-    Raises:
-        ValueError: the file exists, or fairseq has no such model.
-    """
-    if path.exists():
-        raise ValueError(f"{path}: exists; choose a new name")
-    heads = contents.classification_heads
-    try:
-        settings = export_settings(contents.config, heads)
-        weights = export_weights(contents.weights, contents.config)
-    except ValueError as error:
-        raise ValueError(f"{path}: cannot be written for fairseq: {error}") from None
-    updates = contents.provenance.get("updates", contents.provenance.get("step"))
-    labels = {name: list(head.labels) for name, head in heads.items() if head.labels}
-    checkpoint = {
-        "args": None,
-        "cfg": settings,
-        "model": weights,
-        "criterion": None,
-        "optimizer_history": [
-            {
-                "criterion_name": "MaskedLmLoss",
-                "optimizer_name": "FairseqAdam",
-                "lr_scheduler_state": {"best": None},
-                "num_updates": updates if isinstance(updates, int) else 0,
-            }
-        ],
-        "task_state": {},
-        "extra_state": {
-            "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
-            **({_LABELS: labels} if labels else {}),
-        },
-        "last_optimizer_state": None,
-    }
-    buffer = io.BytesIO()
-    torch.save(checkpoint, buffer)
-    write_atomically(path, buffer.getvalue())
-
-
-def export_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> OrderedDict[str, Tensor]:
-    """Rename our weights to fairseq's, and add what its strict loading expects.
-
-    Args:
-        weights: of the language model and its classification heads, fp32.
-        config: of the language model.
-
-    Raises:
-        ValueError: a weight does not exist in fairseq.
-    """
-    result = OrderedDict({_VERSION: torch.tensor([3.0])})
-    if config.position == "sinusoidal":
-        result[_DEVICE_MARKER] = torch.zeros(1)
-    result |= separated(weights, _names(weights))
-    if _BETA in result:
-        result[_BETA] = result[_BETA].reshape(())
-    # The same tensor, stored once.
-    result[_TIED] = result[_TOKENS]
     return result

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from pretrain.config.sections import OptimizerConfig
 from pretrain.convert import fairseq
+from pretrain.convert.weights import separated
 from pretrain.engine import optimizers
 from pretrain.model.language_model import LanguageModel
 
@@ -251,6 +252,6 @@ def test_every_combination_of_settings_computes_the_original_s_formulas(
     every = torch.arange(len(input_ids))
     with torch.no_grad():
         logits = model(torch.tensor([input_ids]), None, every).double()
-        weights = fairseq.export_weights(model.state_dict(), model.config)
+        weights = separated(model.state_dict(), fairseq._names(model.state_dict()))
         expected = logits_by_formula(weights, settings, input_ids)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
