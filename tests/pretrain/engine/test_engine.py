@@ -274,10 +274,10 @@ def test_shared_weights_are_trained_as_without_deepspeed(
         assert not torch.equal(tensor, begun[name]), name
 
 
-def shipped(*endings, fast=None, others=pytest.mark.slow):
+def shipped(*endings, fast=None):
     """Every file of ds_configs/ with one of these endings; fp16 is skipped if the CPU lacks it.
 
-    Files that are not in `fast` are marked as `others`; by default, those with offload, as slow.
+    Files that are not in `fast` are slow; by default, those with offload.
     """
     from deepspeed.accelerator import get_accelerator
 
@@ -287,7 +287,7 @@ def shipped(*endings, fast=None, others=pytest.mark.slow):
     names = sorted(path.stem for path in DS_CONFIGS.glob("*.json") if path.stem.endswith(endings))
     rest = [name for name in names if ("offload" in name if fast is None else name not in fast)]
     return [
-        pytest.param(name, marks=[no_fp16] * ("fp16" in name) + [others] * (name in rest))
+        pytest.param(name, marks=[no_fp16] * ("fp16" in name) + [pytest.mark.slow] * (name in rest))
         for name in names
     ]
 
@@ -350,13 +350,13 @@ def test_bf16_gradients_are_accumulated_in_fp32(name, run_ranks):
 
 HALF = [
     pytest.param(*shipped_file.values, variant, optimizer, marks=shipped_file.marks)
-    for variant, optimizer, fast, others in (
-        ("zero-clap", SMOOTH, None, pytest.mark.slow),
-        ("zero-clap", LAMB, ["zero2_bf16"], pytest.mark.slow),
-        ("modern", MUON, ["zero3_bf16"], pytest.mark.long),
+    for variant, optimizer, fast in (
+        ("zero-clap", SMOOTH, None),
+        ("zero-clap", LAMB, ["zero2_bf16"]),
     )
-    for shipped_file in shipped("bf16", "fp16", "offload", fast=fast, others=others)
+    for shipped_file in shipped("bf16", "fp16", "offload", fast=fast)
 ]
+HALF += [("zero3_bf16", "modern", MUON), *slow(("zero2_bf16_offload", "modern", MUON))]
 
 
 @pytest.mark.parametrize(("name", "variant", "optimizer"), HALF)
@@ -393,13 +393,16 @@ def test_half_precision_trains_like_fp32_up_to_rounding(
 @pytest.mark.parametrize(
     ("name", "variant", "optimizer"),
     [
-        pytest.param(*shipped_file.values, variant, optimizer, marks=shipped_file.marks)
-        for variant, optimizer, fast, others in (
-            ("zero-clap", SMOOTH, ["zero0_fp32", *EACH_STAGE], pytest.mark.slow),
-            ("all", LAMB, ["zero3_fp32"], pytest.mark.slow),
-            ("modern", MUON, ["zero1_bf16"], pytest.mark.long),
-        )
-        for shipped_file in shipped("", fast=fast, others=others)
+        *(
+            pytest.param(*shipped_file.values, variant, optimizer, marks=shipped_file.marks)
+            for variant, optimizer, fast in (
+                ("zero-clap", SMOOTH, ["zero0_fp32", *EACH_STAGE]),
+                ("all", LAMB, ["zero3_fp32"]),
+            )
+            for shipped_file in shipped("", fast=fast)
+        ),
+        ("zero1_bf16", "modern", MUON),
+        *slow(("zero3_fp32", "modern", MUON), ("zero2_bf16_offload", "modern", MUON)),
     ],
 )
 def test_stop_and_resume_gives_the_same_bits_as_not_stopping(

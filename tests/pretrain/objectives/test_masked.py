@@ -209,10 +209,6 @@ def test_a_word_begins_with_white_space(corpus):
     assert tokenizer.decode(ids[words > words[0]]) == " statement"
 
 
-def test_the_shares_of_kept_and_random_tokens_may_add_up_to_one():
-    assert MaskedLMConfig(keep_probability=0.5, random_probability=0.5).keep_probability == 0.5
-
-
 @pytest.mark.parametrize("settings", [MaskedLMConfig(0.4), MaskedLMConfig(0.15, 0.0, 0.0, "all")])
 def test_validation_hides_the_same_tokens_whatever_training_hides(settings):
     vocabulary = Vocabulary(MASK_ID + 1, END, Path())

@@ -5,10 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.corpus import Corpus
-from data_prep.tokenizer import Tokenizer, load, train_characters
-from pretrain.data.batches import validation_key
-from pretrain.data.sources import SOURCES
+from data_prep.tokenizer import load, train_characters
 from pretrain.models.evaluate import evaluate_lengths
 from pretrain.objectives.base import Block, DocumentObjective, Vocabulary
 from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM, Words
@@ -87,12 +84,6 @@ def test_the_mean_share_of_the_span_is_exact_for_every_length(size):
         assert set(spans) == {0, 1}
     else:
         assert set(spans) == set(range(1, int(np.ceil(2 * mean - 1)) + 1))
-
-
-def test_the_mean_share_of_the_span_is_a_quarter_of_truncated_texts():
-    read, spans, _ = draws(LENGTH, 4000).T
-    shares = spans / read
-    assert abs(shares.mean() - 0.25) < 5 * shares.std() / 4000**0.5
 
 
 def test_a_span_begins_at_every_place_evenly():
@@ -194,28 +185,6 @@ def test_everything_but_the_start_is_predicted_once_from_the_place_before():
         assert (at[row][used] - row * LENGTH).tolist() == list(range(len(ids) - 1))
         assert labels[row][used].tolist() == ids[1:].tolist()
         assert arrays["document_ids"][row].sum() == len(ids)
-
-
-@pytest.mark.parametrize("whole_words", [False, True])
-@pytest.mark.parametrize("packing", FITTING)
-def test_texts_of_a_corpus_can_be_put_together_again(packing, whole_words, corpus):
-    """A byte-pair vocabulary; the number of targets depends on the number of ids alone."""
-    source = SOURCES[packing](Corpus(corpus, "train"), LENGTH)
-    size = source.corpus.manifest.vocab_size
-    settings = SpanCorruptionConfig(whole_words=whole_words)
-    built = settings.build(Vocabulary(size, size, corpus))
-    targets = {}
-    for index, read in enumerate(source):
-        row = built.rearranged(read, (1, 0, index), LENGTH)
-        ids = np.where(row.ids == size - 1, MASK_ID, row.ids)
-        prefix, suffix, span = parts_of(ids)
-        text = np.concatenate([prefix, span, suffix])
-        assert text.tolist() == read.ids[1 : len(text) + 1].tolist()
-        whole = len(read.ids) - 1 - (read.ids[-1] == Tokenizer.eos_id)
-        assert min(4, whole) <= len(text) <= 7 * LENGTH // 8
-        arrays = built.collate([read], [validation_key(0)], LENGTH)
-        targets.setdefault(len(read.ids), set()).add(built.targets(arrays))
-    assert all(len(found) == 1 for found in targets.values())
 
 
 def test_the_subsets_of_tokens_move_with_them():
