@@ -23,7 +23,7 @@ _ROOMS = {
         "diff": "records.command",
         "audit": "records.command",
         "report": "records.command",
-        "replay": "spikes.replay.command",
+        "replay": "spikes.command",
         "bench": "plan.command",
     },
     "use a model": {

@@ -8,7 +8,7 @@ from pretrain.config import deepspeed as settings
 from pretrain.config.sections import BatchConfig
 from pretrain.models import model_folder
 from pretrain.records import checkpoints, ledger
-from pretrain.spikes.replay import curves
+from pretrain.spikes import replay
 
 READERS = {
     "manifest.json": lambda path: manifest.load_manifest(path.parent),
@@ -19,7 +19,7 @@ READERS = {
     "model.json": lambda path: model_folder.load_model(path.parent),
     "MANIFEST.json": lambda path: checkpoints.read_manifest(path.parent),
     "ledger.jsonl": ledger.read_ledger,
-    "curve.jsonl": curves.read_curves,
+    "curve.jsonl": replay.read_curve,
 }
 
 

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -85,7 +84,6 @@ def measure(inputs: list[Path], tokenizer: Path, repeats: int, folder: Path) -> 
         for part, where in (
             ("loop", first),
             ("encode", first),
-            ("read and encode", first),
             ("shards", first),
             ("start", tiny),
         ):
@@ -93,7 +91,6 @@ def measure(inputs: list[Path], tokenizer: Path, repeats: int, folder: Path) -> 
             seconds.setdefault(part, []).append(taken)
             if part == "shards":
                 peaks.append(figures["peak_bytes"] / 1e6)
-        seconds.setdefault("two at once", []).append(_run_two("encode", first, vocabulary))
         for name, where, workers in (
             ("prepare", first, 1),
             ("one worker", copies, 1),
@@ -119,28 +116,13 @@ def _table(median: dict[str, float], megabytes: float, peak: float) -> list[Row]
         Row("peak memory of a worker", peak, "MB", 400, at_most=True),
         Row("a worker's start to its first shard", median["start"], "s", 1, at_most=True),
         Row(
-            "no target: the pipeline / reading and encoding alone",
-            100 * median["read and encode"] / median["shards"],
-            "%",
-        ),
-        Row(
-            "no target: the encoder alone / a loop of tokenizers",
-            median["loop"] / median["encode"],
-            "x",
-        ),
-        Row(
-            "no target: two encoders at once / one",
-            2 * median["encode"] / median["two at once"],
-            "x",
-        ),
-        Row(
             f"no target: one worker, the inputs {COPIES} times",
             COPIES * megabytes / median["one worker"],
             "MB/s",
         ),
         *(
             Row(f"no target: {name}", megabytes / median[name], "MB/s")
-            for name in ("loop", "prepare", "shards", "read and encode", "encode")
+            for name in ("loop", "prepare", "shards", "encode")
         ),
     ]
 
@@ -154,13 +136,6 @@ def _run_part(part: str, inputs: Path, tokenizer: Path) -> tuple[float, dict[str
     taken = time.perf_counter() - start
     figures = json.loads(done.stdout)
     return taken - figures.get("seconds_excluded", 0.0), figures
-
-
-def _run_two(part: str, inputs: Path, tokenizer: Path) -> float:
-    """Return the seconds of the slower of two such processes that run at the same time."""
-    with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(_run_part, part, inputs, tokenizer) for _ in range(2)]
-        return max(run.result()[0] for run in runs)
 
 
 def _run_prepare(inputs: Path, tokenizer: Path, workers: int, corpus: Path) -> float:
@@ -246,12 +221,6 @@ def encode(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
     return {"seconds_excluded": seconds_excluded, "text_bytes": text_bytes}
 
 
-def read_and_encode(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
-    """Read and encode only."""
-    _encode(tokenizer, _batches(_texts(inputs)))
-    return {}
-
-
 def _encode(tokenizer: Path, batches: Iterator[list[str]]) -> None:
     import numpy as np
 
@@ -283,7 +252,6 @@ def shards(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
 PARTS: dict[str, Callable[[Path, list[Path]], dict[str, float]]] = {
     "loop": loop,
     "encode": encode,
-    "read and encode": read_and_encode,
     "shards": shards,
     "start": shards,
 }

@@ -16,7 +16,7 @@ from pretrain.records import metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch
 from pretrain.spikes.observations import Event
-from pretrain.spikes.replay.curves import read_curves
+from pretrain.spikes.replay import read_curve
 from tests.pretrain.builders import step_record
 
 STEPS, ONSET = 1_000, 600
@@ -97,9 +97,9 @@ def outcome(case: Case) -> Outcome:
             if watch(record) == EXIT_SPIKE:
                 break
         writer._lines.close()
-        (curve,) = read_curves(Path(folder))
+        recorded = read_curve(Path(folder))
     detector = SpikeDetector(SpikeConfig())
-    replayed = [event for seen in curve.seen for event in detector.update(seen)]
+    replayed = [event for seen in recorded for event in detector.update(seen)]
     spike = next((event for event in live if event.kind == "spike"), None)
     return Outcome(
         case,

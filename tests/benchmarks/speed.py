@@ -1,7 +1,6 @@
-"""Training speed beside other implementations, and of position methods, as ratios.
+"""Training speed beside a plain loop and transformers, as ratios.
 
     python -m tests.benchmarks.speed --json speed.json
-    python -m tests.benchmarks.speed --positions --length 1024
 
 Two models of the same shape are trained by turns, one update each, on the same micro-batches of
 random tokens, so that what else the machine does slows both alike. Each pair runs in a process of
@@ -30,30 +29,16 @@ from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import engine, optimizers
 from pretrain.engine.distributed import Process, choose_device
 from pretrain.loop.protocols import MicroBatch
-from pretrain.model import attention, presets
+from pretrain.model import presets
 from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import compile_layers
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
-from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED
 
 Update = Callable[[MicroBatch], object]
-DEEPSPEED, PLAIN, FORWARD = "DeepSpeed", "plain loop", "forward pass"
-TRANSFORMERS, EAGER, FAIRSEQ = "transformers sdpa", "transformers eager", "EIFY/fairseq's attention"
-PAPER = {
-    512: {"rotary": (20.0, 43.4), "t5-bias": (14.4, 21.8), "alibi": (28.3, 85.8), "": (28.5, 82.1)},
-    1024: {
-        "rotary": (17.7, 39.4),
-        "t5-bias": (13.0, 20.2),
-        "alibi": (25.8, 76.4),
-        "": (26.0, 77.8),
-    },
-    3072: {"rotary": (11.5, 29.5), "t5-bias": (4.3, 4.9), "alibi": (15.5, 42.2), "": (15.3, 42.4)},
-}
-"""Press et al. 2022, table 1, by tokens per row: thousand words/s in training and in evaluation on
-one V100; "" is sinusoidal."""
+DEEPSPEED, PLAIN, TRANSFORMERS = "DeepSpeed", "plain loop", "transformers"
 
 
 class Side(NamedTuple):
@@ -69,17 +54,8 @@ BASELINE, ZERO_CLAP = (Side(PLAIN, variant) for variant in ("baseline", "zero-cl
 PAIRS = (
     (Side(DEEPSPEED, "baseline"), BASELINE),
     (Side(DEEPSPEED, "zero-clap"), ZERO_CLAP),
-    (Side(PLAIN, "alibi"), BASELINE),
     (BASELINE, Side(TRANSFORMERS, "baseline")),
-    (BASELINE, Side(EAGER, "baseline")),
     (Side(PLAIN, "baseline", "padded"), Side(TRANSFORMERS, "baseline", "padded")),
-    (Side(PLAIN, "zero-clap", "padded"), Side(FAIRSEQ, "zero-clap", "padded")),
-)
-METHODS = ("sinusoidal", "alibi", "rotary", "t5-bias", "learned", "none")
-POSITIONS = tuple(
-    (Side(contender, f"causal-{method}"), Side(contender, "causal-sinusoidal"))
-    for contender in (PLAIN, FORWARD)
-    for method in METHODS
 )
 
 
@@ -101,8 +77,7 @@ class Case:
 
     def objective(self) -> PretrainingObjective:
         vocabulary = Vocabulary(self.vocab_size, self.vocab_size - 1, Path())
-        settings = CausalLMConfig() if self.architecture().causal else MaskedLMConfig()
-        return settings.build(vocabulary, compiled=torch.cuda.is_available())
+        return MaskedLMConfig().build(vocabulary, compiled=torch.cuda.is_available())
 
     def model(self, device: torch.device) -> LanguageModel:
         backend = "flex" if device.type == "cuda" else "dense"
@@ -116,8 +91,6 @@ class Case:
             lengths = draw.integers(self.length // 2, self.length + 1, self.rows).tolist()
         rows = [draw.integers(FIRST_WORD_ID, self.vocab_size - 1, length) for length in lengths]
         objective = self.objective()
-        for ids in rows if self.architecture().causal else ():
-            ids[0] = 0
         keys = [(0, step, row) for row in range(self.rows)]
         arrays = objective.collate([Block(ids) for ids in rows], keys, self.length)
         return MicroBatch(0, arrays, sum(lengths), objective.targets(arrays))
@@ -139,31 +112,10 @@ def through_deepspeed(case: Case, device: torch.device) -> Update:
     return update
 
 
-def compiled_model(case: Case, device: torch.device) -> LanguageModel:
-    model = case.model(device)
+def plain_loop(case: Case, device: torch.device) -> Update:
+    model, objective = case.model(device), case.objective()
     if device.type == "cuda":
         compile_layers(model)
-    return model
-
-
-def plain_loop(case: Case, device: torch.device) -> Update:
-    return train_ours(case, compiled_model(case, device), device)
-
-
-def forward_pass(case: Case, device: torch.device) -> Update:
-    """Compute the loss as evaluation does: no dropout, no gradients."""
-    model, objective = compiled_model(case, device).eval(), case.objective()
-
-    @torch.no_grad()
-    def evaluate(batch: MicroBatch) -> None:
-        with autocast(device):
-            objective.loss(model, batch.to(device))
-
-    return evaluate
-
-
-def train_ours(case: Case, model: LanguageModel, device: torch.device) -> Update:
-    objective = case.objective()
 
     def loss_of(batch: MicroBatch) -> Tensor:
         return objective.loss(model, batch.to(device)).sum() / sum(batch.targets)
@@ -203,8 +155,7 @@ def transformers(case: Case, device: torch.device) -> Update:
         type_vocab_size=1,
     )
     make: Callable[..., nn.Module] = AutoModelForMaskedLM.from_config
-    kernels = case.side.contender.removeprefix("transformers ")
-    model = make(config, attn_implementation=kernels).to(device).train()
+    model = make(config, attn_implementation="sdpa").to(device).train()
 
     def loss_of(batch: MicroBatch) -> Tensor:
         tensors = batch.to(device)
@@ -225,43 +176,10 @@ def _labels_by_position(batch: Mapping[str, Tensor]) -> Tensor:
     return labels
 
 
-def fairseq_attention(case: Case, device: torch.device) -> Update:
-    """Our model with the attention of EIFY/fairseq: bias copied per row, scores materialized."""
-    ours = attention.attend
-
-    def attend(qkv: Tensor, context: attention.AttentionContext, dropout: float) -> Tensor:
-        bias = context.bias
-        assert bias is None or isinstance(bias, Tensor)
-        batch, length, _, heads, size = qkv.shape
-        query, key, value = (
-            part.transpose(1, 2).reshape(batch * heads, length, size) for part in qkv.unbind(2)
-        )
-        scores = torch.bmm(query * size**-0.5, key.transpose(1, 2))
-        if bias is not None:
-            scores += bias.expand(batch, heads, length, length).reshape(scores.shape)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
-        mixed = torch.bmm(torch.dropout(weights, dropout, train=True), value)
-        return mixed.view(batch, heads, length, size).transpose(1, 2)
-
-    theirs = train_ours(case, LanguageModel(case.architecture()).to(device), device)
-
-    def update(batch: MicroBatch) -> None:
-        attention.attend = attend
-        try:
-            theirs(batch)
-        finally:
-            attention.attend = ours
-
-    return update
-
-
 CONTENDERS: dict[str, Callable[[Case, torch.device], Update]] = {
     DEEPSPEED: through_deepspeed,
     PLAIN: plain_loop,
-    FORWARD: forward_pass,
     TRANSFORMERS: transformers,
-    EAGER: transformers,
-    FAIRSEQ: fairseq_attention,
 }
 
 
@@ -307,16 +225,8 @@ def timed(update: Update, batch: MicroBatch, device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def paper_ratio(side: Side, length: int) -> float | None:
-    """The ratio of Press et al. to sinusoidal positions, at their length nearest to ours."""
-    figures = PAPER[min(PAPER, key=lambda known: abs(np.log(known / length)))]
-    column, method = int(side.contender == FORWARD), side.variant.removeprefix("causal-")
-    return figures[method][column] / figures[""][column] if method in figures else None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--positions", action="store_true", help="position methods instead")
     parser.add_argument("--sizes", help="such as base,large")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
     parser.add_argument("--rows", type=int, help="of a micro-batch")
@@ -331,20 +241,17 @@ def main() -> None:
     )
     print(f"{rows} x {options.length} tokens; tokens/s, and over the other's (quartiles)")
     found = []
-    pairs = POSITIONS if options.positions else PAIRS
-    for size, (side, other) in itertools.product(sizes.split(","), pairs):
+    for size, (side, other) in itertools.product(sizes.split(","), PAIRS):
         cases = shape(side, size), shape(other, size)
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             measured = pool.submit(compare, *cases, options.seconds).result()
         low, middle, high = measured["quartiles"]
-        paper = paper_ratio(side, options.length) if options.positions else None
         print(
             f"{size} {', '.join(side)} / {', '.join(other)}: {measured['tokens_per_second']:,.0f} "
-            f"tokens/s, {middle:.2f} ({low:.2f}, {high:.2f})"
-            + (f"; paper {paper:.2f}" if paper else ""),
+            f"tokens/s, {middle:.2f} ({low:.2f}, {high:.2f})",
             flush=True,
         )
-        found.append({"size": size, "side": side, "other": other, "paper": paper, **measured})
+        found.append({"size": size, "side": side, "other": other, **measured})
         if options.json:
             write_json(options.json, found)
 

@@ -1,4 +1,4 @@
-"""The spike detector and the published rules on labelled synthetic curves, and what a step costs.
+"""The spike detector on labelled synthetic curves and recorded ones, and what a step costs.
 
     python -m tests.benchmarks.spikes [--seeds 40] [--curves FOLDER]
 
@@ -22,11 +22,8 @@ import numpy.typing as npt
 from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Event, Observation
-from pretrain.spikes.replay.curves import read_all
-from pretrain.spikes.replay.detect import detect
-from pretrain.spikes.replay.report import report
+from pretrain.spikes.replay import detect, read_curve, table
 from tests.benchmarks import non_finite
-from tests.benchmarks.published_rules import RULES, incidents
 
 Losses = npt.NDArray[np.float64]
 
@@ -329,22 +326,6 @@ def small_targets(rows: dict[str, SmallRises]) -> list[Target]:
     ]
 
 
-def published(kind: str, seeds: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """For each published rule: curves with an alarm within 400 records, and other alarms."""
-    result = {}
-    curves = [curve(kind, seed) for seed in seeds]
-    for name, rule in RULES.items():
-        found = other = 0
-        for labelled in curves:
-            alarms = np.array(incidents(rule(labelled.losses.tolist())))
-            last = (labelled.onset or labelled.begins) + 400
-            in_time = (alarms >= labelled.begins) & (alarms <= last)
-            found += bool(np.any(in_time))
-            other += int(np.sum(~in_time))
-        result[name] = (found, other)
-    return result
-
-
 def microseconds_a_step() -> float:
     """Duration of an update with every channel in use: the median of five repetitions."""
     losses, _ = clean(0, 4000)
@@ -392,7 +373,7 @@ def main() -> int:
     options = parser.parse_args()
     seeds = range(REPORT_SEED, REPORT_SEED + options.seeds)
     rows = {}
-    print(f"{'kind':11} curves records suspected found false  delay confirmed error   ", *RULES)
+    print(f"{'kind':11} curves records suspected found false  delay confirmed error")
     for kind in ("clean", "blip", *SPIKES, "gross-blip"):
         # False alarms are rare, so that more clean curves are needed.
         rows[kind] = row = measure(
@@ -402,17 +383,13 @@ def main() -> int:
             f"{statistics.median(values):g}" if values else "-"
             for values in (row.delays, row.confirmations, row.errors)
         ]
-        others = published(kind, seeds)
-        columns = [f"{found}+{other}".rjust(len(name)) for name, (found, other) in others.items()]
         print(
             f"{kind:11} {row.curves:6} {row.records:7} {row.suspected:9} {row.found:5} "
-            f"{row.false:5} {medians[0]:>6} {medians[1]:>9} {medians[2]:>5}   ",
-            *columns,
+            f"{row.false:5} {medians[0]:>6} {medians[1]:>9} {medians[2]:>5}"
         )
     print(
         "delay: median number of records from the label to the suspicion that is confirmed later; "
-        "error: of the onset.\nLast columns: curves with an alarm in time + other alarms, over the "
-        f"first {options.seeds} curves.\nGross blips (4 to 6 nats) are confirmed at once.\n"
+        "error: of the onset.\nGross blips (4 to 6 nats) are confirmed at once.\n"
     )
     for chosen_on in (
         range(3 * options.seeds),
@@ -429,12 +406,8 @@ def main() -> int:
         print(f"{name:40} {figure:8.3g}   {sign} {target:<5g} {'' if good else 'MISSED'}")
     if options.curves:
         paths = sorted(options.curves.rglob("*.csv"))
-        found = [detect(c, SpikeConfig(), 500) for c in read_all(paths)]
-        print("\n" + report(found))
-        print("alarms of other projects' rules, near ones once:", *RULES)
-        for each in found:
-            losses = [observation.loss for observation in each.curve.observations]
-            print(each.curve.name, *(len(incidents(rule(losses))) for rule in RULES.values()))
+        found = [detect(path.stem, read_curve(path), SpikeConfig(), 500) for path in paths]
+        print("\n" + table(found))
     return int(missed > 0)
 
 

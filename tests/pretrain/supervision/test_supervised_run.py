@@ -16,7 +16,7 @@ from pretrain.data.sources import CompleteBlocks
 from pretrain.models import model_folder
 from pretrain.records import checkpoints, ledger, metrics
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.replay import curves
+from pretrain.spikes.replay import read_curve
 from tests.data_prep.common.test_children import hostile_folder
 from tests.pretrain.builders import ONE
 
@@ -147,11 +147,13 @@ def test_the_run_folder_describes_the_run(run):
     assert validation[1]["perplexity"] < validation[0]["perplexity"]
 
 
-def test_a_replay_of_its_curve_gives_the_events_of_its_ledger(run, records):
+def test_a_replay_of_its_curve_gives_the_events_of_its_ledger(run, records, tmp_path):
     config = recipes.load(str(run / "run.yaml"))
-    first = curves.read_curves(run, every_attempt=True)[0]
+    for name in (metrics.METRICS, metrics.VALIDATION):
+        lines = [line for line in metrics.read_metrics(run / name) if line["attempt"] == 1]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     detector = SpikeDetector(config.spike)
-    events = [event for seen in first.seen for event in detector.update(seen)]
+    events = [event for seen in read_curve(tmp_path) for event in detector.update(seen)]
     recorded = [r for r in records if r["kind"] in ("suspect", "healed", "spike")]
     fields = ("kind", "channel", "step", "onset", "loss", "baseline")
     live = [

@@ -34,7 +34,7 @@ from pretrain.records import audit, checkpoints, control, ledger, metrics, statu
 from pretrain.records import folder as run_folder
 from pretrain.spikes import policy
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.replay import curves
+from pretrain.spikes.replay import read_curve
 from pretrain.train import __main__ as train
 from pretrain.train import resume
 from tests.pretrain.builders import slow
@@ -310,9 +310,8 @@ def found_live(run):
         for r in records(run)
         if r["kind"] in ("suspect", "healed", "spike")
     ]
-    (curve,) = curves.read_curves(run)
     detector = SpikeDetector(load(str(run / "run.yaml")).spike)
-    events = [event for seen in curve.seen for event in detector.update(seen)]
+    events = [event for seen in read_curve(run) for event in detector.update(seen)]
     assert [(e.kind, e.channel, e.step, e.onset) for e in events] == found
     return found
 

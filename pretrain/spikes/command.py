@@ -1,0 +1,36 @@
+"""The command that judges recorded curves: replay."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from data_prep.common import pictures
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `replay`."""
+    add = command.add_argument
+    curves = (
+        "a CSV, a JSON Lines file or a run's folder; or a threshold, such as spike.deviations=5"
+    )
+    add("curves", nargs="+", metavar="CURVE", help=curves)
+    add("--json", type=Path, help="also write the findings to this file")
+    add("--plot", type=Path, help=pictures.HELP.format("the curves"))
+
+
+def replay(options: argparse.Namespace) -> None:
+    """Run the spike detector over recorded loss curves.
+
+    A run's folder is judged with the thresholds of its own recipe, other curves with the defaults.
+
+    example: python -m pretrain replay runs/base other.csv spike.deviations=5 --plot curves.png
+    """
+    from pretrain.spikes.replay import replay
+
+    if options.plot:
+        pictures.check_name("--plot", options.plot)
+    replay(options.curves, options.json, options.plot)
+
+
+COMMANDS = {"replay": (add_arguments, replay)}

@@ -1,0 +1,206 @@
+"""`replay`: the spike detector over recorded curves, and what the policy would do.
+
+It is the detector that runs live. A curve is a run's folder, or a CSV or JSON Lines file of others.
+A step at or below the one before it starts over from there, as after a restart from a checkpoint,
+and the later record counts. Steps may be missing: many logs have every fifth.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.common import pictures, records
+from data_prep.common.files import write_json
+from pretrain.config.load import RUN_FILE, load
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import SpikeConfig
+from pretrain.config.settings import apply_override
+from pretrain.records import history, metrics
+from pretrain.spikes import policy
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.live import history_before
+from pretrain.spikes.observations import Observation, Seen
+
+_STEP = ("step", "iteration", "iter", "global_step", "_step", "update", "num_updates")
+_LOSS = ("loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "value")
+_NORM = ("gradient_norm", "grad_norm", "gnorm", "train_grad_norm", "optimizer_gradient_norm")
+_SEPARATORS = str.maketrans(" -/.", "____")
+_COLORS = {"healed": pictures.ORANGE, "new-level": pictures.GREEN, "spike": pictures.RED}
+
+
+def replay(words: Sequence[str], json_file: Path | None, picture: Path | None) -> None:
+    """Print what the detector finds on curves.
+
+    Args:
+        words: paths of curves, and thresholds as `spike.key=value`.
+        json_file: also gets the findings.
+        picture: also gets the curves, drawn.
+
+    Raises:
+        ValueError: a word is neither, or as `read_curve`.
+    """
+    overrides = [word for word in words if "=" in word and not Path(word).exists()]
+    _settings(None, overrides)  # refused before anything is read
+    paths = [Path(word) for word in words if word not in overrides]
+    if not paths:
+        raise ValueError("no curve is named; give a CSV, a JSON Lines file or a run's folder")
+    found = [detect(str(p), read_curve(p), *_settings(p, overrides)) for p in paths]
+    sys.stdout.write(table(found))
+    if json_file:
+        write_json(json_file, {each.name: each.events for each in found})
+    if picture:
+        _plot(found, picture)
+
+
+def read_curve(path: Path) -> list[Seen]:
+    """Return what a detector would have judged of a run's folder or a log, in order.
+
+    Raises:
+        ValueError: there is nothing to read, a line is malformed, or none has a step and a loss.
+    """
+    lines = path / metrics.METRICS
+    if lines.is_file():
+        validation = metrics.read_metrics(path / metrics.VALIDATION)
+        seen = history_before(sys.maxsize, metrics.read_metrics(lines), validation)
+    elif path.is_file():
+        rows = [row for number, record in _records(path) if (row := _row(record, path, number))]
+        seen = [Observation(**row) for row in metrics.surviving(rows)]
+    else:
+        raise ValueError(f"{path}: no such file, nor a run's folder")
+    if not seen:
+        raise ValueError(f"{path}: holds no record with a step and a loss")
+    return seen
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the columns of each line; a last one that was cut off is left out."""
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    is_json = path.suffix in (".jsonl", ".json")
+    names = [] if is_json else next(csv.reader(lines[:1]), [])
+    for number, line in enumerate(lines[1:] if names else lines, start=2 if names else 1):
+        if not line.strip():
+            continue
+        try:
+            if is_json:
+                record = json.loads(line)
+            else:
+                record = dict(zip(names, next(csv.reader([line])), strict=True))
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            yield number, record
+        elif number < len(lines):
+            raise ValueError(f"{path}: line {number} is malformed")
+
+
+def _row(record: dict[str, Any], path: Path, number: int) -> dict[str, Any] | None:
+    """Return the fields of an Observation; None where the step or the loss is missing."""
+    plain = {key.strip().lower().translate(_SEPARATORS): record[key] for key in reversed(record)}
+    step, loss, norm = (
+        next((plain[name] for name in names if plain.get(name) not in (None, "")), None)
+        for names in (_STEP, _LOSS, _NORM)
+    )
+    if step is None or loss is None:
+        return None
+    try:
+        if not float(step).is_integer():
+            raise ValueError(f"step {step!r} is not a whole number")
+        norm = None if norm is None else float(norm)
+        # In fp16 an update whose norm is not finite may have been skipped.
+        known = norm if norm is None or math.isfinite(norm) else None
+        return {"step": int(float(step)), "loss": float(loss), "gradient_norm": known}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: line {number}: {error}") from None
+
+
+def _settings(path: Path | None, overrides: Sequence[str]) -> tuple[SpikeConfig, int]:
+    """The thresholds for a curve, and the steps between its checkpoints.
+
+    Args:
+        path: of the curve.
+        overrides: `spike.key=value`, each in place of the recipe's or the default value.
+
+    Raises:
+        ValueError: the run's recipe is not valid, a key does not exist, or a value is not accepted.
+    """
+    config = load(str(path / RUN_FILE)) if path and (path / RUN_FILE).is_file() else RunConfig()
+    values: dict[str, Any] = {"spike": dataclasses.asdict(config.spike)}
+    for override in overrides:
+        apply_override(values, override)
+    if other := sorted(set(values) - {"spike"}):
+        raise ValueError(records.unknown_key(other[0], ["spike"]))
+    decoded = records.decode(SpikeConfig, values["spike"], "spike.")
+    return decoded, config.training.checkpoint_interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What the detector finds on a curve."""
+
+    name: str
+    steps: list[Observation]
+    events: list[dict[str, Any]]
+    """As a ledger would hold them: each event, and after a spike the answer of the policy."""
+
+
+def detect(name: str, seen: Sequence[Seen], config: SpikeConfig, checkpoint_interval: int) -> Found:
+    """Run the detector over a curve, and plan the answer to each spike.
+
+    The curve continues as it was recorded, whatever the policy plans: after a spike the detector
+    learns the level anew.
+    """
+    detector, events = SpikeDetector(config), []
+    rollbacks: list[dict[str, Any]] = []
+    for event in (event for each in seen for event in detector.update(each)):
+        events.append(dataclasses.asdict(event))
+        if event.kind != "spike":
+            continue
+        checkpoints = range(checkpoint_interval, event.step + 1, checkpoint_interval)
+        seeds = range(1, len(rollbacks) + 2)
+        plan = policy.plan(events[-1], rollbacks, checkpoints, seeds, config)
+        events.append({"kind": "gave-up", **dataclasses.asdict(plan)})
+        if isinstance(plan, policy.Rollback):
+            events[-1] |= {"kind": "rollback", "onset": event.onset}
+            rollbacks.append(events[-1])
+    return Found(name, [each for each in seen if isinstance(each, Observation)], events)
+
+
+def table(found: Sequence[Found]) -> str:
+    """Format the findings on several curves as text."""
+    width = max(len(each.name) for each in found)
+    lines = [f"{'curve':{width}}  records  suspicions  healed  new levels  spikes"]
+    for each in found:
+        kinds = [event["kind"] for event in each.events]
+        lines.append(
+            f"{each.name:{width}}  {len(each.steps):>7,}  {kinds.count('suspect'):>10}  "
+            f"{kinds.count('healed'):>6}  {kinds.count('new-level'):>10}  "
+            f"{kinds.count('spike'):>6}"
+        )
+    answered = ("spike", "rollback", "gave-up")
+    for each in found:
+        texts = [history.describe(event) for event in each.events if event["kind"] in answered]
+        lines += [f"{each.name}: {text}" for text in texts]
+    return "\n".join(lines) + "\n"
+
+
+def _plot(found: Sequence[Found], path: Path) -> None:
+    """Draw every curve with its suspicions and spikes."""
+    with pictures.picture(path, 10, 0.6 + 2.4 * len(found)) as figure:
+        grid = figure.subplots(len(found), squeeze=False)[:, 0]
+        for axes, each in zip(grid, found, strict=True):
+            axes.plot([o.step for o in each.steps], [o.loss for o in each.steps], lw=0.6)
+            for event in each.events:
+                if color := _COLORS.get(event["kind"]):
+                    place, label = (event["onset"], event["step"]), event["kind"]
+                    axes.axvspan(*place, color=color, alpha=0.4, lw=1, label=label)
+            axes.set(title=each.name, ylabel="nats", yscale="log")
+            pictures.plain_numbers(axes.yaxis)
+        grid[-1].set_xlabel("step")
+        pictures.legend_below(figure, columns=4)
