@@ -89,7 +89,6 @@ class Gpu:
     """A GPU as nvidia-smi describes it."""
 
     number: str
-    name: str
     capability: float
     """Compute capability, such as 8.0."""
     total: int
@@ -98,7 +97,7 @@ class Gpu:
     """Bytes of memory that no process uses now."""
 
 
-_FIELDS = ("index", "name", "compute_cap", "memory.total", "memory.free")
+_FIELDS = ("index", "compute_cap", "memory.total", "memory.free")
 
 
 def parse(text: str) -> list[Gpu]:
@@ -109,9 +108,9 @@ def parse(text: str) -> list[Gpu]:
     """
     gpus = []
     for line in text.splitlines():
-        number, name, capability, total, free = (cell.strip() for cell in line.split(","))
+        number, capability, total, free = (cell.strip() for cell in line.split(","))
         sizes = int(total) << 20, int(free) << 20
-        gpus.append(Gpu(number, name, float(capability), *sizes))
+        gpus.append(Gpu(number, float(capability), *sizes))
     return gpus
 
 

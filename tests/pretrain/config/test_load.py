@@ -470,10 +470,3 @@ def test_there_are_nine_published_configurations_on_the_pile_and_twelve_on_wikit
         for name, delta in presets.VARIANTS.items()
         if not delta.get("causal") and name not in ("albert", "modern")
     }
-
-
-def test_a_run_from_before_the_choice_of_an_optimizer_is_one_of_adamw(tmp_path):
-    values = recipes.to_dict(recipes.load("demo"))
-    del values["optimizer"]["name"]
-    before = recipes.load(write(tmp_path, "run", json.dumps(values)))
-    assert recipes.differences(before, recipes.load("demo")) == []
