@@ -22,7 +22,6 @@ _ROOMS = {
         "status": "records.command",
         "diff": "records.command",
         "audit": "records.command",
-        "report": "records.command",
         "replay": "spikes.command",
         "bench": "plan.command",
     },

@@ -1,4 +1,4 @@
-"""The commands that read the folders of runs: status, diff, audit and report."""
+"""The commands that read the folders of runs: status, diff and audit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from pathlib import Path
 from data_prep.common.files import strict_json
 
 
-def add_run(command: argparse.ArgumentParser) -> None:
-    """Add the argument of the commands that read one run."""
-    command.add_argument("run", type=Path, help="the run's folder")
-
-
 def add_status_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `status`."""
-    add_run(command)
+    command.add_argument("run", type=Path, help="the run's folder")
     json = (
         "print one JSON object: run, state (starting, training, "
         "stopped, spiked, given-up or finished), orphaned (true: it trains, and its supervisor is "
@@ -29,7 +24,13 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
         "others_seconds), reason, log, next (a command); null where there is "
         "none"
     )
-    command.add_argument("--json", action="store_true", help=json)
+    chosen = command.add_mutually_exclusive_group()
+    chosen.add_argument("--json", action="store_true", help=json)
+    report = (
+        "write report.md, loss.png and loss.svg into the folder, and print the report's path; "
+        "supervise does so when it ends"
+    )
+    chosen.add_argument("--report", action="store_true", help=report)
 
 
 def status(options: argparse.Namespace) -> None:
@@ -37,8 +38,12 @@ def status(options: argparse.Namespace) -> None:
 
     example: python -m pretrain status runs/base
     """
+    from pretrain.records.report import write_report
     from pretrain.records.status import describe_run, facts, view
 
+    if options.report:
+        sys.stdout.write(f"{write_report(options.run)}\n")
+        return
     seen = view(options.run)
     sys.stdout.write(f"{strict_json(facts(seen))}\n" if options.json else describe_run(seen))
 
@@ -61,7 +66,7 @@ def diff(options: argparse.Namespace) -> None:
 
 def add_audit_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `audit`."""
-    add_run(command)
+    command.add_argument("run", type=Path, help="the run's folder")
     content = (
         "read the corpora too, and compare every file and table of blocks with what the run began "
         "with; about a second a GB"
@@ -80,19 +85,8 @@ def audit(options: argparse.Namespace) -> int:
     return write_findings(audit_run(options.run, content=options.content), sys.stdout.write)
 
 
-def report(options: argparse.Namespace) -> None:
-    """Write a run's report.md, loss.png and loss.svg; supervise does so when it ends.
-
-    example: python -m pretrain report runs/base
-    """
-    from pretrain.records.report import write_report
-
-    sys.stdout.write(f"{write_report(options.run)}\n")
-
-
 COMMANDS = {
     "status": (add_status_arguments, status),
     "diff": (add_diff_arguments, diff),
     "audit": (add_audit_arguments, audit),
-    "report": (add_run, report),
 }

@@ -1,4 +1,4 @@
-"""A run's results, report.md and the pictures of its losses: `python -m pretrain report RUN`.
+"""A run's results, report.md and the pictures of its losses (`status --report`).
 
 `supervise` writes them when it ends.
 """

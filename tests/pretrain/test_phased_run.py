@@ -242,7 +242,7 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     assert ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME), 1).checkpoints[0] == 6
     code, said = main("status", run)
     assert f"began as a fork of {straight} at step 6" in said
-    main("report", run)
+    main("status", run, "--report")
     assert f"| began | as a fork of {straight} at step 6 |" in (run / "report.md").read_text()
     # Done, and taken once: the same command trains nothing.
     code, said = attempt(run, phases, forked(straight, 6))
@@ -303,7 +303,7 @@ def test_a_fork_needs_a_run(recipe, tmp_path):
 def test_each_corpus_has_one_name(straight, tmp_path):
     run, totals = tmp_path / "run", {"first@64": 80, "first@48": 5, "second": 11}
     shutil.copytree(straight, run)
-    assert main("report", run)[0] == 0
+    assert main("status", run, "--report")[0] == 0
     text = (run / "report.md").read_text()
     for name, total in totals.items():
         assert f"- {name}: {total} blocks drawn" in text

@@ -65,4 +65,4 @@ echo "== 6. a GLUE task, and the report"
 zeroclap glue model --data "$glue" --tasks cola --seeds 1-2 --output scores \
     learning_rate=3e-4 max_train_examples=600 epochs=2
 zeroclap glue-report scores
-zeroclap report "$run"
+zeroclap status "$run" --report

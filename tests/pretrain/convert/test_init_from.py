@@ -124,7 +124,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
     assert f"initial weights: those of {model} (model.safetensors " in capsys.readouterr().out
     assert pretrain(["status", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["init_from"]["path"] == str(model)
-    assert pretrain(["status", str(run)]) == pretrain(["report", str(run)]) == 0
+    assert pretrain(["status", str(run)]) == pretrain(["status", str(run), "--report"]) == 0
     for text in (capsys.readouterr().out, (run / "report.md").read_text()):
         assert f"those of {model} (model.safetensors " in text
     (run / run_folder.INITIAL_WEIGHTS).write_bytes(b"other")

@@ -41,7 +41,7 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
     line = {"attempt": 2, "step": 20, **scores, "subsets": {"A": scores, "B": scores}}
     best = {**line, "attempt": 1, "step": 5, "loss": 4.9, "perplexity": 134.0}
     (run / metrics.VALIDATION).write_text(json.dumps(best) + "\n" + json.dumps(line) + "\n")
-    assert command_line.main(["report", str(run)]) == 0
+    assert command_line.main(["status", str(run), "--report"]) == 0
     assert capsys.readouterr().out == f"{run / 'report.md'}\n"
     text = (run / "report.md").read_text()
     assert (run / "loss.png").stat().st_size > 10_000
@@ -69,7 +69,7 @@ def test_a_report_of_several_terms_gives_each_and_no_perplexity_of_their_sum(his
     line = {"attempt": 2, "step": 20, **score, "terms": {"masked": score, "sop": pairs}}
     line["subsets"] = {"A": score, "B": score}
     (run / metrics.VALIDATION).write_text(json.dumps(line) + "\n")
-    assert command_line.main(["report", str(run)]) == 0
+    assert command_line.main(["status", str(run), "--report"]) == 0
     rows = (run / "report.md").read_text().partition("## Validation")[2].splitlines()[4:9]
     assert rows == [
         "| all | 1,200 | 5.1000 | - |",
@@ -84,5 +84,5 @@ def test_a_run_without_steps_has_no_report_yet(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
     ledger.append(run / ledger.FILE_NAME, "created", seed=1)
-    assert command_line.main(["report", str(run)]) == 2
+    assert command_line.main(["status", str(run), "--report"]) == 2
     assert "has no steps to draw" in capsys.readouterr().err
