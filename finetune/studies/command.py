@@ -7,8 +7,7 @@ import dataclasses
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from finetune.studies.engines import Engine
     from finetune.studies.study import CheckedArm, Run, Study
 
-_SECONDS_BETWEEN_LINES = 30.0
 STUDY = "study.json"
 
 
@@ -132,15 +130,18 @@ def _do(
     left = [folder for folder in folders if job.stages_left(folder)]
     print(f"{options.output}: runs to do: {len(left)}, finished before: {len(runs) - len(left)}")
     failed: dict[str, int] = {}
-    progress = _Progress(len(runs), len(left), lambda text: print(text, flush=True))
+    done = len(runs) - len(left)
 
     def ended(folder: Path, code: int) -> None:
+        nonlocal done
+        done += 1
+        how = "done"
         if code:
-            failed[folder.name] = code
-        progress.ended(folder, code)
+            failed[folder.name], how = code, f"failed (exit code {code}), see {folder / job.LOG}"
+        print(f"[{done}/{len(runs)}] {folder.name}: {how}", flush=True)
 
     if left:
-        engine(left, ended, progress)
+        engine(left, ended)
     return failed
 
 
@@ -190,44 +191,6 @@ def _engine(options: argparse.Namespace, ranks: int) -> Engine:
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, options.jobs, ranks)
     return Local(devices, max(1, cores // (len(devices) * ranks)))
-
-
-class _Progress:
-    """Says which runs have ended, and now and then how far those in progress are."""
-
-    def __init__(self, total: int, left: int, tell: Callable[[str], object]) -> None:
-        self._total, self._left, self._done, self._tell = total, left, 0, tell
-        self._began = self._told = time.monotonic()
-
-    def ended(self, folder: Path, code: int) -> None:
-        """Say that a run has ended."""
-        self._done += 1
-        after = time.monotonic() - self._began
-        rest = (self._left - self._done) * after / self._done
-        end = f", about {duration(rest)} left" if rest else ""
-        how = "done" if code == EXIT_DONE else f"failed (exit code {code}), see {folder / job.LOG}"
-        number = self._total - self._left + self._done
-        self._tell(f"[{number}/{self._total}{end}] {folder.name}: {how}")
-
-    def __call__(self, running: Sequence[Path]) -> None:
-        """Say how far each run in progress is, if it is time."""
-        if time.monotonic() - self._told >= _SECONDS_BETWEEN_LINES:
-            self._told = time.monotonic()
-            for folder in running:
-                self._tell(f"    {folder.name}: {_state(folder)}")
-
-
-def _state(folder: Path) -> str:
-    """Say at which stage a run is, and at which step."""
-    from pretrain.records import metrics
-
-    left = job.stages_left(folder)
-    if not left or left[0].name != "train":
-        return left[0].name if left else "done"
-    lines = metrics.read_metrics(folder / "run" / metrics.METRICS)
-    if not lines:
-        return "starts"
-    return f"step {lines[-1]['step'] + 1:,}, loss {metrics.loss_of(lines[-1]):.3f}"
 
 
 def _forecast(

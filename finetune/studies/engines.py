@@ -16,15 +16,13 @@ from pretrain.processes.gpus import VARIABLE
 
 Ended = Callable[[Path, int], object]
 """Told the folder of a run that has ended, and its exit code."""
-Tick = Callable[[Sequence[Path]], object]
-"""Told now and then which runs are in progress."""
 _POLL_SECONDS = 0.2
 
 
 class Engine(Protocol):
     """Does the runs of a study."""
 
-    def __call__(self, folders: Sequence[Path], ended: Ended, tick: Tick) -> None:
+    def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
         """Do the runs, in any order, and return when all have ended."""
 
 
@@ -43,7 +41,7 @@ class Local:
     threads: int
     """Of each rank."""
 
-    def __call__(self, folders: Sequence[Path], ended: Ended, tick: Tick) -> None:
+    def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
         """As `Engine`; ended by Ctrl-C or SIGTERM, it stops the runs and waits for them."""
         waiting = deque(folders)
         with children.terminating(_Running) as running:
@@ -57,7 +55,6 @@ class Local:
                     if (code := run.process.poll()) is not None:
                         del running[slot]
                         ended(run.folder, code)
-                tick([run.folder for run in running.values()])
 
     def _start(self, folder: Path, gpus: Sequence[str]) -> _Running:
         environment = children.environment() | {"OMP_NUM_THREADS": str(self.threads)}

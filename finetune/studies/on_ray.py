@@ -12,9 +12,7 @@ from typing import Any
 from data_prep.common.exit_codes import EXIT_FAILED
 from data_prep.engines import connected_ray
 from finetune.studies import job
-from finetune.studies.engines import Ended, Tick
-
-_POLL_SECONDS = 2.0
+from finetune.studies.engines import Ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Ray:
     jobs: int
     """Runs at once; 0: as many as the cluster has devices for."""
 
-    def __call__(self, folders: Sequence[Path], ended: Ended, tick: Tick) -> None:
+    def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
         """As `Engine`; Ray ends the tasks when this process ends, and they stop their runs.
 
         Raises:
@@ -43,10 +41,9 @@ class Ray:
                 while waiting and len(running) < (self.jobs or len(folders)):
                     folder = waiting.popleft()
                     running[task.remote(str(folder.resolve()), str(Path.cwd()))] = folder
-                for done in ray.wait([*running], timeout=_POLL_SECONDS)[0]:
+                for done in ray.wait([*running])[0]:
                     folder = running.pop(done)
                     ended(folder, _exit_code(ray, done, folder))
-                tick([*running.values()])
 
     def _devices(self, ray: Any) -> dict[str, int]:  # noqa: ANN401 - a module
         """Return what Ray has to give a run."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from data_prep.common import pictures
 from data_prep.common.wording import in_short
-from finetune.studies.results import Curve, Measured
+from finetune.studies.results import Curve, Measured, names_of
 from finetune.studies.study import Arm
 from pretrain.records.plots import smoothed
 
@@ -30,43 +29,22 @@ _POINTS = 400
 _LINES = ("-", "--", ":", "-.")
 
 
-def styles(arms: Iterable[Arm]) -> dict[Arm, dict[str, Any]]:
-    """Return a colour and a kind of line for each arm.
-
-    The levels of the factor that has most of them have the colours; all else has the lines.
-    """
-    arms = [*arms]
-    levels: dict[str, list[str]] = {}
-    for factor, level in itertools.chain.from_iterable(arm.levels for arm in arms):
-        if level not in levels.setdefault(factor, []):
-            levels[factor].append(level)
-    main = max(levels, key=lambda factor: len(levels[factor]))
-    rest: list[tuple[tuple[str, str], ...]] = []
-    found = {}
-    for arm in arms:
-        color = levels[main].index(dict(arm.levels)[main])
-        others = tuple(each for each in arm.levels if each[0] != main)
-        if others not in rest:
-            rest.append(others)
-        line = rest.index(others) + color // len(pictures.CYCLE)
-        found[arm] = {
-            "color": pictures.CYCLE[color % len(pictures.CYCLE)],
-            "linestyle": _LINES[line % len(_LINES)],
-        }
-    return found
+def _kind(number: int) -> dict[str, Any]:
+    """Return the colour and the kind of line of an arm."""
+    rounds, color = divmod(number, len(pictures.CYCLE))
+    return {"color": pictures.CYCLE[color], "linestyle": _LINES[rounds % len(_LINES)]}
 
 
-def draw_curves(curves: Mapping[Arm, Mapping[int, Curve]], output: Path) -> None:
+def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
     """Draw training and validation loss by tokens: the mean over the seeds, and their range."""
     from matplotlib.ticker import LogLocator
 
-    kinds = styles(curves)
     for suffix in _FORMATS:
         with pictures.picture(output / f"{CURVES}{suffix}", 10, 4.6) as figure:
             left, right = figure.subplots(1, 2)
-            for arm, by_seed in curves.items():
-                _training(left, [*by_seed.values()], arm.name, kinds[arm])
-                _validation(right, [*by_seed.values()], arm.name, kinds[arm])
+            for number, (arm, of_seeds) in enumerate(curves.items()):
+                _training(left, of_seeds, arm.name, _kind(number))
+                _validation(right, of_seeds, arm.name, _kind(number))
             left.set(title="training, smoothed", ylabel="nats per target")
             right.set(title="validation")
             for axes in (left, right):
@@ -105,37 +83,25 @@ def _band(axes: Axes, places: Any, lines: Any, label: str, kind: Mapping[str, An
 
 def draw_lengths(measured: Measured, output: Path) -> None:
     """Draw perplexity by the length of the input, if it was measured at several lengths."""
-    by_arm = {arm: _lengths(by_seed.values()) for arm, by_seed in measured.items()}
-    lengths = sorted({length for found in by_arm.values() for length in found})
-    if len(lengths) < 2:
+    columns = {
+        name: int(found[1].replace(",", ""))
+        for name in names_of(measured)
+        if (found := re.fullmatch(r"perplexity, ([\d,]+) tokens", name))
+    }
+    if len(columns) < 2:
         return
-    kinds = styles(by_arm)
     for suffix in _FORMATS:
         with pictures.picture(output / f"{LENGTHS}{suffix}", 6, 4.6) as figure:
             axes = figure.subplots()
-            for arm, found in by_arm.items():
-                rows = [found[length] for length in sorted(found)]
-                seeds = min(map(len, rows), default=0)
-                if seeds:
-                    lines = np.array([row[:seeds] for row in rows]).T
-                    _band(
-                        axes,
-                        np.array(sorted(found)),
-                        lines,
-                        arm.name,
-                        {**kinds[arm], "marker": "o"},
-                    )
+            for number, (arm, frame) in enumerate(measured.items()):
+                # Learned positions end, and a run may not be evaluated yet.
+                lines = frame[[name for name in columns if name in frame]].dropna()
+                places = [columns[name] for name in lines.columns]
+                if len(lines) and places:
+                    kind = {**_kind(number), "marker": "o"}
+                    _band(axes, places, lines.to_numpy(), arm.name, kind)
             axes.set_xscale("log", base=2)
-            axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+            axes.set_xticks([*columns.values()], [f"{length:,}" for length in columns.values()])
             axes.minorticks_off()
             axes.set(xlabel="tokens of the input", ylabel="perplexity")
             pictures.legend_below(figure)
-
-
-def _lengths(by_seed: Iterable[Mapping[str, float]]) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for figures in by_seed:
-        for name, value in figures.items():
-            if match := re.fullmatch(r"perplexity, ([\d,]+) tokens", name):
-                found.setdefault(int(match[1].replace(",", "")), []).append(value)
-    return found

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
-import numpy as np
+import pandas
+from pandas import DataFrame, Series
 
 from data_prep.common.files import write_atomically
 from data_prep.common.markup import markdown_table
 from data_prep.common.wording import in_short
 from finetune.studies import results
 from finetune.studies.picture import draw_curves, draw_lengths
-from finetune.studies.results import Curve, Difference, Measured, Results
+from finetune.studies.results import Measured, Results
 from finetune.studies.study import Arm, CheckedArm, Run, Study, differences
 
 REPORT, TABLE, LATEX = "report.md", "report.csv", "report.tex"
-Cell = Callable[[str, Sequence[float]], str]
+Cell = Callable[[str, Series], str]
 """Writes the values of a figure, by its name."""
 
 
@@ -54,12 +51,12 @@ def write_report(
 
 
 def _sections(study: Study, checked: Sequence[CheckedArm], found: Results) -> list[str]:
-    seeds = max(len(by_seed) for by_seed in found.pretraining.values())
+    seeds = max(map(len, found.pretraining.values()))
     best = f" Of {study.best} the best level is shown, chosen by the loss." if study.best else ""
     sections = [
         _table("Pretraining", found.pretraining, _median),
         f"Median over at most {seeds} seeds (lowest to highest).{best}\n",
-        _comparison("Differences in pretraining", study, checked, found.pretraining, found.curves),
+        _comparison("Differences in pretraining", study, checked, found.pretraining),
     ]
     if found.finetuning:
         sections += [
@@ -73,29 +70,32 @@ def _sections(study: Study, checked: Sequence[CheckedArm], found: Results) -> li
 
 def _table(title: str, measured: Measured, cell: Cell) -> str:
     names = results.names_of(measured)
-    rows = [
-        [arm.name, *(cell(name, _values(by_seed, name)) for name in names)]
-        for arm, by_seed in measured.items()
-    ]
+    rows = [[arm.name, *_cells(frame, names, cell)] for arm, frame in measured.items()]
     return _markdown(title, ["arm", *names], rows)
 
 
-def _values(by_seed: Mapping[int, results.Figures], name: str) -> list[float]:
-    return [figures[name] for figures in by_seed.values() if name in figures]
+def _cells(frame: DataFrame, names: Sequence[str], cell: Cell) -> list[str]:
+    """Write the figures of an arm; a cell is empty where none of its seeds has the figure."""
+    found = {name: frame[name].dropna() for name in names if name in frame}
+    return [cell(name, found[name]) if len(found.get(name, ())) else "" for name in names]
 
 
-def _median(name: str, values: Sequence[float]) -> str:
+def _median(name: str, values: Series) -> str:
     """Median, lowest and highest of a figure."""
-    if not values:
-        return ""
-    median, low, high = (_number(f(values)) for f in (np.median, np.min, np.max))  # NaN if one is
+    median, low, high = map(_number, (values.median(), values.min(), values.max()))
     return median if low == high else f"{median} ({low} to {high})"
 
 
-def _sum_up(name: str, values: Sequence[float]) -> str:
+def _sum_up(name: str, values: Series) -> str:
     """What all seeds cost together; the speed is a median."""
-    total = statistics.median(values) if name == "tokens/s" else math.fsum(values)
+    total = values.median() if name == "tokens/s" else values.sum()
     return f"{total:.2f}" if name == "device hours" else in_short(total)
+
+
+def _with_deviation(name: str, values: Series) -> str:
+    """Mean and standard deviation of a figure."""
+    average = _number(values.mean())
+    return f"{average} ± {_number(results.deviation(values))}" if len(values) > 1 else average
 
 
 def _number(value: float) -> str:
@@ -103,60 +103,38 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def _comparison(
-    title: str,
-    study: Study,
-    checked: Sequence[CheckedArm],
-    measured: Measured,
-    curves: Mapping[Arm, Mapping[int, Curve]] = MappingProxyType({}),
-) -> str:
+def _comparison(title: str, study: Study, checked: Sequence[CheckedArm], measured: Measured) -> str:
     """Return a table of the differences of arms that differ in one factor."""
     names = [name for name in results.names_of(measured) if name != "collapsed"]
-    rows, found, confounded = [], list[Difference](), list[str]()
+    rows, confounded, intervals, seeds = [], list[str](), 0, 0
     for one, other in results.compared(measured, study.best):
-        of_pair = [results.paired(measured, name, one, other) for name in names]
-        found += filter(None, of_pair)
+        found = results.paired(measured, one, other).reindex(names, fill_value=math.nan)
+        intervals, seeds = intervals + found["mean"].count(), max(seeds, int(found["seeds"].max()))
         pair = f"{other.name} − {one.name}"
-        tokens = [_tokens(results.tokens_to_its_loss(curves, one, other))] if curves else []
-        rows.append([pair, *map(_difference, of_pair), *tokens])
+        rows.append([pair, *map(_difference, found["mean"], found["half_width"])])
         if len(settings := _settings_that_differ(checked, one, other)) > 1:
             confounded.append(f"- {pair}: {', '.join(settings)}")
-    head = ["difference", *names, *(["tokens"] if curves else [])]
-    seeds = max((each.seeds for each in found), default=0)
     notes = [
         f"Mean over at most {seeds} seeds that both arms have, with the 95 % interval of Student's "
-        f"t; **bold** where it leaves out 0. One in twenty of these {len(found)} intervals leaves "
+        f"t; **bold** where it leaves out 0. One in twenty of these {intervals} intervals leaves "
         "out 0 by chance.\n"
     ]
-    if curves:
-        notes.append(
-            "Tokens: the share of its tokens after which the first named has the other's last "
-            "validation loss, though its learning rate has not come down by then.\n"
-        )
     if confounded:
         notes.append(
             "Confounded: these differ in several settings, and the difference may come from any "
             f"of them.\n\n{chr(10).join(confounded)}\n"
         )
-    return "\n".join([_markdown(title, head, rows), *notes])
+    return "\n".join([_markdown(title, ["difference", *names], rows), *notes])
 
 
-def _tokens(shares: Sequence[float]) -> str:
-    """Write shares of tokens by seed: their median, lowest and highest."""
-    if not shares or math.isinf(max(shares)):
-        return "never" if shares and math.isinf(min(shares)) else "not with every seed"
-    median, low, high = (f"{f(shares):.0%}" for f in (statistics.median, min, max))
-    return median if low == high else f"{median} ({low} to {high})"
-
-
-def _difference(found: Difference | None) -> str:
-    if found is None:
+def _difference(mean: float, half_width: float) -> str:
+    if math.isnan(mean):  # no seed has both
         return ""
-    if math.isnan(found.half_width):
-        return f"{found.mean:+.4g}"
-    digits = 3 if abs(found.mean) < 1 else 2
-    text = f"{found.mean:+.{digits}f} ± {found.half_width:.{digits}f}"
-    return f"**{text}**" if found.is_clear else text
+    if math.isnan(half_width):
+        return f"{mean:+.4g}"
+    digits = 3 if abs(mean) < 1 else 2
+    text = f"{mean:+.{digits}f} ± {half_width:.{digits}f}"
+    return f"**{text}**" if abs(mean) > half_width else text
 
 
 def _settings_that_differ(checked: Sequence[CheckedArm], one: Arm, other: Arm) -> list[str]:
@@ -180,35 +158,17 @@ def _markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 def _csv(found: Results) -> str:
     """Return one line per number."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["part", "arm", "seed", "figure", "value"])
-    parts = {
-        "pretraining": found.pretraining,
-        "fine-tuning": found.finetuning,
-        "cost": found.cost,
-    }
-    for part, measured in parts.items():
-        for arm, by_seed in measured.items():
-            for seed, figures in by_seed.items():
-                writer.writerows([part, arm.name, seed, *each] for each in figures.items())
-    return text.getvalue()
+    parts = {"pretraining": found.pretraining, "fine-tuning": found.finetuning, "cost": found.cost}
+    tables = {(part, arm.name): rows for part, of in parts.items() for arm, rows in of.items()}
+    if not tables:
+        return "part,arm,seed,figure,value\n"
+    rows = pandas.concat(tables, names=["part", "arm", "seed"]).rename_axis(columns="figure")
+    return str(rows.stack().dropna().rename("value").to_csv())
 
 
 def _latex(measured: Measured) -> str:
     """Return a table for the package booktabs: means and standard deviations over the seeds."""
-    import pandas
-
     names = results.names_of(measured)
-    cells = [
-        [_with_deviation(_values(by_seed, name)) for name in names] for by_seed in measured.values()
-    ]
+    cells = [_cells(frame, names, _with_deviation) for frame in measured.values()]
     table = pandas.DataFrame(cells, [arm.name for arm in measured], names)
     return str(table.to_latex(escape=True, caption="Mean and standard deviation over seeds."))
-
-
-def _with_deviation(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    average = _number(statistics.fmean(values))
-    return f"{average} ± {_number(results.deviation(values))}" if len(values) > 1 else average

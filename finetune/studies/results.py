@@ -6,9 +6,9 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,12 +17,17 @@ from finetune.scores import mean
 from finetune.studies.study import Arm, Run, Study, comparisons, finetuning_arms
 from pretrain.records import ledger, metrics, status
 
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
 LOSS = "validation loss"
 T = TypeVar("T")
 Figures = dict[str, float]
-"""By name, of one arm with one seed."""
-Measured = dict[Arm, dict[int, Figures]]
+"""By name, of one arm with one seed. A loss that is not finite is inf."""
+Read = dict[tuple[Arm, int], Figures]
 """By arm and seed of pretraining."""
+Measured = dict[Arm, "DataFrame"]
+"""Of each arm a row for each seed of pretraining, with a column for each figure."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,21 +42,10 @@ class Curve:
     """Tokens read before each evaluation."""
     validation: list[float]
 
-    def tokens_to(self, loss: float) -> float:
-        """Return the tokens after which the validation loss is `loss`; inf if it never is.
-
-        Between two evaluations it is interpolated.
-        """
-        points = list(zip(self.measured_at, self.validation, strict=True))
-        for (x, y), (to_x, to_y) in zip(points[:1] + points, points, strict=False):
-            if to_y <= loss:
-                return to_x - (to_x - x) * (loss - to_y) / (y - to_y) if y > to_y else to_x
-        return math.inf
-
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """The runs of a study that have begun."""
+    """The runs of a study that have come to their end."""
 
     pretraining: Measured
     """Validation loss at the end, perplexities by length, accuracies of pairs."""
@@ -61,24 +55,10 @@ class Results:
     cost: Measured
     """Tokens, device hours of the steps (not of starts, evaluations and saves), tokens per second,
     spikes and rollbacks."""
-    curves: dict[Arm, dict[int, Curve]]
+    curves: dict[Arm, list[Curve]]
+    """A curve a seed."""
     unfinished: list[str]
     """Runs whose training has not come to its end, or whose ledger does not verify."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """A figure of one arm minus that of another with the same seeds."""
-
-    seeds: int
-    mean: float
-    half_width: float
-    """Of the 95 % interval by Student's t over the seeds; NaN with one seed."""
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return abs(self.mean) > self.half_width
 
 
 def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
@@ -89,7 +69,8 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
         runs: its runs.
         output: the folder of the runs' folders.
     """
-    found = Results({}, {}, {}, {}, [])
+    pretraining, finetuning, cost = Read(), Read(), Read()
+    curves, unfinished = dict[Arm, list[Curve]](), list[str]()
     # An arm that lacks its first seeds keeps its place: the others are compared with the first one.
     arms = [*dict.fromkeys(run.arm for run in runs)]
     for run in sorted(runs, key=lambda run: arms.index(run.arm)):
@@ -99,22 +80,32 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
         try:
             seen = status.view(folder / "run")
         except ValueError as error:
-            found.unfinished.append(f"{run.name} ({error})")
+            unfinished.append(f"{run.name} ({error})")
             continue
         if seen.activity != status.FINISHED:
-            found.unfinished.append(run.name)
+            unfinished.append(run.name)
             continue
         curve = _curve(seen)
-        figures = {LOSS: curve.validation[-1] if curve.validation else math.nan}
-        figures |= _evaluated(folder / "evaluation.json")
-        found.pretraining.setdefault(run.arm, {})[run.seed] = figures
-        found.cost.setdefault(run.arm, {})[run.seed] = _cost(seen)
-        found.curves.setdefault(run.arm, {})[run.seed] = curve
+        loss = _finite(curve.validation[-1] if curve.validation else None)
+        pretraining[run.arm, run.seed] = {LOSS: loss, **_evaluated(folder / "evaluation.json")}
+        cost[run.arm, run.seed] = _cost(seen)
+        curves.setdefault(run.arm, []).append(curve)
         for way in finetuning_arms(study):
             if scores := _scores(folder / "scores" / (way.folder or "all")):
                 both = Arm((*run.arm.levels, *way.levels), {**run.arm.settings, **way.settings})
-                found.finetuning.setdefault(both, {})[run.seed] = scores
+                finetuning[both, run.seed] = scores
+    found = Results(table(pretraining), table(finetuning), table(cost), curves, unfinished)
     return _best(found, study.best) if study.best else found
+
+
+def table(read: Read) -> Measured:
+    """Arrange figures by arm and seed as tables."""
+    from pandas import DataFrame
+
+    by_arm: dict[Arm, dict[int, Figures]] = {}
+    for (arm, seed), figures in read.items():
+        by_arm.setdefault(arm, {})[seed] = figures
+    return {arm: DataFrame.from_dict(rows, orient="index") for arm, rows in by_arm.items()}
 
 
 def _curve(seen: status.RunView) -> Curve:
@@ -151,9 +142,9 @@ def _evaluated(path: Path) -> Figures:
         return {}
     found = Figures()
     for each in json.loads(path.read_text(encoding="utf-8")):
-        found[f"perplexity, {each['length']:,} tokens"] = _number(each["total"]["perplexity"])
+        found[f"perplexity, {each['length']:,} tokens"] = _finite(each["total"]["perplexity"])
         for name, score in each.get("pairs", {}).items():
-            found[f"{name} accuracy"] = _number(score["accuracy"])
+            found[f"{name} accuracy"] = score["accuracy"]
     return found
 
 
@@ -173,8 +164,8 @@ def _scores(folder: Path) -> Figures:
     return {**found, "collapsed": float(collapsed)} if found else {}
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+def _finite(value: float | None) -> float:
+    return math.inf if value is None or math.isnan(value) else value
 
 
 def _best(found: Results, factor: str) -> Results:
@@ -182,69 +173,43 @@ def _best(found: Results, factor: str) -> Results:
 
     It is the mean over the seeds that counts.
     """
-    groups: dict[tuple[tuple[str, str], ...], list[Arm]] = {}
-    for arm in found.pretraining:
-        others = tuple(level for level in arm.levels if level[0] != factor)
-        groups.setdefault(others, []).append(arm)
-
-    def loss(arm: Arm) -> float:
-        losses = [figures[LOSS] for figures in found.pretraining[arm].values()]
-        average = statistics.fmean(losses)
-        return math.inf if math.isnan(average) else average
-
-    best = [set(min(group, key=loss).levels) for group in groups.values()]
+    best: dict[frozenset[tuple[str, str]], Arm] = {}
+    for arm in sorted(found.pretraining, key=lambda arm: found.pretraining[arm][LOSS].mean()):
+        best.setdefault(frozenset(each for each in arm.levels if each[0] != factor), arm)
 
     def kept(measured: dict[Arm, T]) -> dict[Arm, T]:
-        return {
-            arm: each for arm, each in measured.items() if any(b <= {*arm.levels} for b in best)
-        }
+        """Leave the best arms, each with every way of fine-tuning."""
+        levels = [{*arm.levels} for arm in best.values()]
+        return {a: v for a, v in measured.items() if any(each <= {*a.levels} for each in levels)}
 
     return Results(
-        kept(found.pretraining),
-        kept(found.finetuning),
-        kept(found.cost),
-        kept(found.curves),
-        found.unfinished,
+        *(kept(found.pretraining), kept(found.finetuning), kept(found.cost)),
+        *(kept(found.curves), found.unfinished),
     )
 
 
-def paired(measured: Measured, name: str, one: Arm, other: Arm) -> Difference | None:
-    """Compare a figure of two arms over the seeds that both have; None without any.
+def paired(measured: Measured, one: Arm, other: Arm) -> DataFrame:
+    """Compare the figures of two arms over the seeds that both have.
 
     Runs of one seed see the same text in the same order, with the same tokens hidden.
+
+    Returns:
+        For each figure `seeds`, `mean` (other minus one) and `half_width`, of the 95 % interval by
+        Student's t over the seeds; NaN with one seed.
     """
+    from pandas import DataFrame
     from scipy.stats import t
 
-    ours, theirs = measured[one], measured[other]
-    deltas = [
-        theirs[seed][name] - ours[seed][name]
-        for seed in sorted(ours.keys() & theirs.keys())
-        if name in ours[seed] and name in theirs[seed]
-    ]
-    if not deltas:
-        return None
-    half_width = math.nan
-    if len(deltas) > 1:
-        error = deviation(deltas) / math.sqrt(len(deltas))
-        half_width = float(t.ppf(0.975, len(deltas) - 1)) * error
-    return Difference(len(deltas), statistics.fmean(deltas), half_width)
+    deltas = measured[other] - measured[one]
+    seeds = deltas.count()
+    half_width = t.ppf(0.975, seeds - 1) * deviation(deltas) / seeds**0.5
+    return DataFrame({"seeds": seeds, "mean": deltas.mean(), "half_width": half_width})
 
 
-def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of a sample; NaN if one is NaN, of a run that diverged."""
-    return float(np.std(values, ddof=1))  # statistics.stdev raises
-
-
-def tokens_to_its_loss(
-    curves: Mapping[Arm, Mapping[int, Curve]], one: Arm, other: Arm
-) -> list[float]:
-    """Return by seed the share of its tokens that `other` needs to reach `one`'s last loss."""
-    ours, theirs = curves[one], curves[other]
-    return [
-        theirs[seed].tokens_to(ours[seed].validation[-1]) / ours[seed].measured_at[-1]
-        for seed in sorted(ours.keys() & theirs.keys())
-        if ours[seed].validation and theirs[seed].validation
-    ]
+def deviation(values: Series | DataFrame) -> Any:  # noqa: ANN401 - a number or a Series
+    """Return standard deviations of samples; NaN where a value is inf, of a run that diverged."""
+    with np.errstate(invalid="ignore"):
+        return values.std()
 
 
 def compared(measured: Measured, factor: str = "") -> list[tuple[Arm, Arm]]:
@@ -254,8 +219,6 @@ def compared(measured: Measured, factor: str = "") -> list[tuple[Arm, Arm]]:
         measured: figures by arm.
         factor: one whose best level alone is left.
     """
-    if not factor:
-        return comparisons([*measured])
     plain = {
         dataclasses.replace(
             arm, levels=tuple(each for each in arm.levels if each[0] != factor)
@@ -265,10 +228,6 @@ def compared(measured: Measured, factor: str = "") -> list[tuple[Arm, Arm]]:
     return [(plain[one], plain[other]) for one, other in comparisons([*plain])]
 
 
-def names_of(measured: Mapping[Arm, Mapping[int, Figures]]) -> list[str]:
+def names_of(measured: Measured) -> list[str]:
     """Return the names of all figures, in the order in which they were measured."""
-    found: dict[str, None] = {}
-    for by_seed in measured.values():
-        for figures in by_seed.values():
-            found |= dict.fromkeys(figures)
-    return [*found]
+    return [*dict.fromkeys(name for frame in measured.values() for name in frame.columns)]

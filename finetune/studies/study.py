@@ -26,7 +26,6 @@ from pretrain.model.config import ModelConfig
 from pretrain.supervision.launch import world_size
 
 STUDIES = Path(__file__).parent
-_SAME = "two arms have the same settings, or names without other letters and digits"
 Settings = Mapping[str, Any]
 """Values by their dotted keys."""
 Factors = dict[str, dict[str, dict[str, Any]]]
@@ -212,52 +211,40 @@ def overrides(settings: Settings) -> list[str]:
 
 
 def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
-    """Read and check the recipe of every arm, with its corpora.
+    """Read and check the recipe of every arm, with its corpora, and every way of fine-tuning.
 
     Args:
         study: the study.
         changes: `key=value` settings of the command line, which hold for all arms.
 
     Raises:
-        ValueError: the errors of all arms; two arms are the same.
+        ValueError: what the first arm with an error has; or two arms are the same.
     """
-    found, arms = list[CheckedArm](), pretraining_arms(study)
-    errors = _errors_in_finetuning(study)
-    for arm in arms:
+    found, ways = list[CheckedArm](), finetuning_arms(study)
+    for arm in pretraining_arms(study):
         try:
             config, _ = load_complete(arm.recipe, [*arm.words, *changes])
             ranks = world_size(config.supervision, 1)
             model, _ = check(config, ranks)
-            found.append(CheckedArm(arm, config, model, ranks))
         except ValueError as error:
-            errors.setdefault(str(error), []).append(arm.name)
-    for one, other in itertools.combinations(found, 2):
-        if one.arm.folder == other.arm.folder or not differences(one, other):
-            errors.setdefault(_SAME, []).append(f"{one.arm.name} = {other.arm.name}")
-    if errors:
-        raise ValueError("; ".join(_of_arms(names, len(arms), e) for e, names in errors.items()))
+            raise ValueError(f"{arm.name}: {error}") from None
+        found.append(CheckedArm(arm, config, model, ranks))
+    chosen = tasks.find(study.finetune.tasks) if study.finetune else []
+    settings = [runs.check_settings(chosen, way.words) for way in ways]
+    _refuse_same([each.arm for each in found], [_resolved(each) for each in found])
+    _refuse_same(ways, settings)
     return found
 
 
-def _errors_in_finetuning(study: Study) -> dict[str, list[str]]:
-    """Return the ways of fine-tuning that are refused, by the error."""
-    errors: dict[str, list[str]] = {}
-    found = dict[Arm, object]()
-    chosen = tasks.find(study.finetune.tasks) if study.finetune else []
-    for way in finetuning_arms(study):
-        try:
-            found[way] = runs.check_settings(chosen, way.words)
-        except ValueError as error:
-            errors.setdefault(f"finetune: {error}", []).append(way.name)
-    for one, other in itertools.combinations(found, 2):
-        if one.folder == other.folder or found[one] == found[other]:
-            errors.setdefault(f"finetune: {_SAME}", []).append(f"{one.name} = {other.name}")
-    return errors
-
-
-def _of_arms(names: Sequence[str], arms: int, error: str) -> str:
-    """Say which arms have an error; without names if it is all of several."""
-    return error if len(names) == arms > 1 else f"{' | '.join(names)}: {error}"
+def _refuse_same(arms: Sequence[Arm], settings: Sequence[object]) -> None:
+    """Refuse two arms that cannot be told apart."""
+    pairs = itertools.combinations(zip(arms, settings, strict=True), 2)
+    for (one, ours), (other, theirs) in pairs:
+        if one.folder == other.folder or ours == theirs:
+            raise ValueError(
+                f"{one.name} = {other.name}: two arms have the same settings, or names without "
+                "other letters and digits"
+            )
 
 
 def pretraining_arms(study: Study) -> list[Arm]:

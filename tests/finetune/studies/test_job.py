@@ -38,12 +38,6 @@ def test_stages_that_are_done_are_not_done_again(commands, tmp_path):
     assert job.stages_left(tmp_path) == []
 
 
-def test_only_commands_of_the_project_are_run(tmp_path):
-    job.write(tmp_path, [Stage("train", ["http.server"])])
-    with pytest.raises(ValueError, match="not a command"):
-        job.do(tmp_path)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_saving_holds_up_the_next_job_of_its_run(tmp_path, number):
     """`supervise` gets SIGTERM, saves and ends, also where the job itself is killed."""

@@ -19,7 +19,7 @@ from finetune.studies.on_ray import Ray
 ended = {}
 try:
     Ray(int(sys.argv[1]), jobs=1)(
-        [*map(Path, sys.argv[2:])], lambda folder, code: ended.update({folder.name: code}), print
+        [*map(Path, sys.argv[2:])], lambda folder, code: ended.update({folder.name: code})
     )
 except ValueError as error:
     print(error)

@@ -16,26 +16,33 @@ from pretrain.records import ledger, metrics, status
 OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
 
 
+def measured(**losses):
+    """A table of losses by seed for each of the two arms; None: not measured."""
+    read = {
+        (arm, seed): {} if loss is None else {LOSS: loss}
+        for arm, values in ((OURS, losses["ours"]), (THEIRS, losses["theirs"]))
+        for seed, loss in enumerate(values)
+    }
+    return results.table(read)
+
+
 def test_the_interval_is_that_of_a_paired_t_test_over_the_seeds_that_both_have():
     ours, theirs = [4.0, 4.2, 4.5, 4.1], [3.9, 4.0, 4.4, 4.15]
-    measured = {
-        OURS: {seed: {LOSS: loss} for seed, loss in enumerate(ours)} | {9: {LOSS: 99.0}},
-        THEIRS: {seed: {LOSS: loss} for seed, loss in reversed([*enumerate(theirs)])},
-    }
-    found = results.paired(measured, LOSS, OURS, THEIRS)
+    tables = measured(ours=[*ours, 99.0, 98.0], theirs=[*theirs, None])
+    found = results.paired(tables, OURS, THEIRS).loc[LOSS]
     expected = stats.ttest_rel(theirs, ours).confidence_interval(0.95)
     assert found.seeds == 4
-    assert found.mean - found.half_width == pytest.approx(expected.low)
-    assert found.mean + found.half_width == pytest.approx(expected.high)
-    assert found.is_clear == (expected.low > 0 or expected.high < 0)
+    assert found["mean"] - found.half_width == pytest.approx(expected.low)
+    assert found["mean"] + found.half_width == pytest.approx(expected.high)
+    assert report._difference(0.2, 0.1) == "**+0.200 ± 0.100**"
+    assert report._difference(-0.1, 0.2) == "-0.100 ± 0.200"
 
 
 def test_one_seed_has_no_interval_and_no_seed_no_difference():
-    measured = {OURS: {1: {LOSS: 4.0}}, THEIRS: {1: {LOSS: 3.0}, 2: {LOSS: 2.0}}}
-    found = results.paired(measured, LOSS, OURS, THEIRS)
-    assert (found.mean, math.isnan(found.half_width), found.is_clear) == (-1.0, True, False)
-    assert results.paired(measured, "accuracy", OURS, THEIRS) is None
-    assert results.paired({OURS: {1: {}}, THEIRS: {2: {}}}, LOSS, OURS, THEIRS) is None
+    found = results.paired(measured(ours=[4.0], theirs=[3.0, 2.0]), OURS, THEIRS).loc[LOSS]
+    assert report._difference(found["mean"], found.half_width) == "-1"
+    found = results.paired(measured(ours=[4.0, None], theirs=[None, 2.0]), OURS, THEIRS).loc[LOSS]
+    assert report._difference(found["mean"], found.half_width) == ""
 
 
 def test_of_the_best_factor_the_level_with_the_lowest_mean_loss_is_left():
@@ -46,37 +53,38 @@ def test_of_the_best_factor_the_level_with_the_lowest_mean_loss_is_left():
         arm("RoBERTa", "1e-3"): [4.0, 4.4],
         arm("RoBERTa", "2e-3"): [4.1, 4.1],
         arm("CLAP", "1e-3"): [3.8, 3.8],
-        arm("CLAP", "2e-3"): [3.0, math.nan],
+        arm("CLAP", "2e-3"): [3.0, math.inf],
     }
-    measured = {a: {seed: {LOSS: v} for seed, v in enumerate(vs)} for a, vs in losses.items()}
-    found = results._best(Results(measured, {}, measured, {}, []), "rate")
+    read = {(a, seed): {LOSS: v} for a, vs in losses.items() for seed, v in enumerate(vs)}
+    tables = results.table(read)
+    found = results._best(Results(tables, {}, tables, {}, []), "rate")
     assert [*found.pretraining] == [arm("RoBERTa", "2e-3"), arm("CLAP", "1e-3")]
     assert results.compared(found.pretraining, "rate") == [
         (arm("RoBERTa", "2e-3"), arm("CLAP", "1e-3"))
     ]
 
 
-def test_tokens_to_a_loss_are_interpolated():
-    curve = Curve([], [], [100, 200, 300], [5.0, 4.0, 3.5])
-    assert curve.tokens_to(6.0) == 100
-    assert curve.tokens_to(4.5) == 150
-    assert curve.tokens_to(3.5) == 300
-    assert curve.tokens_to(3.0) == math.inf
-    slower = Curve([], [], [100, 200, 300], [5.5, 5.0, 4.0])
-    shares = results.tokens_to_its_loss({OURS: {1: slower}, THEIRS: {1: curve}}, OURS, THEIRS)
-    assert shares == [pytest.approx(2 / 3)]
+def test_a_run_that_diverged_has_an_infinite_loss_and_ends_no_report():
+    tables = measured(ours=[4.0, 4.1], theirs=[math.inf, 4.0])
+    found = results.paired(tables, OURS, THEIRS).loc[LOSS]
+    assert report._difference(found["mean"], found.half_width) == "+inf"
+    assert "inf (4.0000 to inf)" in report._table("Pretraining", tables, report._median)
+    assert "inf ± nan" in report._latex(tables)
+    assert results._finite(math.nan) == results._finite(None) == math.inf
 
 
-def test_a_run_that_diverged_makes_its_figures_nan_and_ends_no_report():
-    measured = {
-        OURS: {1: {LOSS: 4.0}, 2: {LOSS: 4.1}},
-        THEIRS: {1: {LOSS: math.nan}, 2: {LOSS: 4.0}},
-    }
-    found = results.paired(measured, LOSS, OURS, THEIRS)
-    assert (math.isnan(found.mean), math.isnan(found.half_width), found.is_clear) == (1, 1, 0)
-    text = report._table("Pretraining", measured, report._median)
-    assert "nan" in text
-    assert report._with_deviation([math.nan, 4.0]) == "nan ± nan"
+def test_the_report_has_a_line_for_every_number_and_an_empty_cell_for_none():
+    tables = results.table({(OURS, 1): {LOSS: 4.0, "spikes": 0}, (THEIRS, 2): {LOSS: 3.0}})
+    rows = report._csv(Results(tables, {}, {}, {}, [])).splitlines()
+    assert rows == [
+        "part,arm,seed,figure,value",
+        "pretraining,RoBERTa,1,validation loss,4.0",
+        "pretraining,RoBERTa,1,spikes,0.0",
+        "pretraining,CLAP,2,validation loss,3.0",
+    ]
+    assert report._csv(Results({}, {}, {}, {}, [])).splitlines() == rows[:1]
+    table = report._table("Cost", tables, report._sum_up).splitlines()
+    assert table[-2:] == ["| RoBERTa | 4 | 0 |", "| CLAP | 3 |  |"]
 
 
 @pytest.fixture
@@ -119,7 +127,7 @@ def test_a_run_that_cannot_be_read_is_named(view, tmp_path):
 
 def test_names_of_arms_are_text_in_every_table():
     arm = Arm((("cost", r"$5 | a_b \ {x}^2 ~ 6 %"),), {})
-    measured = {arm: {1: {LOSS: 4.0}, 2: {LOSS: 5.0}}}
+    measured = results.table({(arm, 1): {LOSS: 4.0}, (arm, 2): {LOSS: 5.0}})
     row = report._table("Pretraining", measured, report._median).splitlines()[4]
     assert len(re.split(r"(?<!\\)\|", row)) == 4
     (row,) = [
@@ -156,7 +164,7 @@ def test_arms_that_differ_in_several_settings_are_confounded_setting_by_setting(
     loaded = load(str(path), toy=False)
     checked = check_arms(loaded, [])
     arms = [each.arm for each in checked]
-    pretraining = {arm: {1: {LOSS: 4.0}} for arm in arms}
+    pretraining = results.table({(arm, 1): {LOSS: 4.0} for arm in arms})
     text = report._comparison("Differences", loaded, checked, pretraining)
     listed = dict(line[2:].split(": ") for line in text.splitlines() if line.startswith("- "))
     clap = "model.embedding_norm, model.head, model.normalize_embeddings"
@@ -166,5 +174,6 @@ def test_arms_that_differ_in_several_settings_are_confounded_setting_by_setting(
         Arm((*arms[0].levels, *way.levels), {**arms[0].settings, **way.settings})
         for way in finetuning_arms(loaded)
     ]
-    text = report._comparison("Differences", loaded, checked, {w: {1: {"CoLA": 1.0}} for w in ways})
+    scores = results.table({(way, 1): {"CoLA": 1.0} for way in ways})
+    text = report._comparison("Differences", loaded, checked, scores)
     assert "learned, some, b − learned, some, a: epochs, pooling" in text
