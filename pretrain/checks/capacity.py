@@ -6,6 +6,7 @@ programs use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -72,6 +73,21 @@ def refuse_small_disk(config: RunConfig, parameters: int) -> None:
     existing = existing_folder(run)
     size = checkpoints.BYTES_PER_PARAMETER * parameters
     checkpoints.refuse_small_disk(existing, max_checkpoints_kept(config) + 1, size)
+
+
+def bytes_missing(config: RunConfig, steps: Sequence[int]) -> int:
+    """Return the bytes of the checkpoints that a run may still add to those that it keeps.
+
+    Args:
+        config: the recipe.
+        steps: of the checkpoints that it has, whose newest one gives the size; 0 without any.
+    """
+    if not steps:
+        return 0
+    files = checkpoints.folder_of(Path(config.folder), steps[-1]).glob("*")
+    # One more than are kept: the oldest is deleted after the newest is committed.
+    missing = max(1, max_checkpoints_kept(config) + 1 - len(steps))
+    return missing * sum(path.stat().st_size for path in files)
 
 
 def existing_folder(folder: Path) -> Path:

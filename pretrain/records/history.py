@@ -81,7 +81,6 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
         "hang": lambda r: f"attempt {r['attempt']} hung: {r['reason']}",
         "interrupted": lambda r: f"attempt {r['attempt']} was interrupted: {r['reason']}",
         "reject": lambda r: f"checkpoint of step {r['step']:,} rejected: {r['reason']}",
-        "save-failed": lambda r: f"no checkpoint of step {r['step']:,}: {r['reason']}",
         "discontinuity": lambda r: f"WARNING, does not continue at {r['step']:,}: {r['reason']}",
         "preempted": lambda r: f"attempt {r['attempt']} stopped by request at step {r['step']:,}",
         "gave-up": lambda r: f"given up: {r['reason']}",

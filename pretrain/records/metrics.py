@@ -6,7 +6,6 @@ the steps repeat under a higher attempt number. `surviving` selects the lineage 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import math
@@ -48,63 +47,37 @@ RECENT = 50
 
 
 class JsonLines:
-    """A file to which records are appended, one JSON line each; not finite numbers become null.
-
-    `write` never fails: a line that a full disk refuses, or takes only partly, is written with a
-    later one. The lines since the last `sync` are kept in memory for this. The third failed save in
-    a row ends a run, so they are at most the lines of three checkpoint intervals.
-    """
+    """A file to which records are appended, one JSON line each; not finite numbers become null."""
 
     def __init__(self, path: Path) -> None:
         """Open for appending, after cutting off a line that a crash left incomplete."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        with files.naming(path), path.open("ab+") as file:
-            file.seek(0)
-            self._synced = file.read().rfind(b"\n") + 1
-            file.truncate(self._synced)
-        self._descriptor = self._open()
-        self._lines = bytearray()  # since the last sync
-        self._written = 0  # bytes of these
-
-    def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        with files.naming(path):
+            with path.open("ab+") as file:
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def write(self, record: Mapping[str, object]) -> None:
-        """Append one record, now or as soon as the disk accepts it."""
-        self._lines += files.strict_json(record).encode() + b"\n"
-        with contextlib.suppress(OSError):
-            self._write_out()
+        """Append one record.
 
-    def _write_out(self) -> None:
-        while self._written < len(self._lines):
-            self._written += os.write(self._descriptor, self._lines[self._written :])
+        Raises:
+            OSError: names the file, whose last line may be incomplete now.
+        """
+        line = files.strict_json(record).encode() + b"\n"
+        with files.naming(self._path):
+            while line:  # a nearly full disk takes a part and refuses the rest
+                line = line[os.write(self._descriptor, line) :]
 
     def sync(self) -> None:
         """Wait until every line is on disk.
 
         Raises:
-            OSError: names the file; no line is lost, the next call tries again.
+            OSError: names the file.
         """
-        try:
-            with files.naming(self._path):
-                self._write_out()
-                os.fsync(self._descriptor)
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._rewrite()
-            raise
-        self._synced += len(self._lines)
-        self._lines, self._written = bytearray(), 0
-
-    def _rewrite(self) -> None:
-        """Write the lines since the last sync again: a failed fsync does not say which are lost."""
-        descriptor = self._open()  # the old one may be stale
-        os.close(self._descriptor)
-        self._descriptor = descriptor
-        os.ftruncate(descriptor, self._synced)
-        self._written = 0
-        self._write_out()
+        with files.naming(self._path):
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Close the file."""
@@ -261,9 +234,8 @@ class ProgressPrinter:
     def __call__(self, record: StepRecord) -> None:
         """Show a finished step if it is time."""
         self._recent.append(line_of(record))
-        with contextlib.suppress(OSError):  # the log may be on a full disk; another line follows
-            self.show(self._recent)
-            sys.stdout.flush()
+        self.show(self._recent)
+        sys.stdout.flush()
 
     def show(self, lines: Sequence[Line]) -> None:
         """Show the newest of some lines if it is time and it was not shown before."""

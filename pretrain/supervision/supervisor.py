@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import math
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from data_prep.common.wording import count
+from pretrain.checks import capacity
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
 from pretrain.records import control, failures, history, ledger, metrics
@@ -32,13 +34,15 @@ from pretrain.supervision.jobs import Job
 from pretrain.supervision.nodes import Node, OtherNodes
 from pretrain.supervision.watch import Watch
 
-_DISK_SECONDS, _DISK_SECONDS_STOPPING = 600.0, 10.0
-"""How long to wait for a full disk, and how long after a request to stop."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_DISK_SECONDS = 600.0
+"""How long a disk is tried again that fails otherwise than by being full."""
+_LEAST_BYTES = 16 << 20
+"""Of room on the disk before a launch."""
 _LOOK_SECONDS = 0.5
 """Between two looks at the reports of nodes that are waited for."""
 _ONLY_NODE = Node()
 _PREFIX = "[supervisor] "
-T = TypeVar("T")
 
 
 class Supervisor:
@@ -108,39 +112,65 @@ class Supervisor:
         with self._lock, self._stop_requests.counted(), kept:
             processes.adopt_orphans()
             try:
-                code = self._take_over()
-                while code is None:
-                    code = self._next()
+                code = self._supervise()
             except KeyboardInterrupt:
-                self._stop_requests.count += 1  # shortens the wait for a full disk
                 processes.end_all(self.run_folder)  # of a launch that was not recorded yet
                 with contextlib.suppress(OSError):
                     self._record_open("interrupted", "the supervisor received SIGINT (Ctrl-C)")
                     self._release_nodes(EXIT_FAILED)
                 raise
-            except OSError as error:  # `_wait_for_disk` has waited
+            except OSError as error:
                 self._print(f"stopped: {error}; start it again when this is fixed")
-                with contextlib.suppress(OSError):
-                    self._release_nodes(EXIT_FAILED)
-                return EXIT_PREEMPTED if self._stop_requests.count else EXIT_FAILED
-            self._release_nodes(code)
+                code = EXIT_PREEMPTED if self._stop_requests.count else EXIT_FAILED
+            with contextlib.suppress(OSError):
+                self._release_nodes(code)
             return code
+
+    def _supervise(self) -> int:
+        """Do what the ledger requires until that is to stop; return the exit code.
+
+        What the disk refuses is not kept: it is tried again from the beginning, as by another
+        supervisor.
+
+        Raises:
+            OSError: a stop was requested, or the disk has failed for too long.
+        """
+        taken_over, failing_since, printed = False, math.inf, ""
+        while True:
+            try:
+                code = self._next() if taken_over else self._take_over()
+            except OSError as error:
+                failing_since = min(failing_since, time.monotonic())
+                limit = math.inf if error.errno in _NO_ROOM else _DISK_SECONDS
+                if self._stop_requests.count or time.monotonic() - failing_since >= limit:
+                    raise
+                if str(error) != printed:
+                    printed = str(error)
+                    self._print(f"{error}; trying again")
+                taken_over = False
+                time.sleep(self._poll_seconds)
+                continue
+            if code is not None:
+                return code
+            if taken_over:
+                failing_since, printed = math.inf, ""
+            taken_over = True
 
     def _take_over(self) -> int | None:
         """Continue an attempt that has lost its supervisor, or clean up after it."""
-        control_file = self._wait_for_disk(lambda: control.read_control_file(self.run_folder))
+        control_file = control.read_control_file(self.run_folder)
         if job := jobs.find(self.run_folder, control_file):
             self._print(f"attempt {job.control_file.attempt} still runs; watching it")
             return self._run_to_end(job)
         if control_file and control_file.state == control.RUN:
-            self._write_control_file(dataclasses.replace(control_file, state=control.STOP))
+            control.write(self.run_folder, dataclasses.replace(control_file, state=control.STOP))
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)
         run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read_failures(self.run_folder, control_file.token) if control_file else []
         unrecorded = "its end was not recorded: its supervisor was killed, or the disk was full"
         self._record_open(CRASH, failures.explain(errors) or unrecorded)
         state = ledger.run_state(self._records(), self.config.training.seed)
-        self._wait_for_disk(lambda: run_folder.reject_damaged_result(self.run_folder, state))
+        run_folder.reject_damaged_result(self.run_folder, state)
         self._print_news()
         return None
 
@@ -158,6 +188,7 @@ class Supervisor:
         self._wait_until(lambda: False, decision.pause)
         if missing := self._wait_for_nodes():
             return self._give_up(missing)
+        self._wait_for_room()
         return EXIT_PREEMPTED if self._stop_requests.count else self._launch()
 
     def _give_up(self, reason: str) -> int:
@@ -200,6 +231,26 @@ class Supervisor:
         reason = f"node {missing} did not come, or did not end its processes, in {seconds:.0f} s"
         return "; ".join(filter(None, (reason, others.told(nodes.APART))))
 
+    def _wait_for_room(self) -> None:
+        """Wait until the disk has room for the checkpoints that the next attempt may write."""
+        run, printed = self.run_folder, False
+        for left in run.glob("checkpoints/*.partial"):  # of an attempt that was ended
+            shutil.rmtree(left, ignore_errors=True)
+        steps = ledger.run_state(self._records(), self.config.training.seed).checkpoints
+        needed = max(_LEAST_BYTES, capacity.bytes_missing(self.config, steps))
+
+        def has_room() -> bool:
+            nonlocal printed
+            free = shutil.disk_usage(run).free
+            if free < needed and not printed:
+                printed = True
+                self._print(
+                    f"{run}: has {free:,} bytes free and needs {needed:,}; waiting for room"
+                )
+            return bool(free >= needed)
+
+        self._wait_until(has_room, math.inf)
+
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition until the time is over or a stop is requested; return if it held."""
         deadline = time.monotonic() + seconds
@@ -214,8 +265,8 @@ class Supervisor:
         run = self.run_folder
         control_file = launch.next_control_file(self.config, self._node, self._records())
         control_file = dataclasses.replace(control_file, start=self._agents.start)
-        self._write_control_file(control_file)
-        job = self._wait_for_disk(lambda: jobs.start(self.config, run, control_file, 0))
+        control.write(run, control_file)
+        job = jobs.start(self.config, run, control_file, 0)
         ranks = launch.world_size(self._settings, self._node.count)
         through = f"{count(ranks, 'rank')} through {self._settings.launcher}"
         self._print(f"attempt {control_file.attempt}: {through}  (log: {job.log})")
@@ -230,11 +281,11 @@ class Supervisor:
             with contextlib.suppress(OSError):  # the processes are ended even on a full disk
                 control.write(self.run_folder, stop)
             job.end(processes.GRACE_SECONDS)
-            self._write_control_file(stop)
-            # Their ranks may still write down why they ended. `_wait_for_nodes` waits longer.
-            deadline = time.monotonic() + processes.GRACE_SECONDS
-            while self._other_nodes.busy() and time.monotonic() < deadline:
-                time.sleep(self._poll_seconds)
+        control.write(self.run_folder, stop)
+        # Their ranks may still write down why they ended. `_wait_for_nodes` waits longer.
+        deadline = time.monotonic() + processes.GRACE_SECONDS
+        while self._other_nodes.busy() and time.monotonic() < deadline:
+            time.sleep(self._poll_seconds)
         return self._conclude(job, problem)
 
     def _watch(self, job: Job) -> Problem | None:
@@ -315,33 +366,16 @@ class Supervisor:
         if self._node.count > 1:
             self._agents.dismiss()
             token, start = secrets.token_hex(8), self._agents.start
-            self._write_control_file(ControlFile(token, 0, control.EXIT, code=code, start=start))
+            leave = ControlFile(token, 0, control.EXIT, code=code, start=start)
+            control.write(self.run_folder, leave)
             self._agents.close(processes.GRACE_SECONDS)
 
     def _records(self) -> list[ledger.Record]:
-        return self._wait_for_disk(lambda: ledger.read_ledger(self.ledger))
+        return ledger.read_ledger(self.ledger)
 
     def _record(self, kind: str, **fields: object) -> None:
-        self._wait_for_disk(lambda: ledger.append(self.ledger, kind, **fields))
+        ledger.append(self.ledger, kind, **fields)
         self._print_news()
-
-    def _write_control_file(self, control_file: ControlFile) -> None:
-        self._wait_for_disk(lambda: control.write(self.run_folder, control_file))
-
-    def _wait_for_disk(self, action: Callable[[], T]) -> T:
-        """Return `action()`; while it raises OSError, try again for up to ten minutes."""
-        started, printed = time.monotonic(), ""
-        while True:
-            try:
-                return action()
-            except OSError as error:
-                limit = _DISK_SECONDS_STOPPING if self._stop_requests.count else _DISK_SECONDS
-                if time.monotonic() - started >= limit:
-                    raise
-                if str(error) != printed:
-                    printed = str(error)
-                    self._print(f"{error}; trying again for up to {limit:.0f} s")
-                time.sleep(self._poll_seconds)
 
     def _print_news(self) -> None:
         """Print what was added to the ledger and to validation.jsonl since the last call."""

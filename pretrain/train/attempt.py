@@ -178,10 +178,8 @@ class Attempt:
         """Save where the loop was asked to stop, and record that."""
         step = self.group.on_rank_0(lambda: self.supervisor.stopped_after)
         self.supervisor.in_stage(SAVE, self.saver.save)(step)
-        saved, reason = self.saver.failed_saves == 0, "it was asked to stop"
-        self.group.on_rank_0(
-            lambda: self.log.record("preempted", step=step, saved=saved, reason=reason)
-        )
+        reason = "it was asked to stop"
+        self.group.on_rank_0(lambda: self.log.record("preempted", step=step, reason=reason))
 
     def _record_done(self) -> None:
         """Record that the run has finished, and since when a spike is suspected, if one is.

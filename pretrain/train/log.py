@@ -1,15 +1,12 @@
 """What rank 0 writes while an attempt runs.
 
-The ledger, metrics.jsonl, validation.jsonl, TensorBoard, the console. A full disk does not end an
-attempt here: what cannot be written is kept and written later, and no checkpoint is saved while
-anything waits (`sync`).
+The ledger, metrics.jsonl, validation.jsonl, TensorBoard, the console. A disk that is full ends the
+attempt like any other error; the supervisor waits for room before the next one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,9 +21,6 @@ from pretrain.train.resume import Start
 from pretrain.train.trackers.tensorboard_run import TensorBoard
 from pretrain.train.trackers.tracker import Shown, Tracker
 from pretrain.train.trackers.wandb_run import WandbRun
-
-_MOST_UNPRINTED = 1000
-"""Lines for the console that are kept while its log is on a full disk."""
 
 
 class RunLog:
@@ -49,8 +43,6 @@ class RunLog:
         self._refuse_superseded = refuse_superseded
         self._run = Path(config.folder)
         self._ledger = self._run / ledger.FILE_NAME
-        self._unprinted: deque[str] = deque(maxlen=_MOST_UNPRINTED)
-        self._waiting: list[tuple[str, dict[str, object]]] = []
         self._warned: set[str] = set()
         self._progress: metrics.ProgressPrinter | None = None
         self._trackers: list[Tracker] = []
@@ -96,15 +88,11 @@ class RunLog:
             tracker.close()
 
     def say(self, text: str) -> None:
-        """Print a line now, or with a later one if the console's log is on a full disk."""
-        self._unprinted.append(text)
-        with contextlib.suppress(OSError):
-            if self._progress:
-                self._progress.leave()
-            while self._unprinted:
-                sys.stdout.write(self._unprinted[0] + "\n")
-                sys.stdout.flush()
-                self._unprinted.popleft()
+        """Print a line."""
+        if self._progress:
+            self._progress.leave()
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
     def warn_once(self, text: str) -> None:
         """Print a line unless it was printed before."""
@@ -113,32 +101,14 @@ class RunLog:
             self.say(text)
 
     def record(self, kind: str, **fields: object) -> None:
-        """Append to the ledger, after what `note` could not append.
+        """Append to the ledger.
 
         Raises:
             ValueError: the attempt was superseded.
             OSError: names the ledger; nothing was appended.
         """
-        self._record_waiting()
-        ledger.append(self._ledger, kind, attempt=self._start.attempt, **fields)
-
-    def _record_waiting(self) -> None:
         self.refuse_superseded()
-        while self._waiting:
-            kind, fields = self._waiting[0]
-            ledger.append(self._ledger, kind, attempt=self._start.attempt, **fields)
-            self._waiting.pop(0)
-
-    def note(self, kind: str, **fields: object) -> None:
-        """Append to the ledger, now or as soon as the disk accepts it.
-
-        Raises:
-            ValueError: the attempt was superseded.
-        """
-        try:
-            self.record(kind, **fields)
-        except OSError:
-            self._waiting.append((kind, fields))
+        ledger.append(self._ledger, kind, attempt=self._start.attempt, **fields)
 
     def sync(self, step: int) -> None:
         """Wait until everything is on disk that comes before a checkpoint after `step` updates.
@@ -150,7 +120,7 @@ class RunLog:
         for file in (self._metrics, self._validation):
             if file:
                 file.sync()
-        self._record_waiting()
+        self.refuse_superseded()
         for tracker in self._trackers:
             tracker.sync(step)
 
@@ -195,11 +165,10 @@ class RunLog:
         text = describe({"kind": kind, **fields})
         self.say(text)
         self._text(fields["step"], text)
-        # A spike ends the attempt: the supervisor has to find it in the ledger.
-        (self.record if kind == "spike" else self.note)(kind, **fields)
+        self.record(kind, **fields)
 
     def discontinuity(self, step: int, reason: str) -> None:
         """Warn that the losses after the resume do not continue the run."""
-        self.note("discontinuity", step=step, reason=reason)
+        self.record("discontinuity", step=step, reason=reason)
         first = self._start.step
         self.say(f"WARNING: the run does not continue from step {first}: {reason}")

@@ -142,14 +142,6 @@ def half_written(path, data):
     die()
 
 
-def fill_disk(folder):
-    """Fill the disk until the next step."""
-    with contextlib.suppress(OSError), (folder / "filler").open("wb") as file:
-        while True:
-            file.write(b"\0" * 65536)
-            file.flush()
-
-
 def fill_run(run):
     """Fill the disk that holds the run to the last byte."""
     with (run / "filler").open("ab", buffering=0) as file:
@@ -228,10 +220,6 @@ def plan(fault, run):
         "tear-ledger": lambda: at_step(step, lambda engine: (tear_ledger(run), die())),
         "nan-losses": lambda: at_step(step, make_losses_nan),
         "nan-gradients": lambda: at_step(step, make_gradients_nan),
-        "fill-disk": lambda: in_writing(step, lambda path, data: fill_disk(path.parents[1])),
-        "free-disk": lambda: at_step(
-            step, lambda engine: (run / "checkpoints" / "filler").unlink(missing_ok=True)
-        ),
         "fill-run": lambda: at_step(step, lambda engine: fill_run(run)),
         "clock": let_the_clock_jump,
     }

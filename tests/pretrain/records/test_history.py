@@ -27,7 +27,7 @@ def test_every_kind_of_record_that_is_written_has_its_sentence():
     }
     kinds = [
         *("attempt", "suspect", "healed", "new-level", "spike", "rollback", "crash", "reject"),
-        *("save-failed", "hang", "interrupted", "discontinuity", "preempted", "gave-up"),
+        *("hang", "interrupted", "discontinuity", "preempted", "gave-up"),
         *("done", "fork"),
     ]
     for kind in kinds:

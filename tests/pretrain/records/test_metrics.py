@@ -1,7 +1,5 @@
 """The records of a run's measurements, through crashes and rollbacks."""
 
-import errno
-import os
 import re
 
 import pytest
@@ -111,77 +109,6 @@ def test_evaluations_after_one_step_survive_beside_each_other():
     repeated = [evaluation(20, 4.5, "a", attempt=2), second]
     rolled_back = metrics.surviving([*kept, *lines(*range(15, 20), attempt=2)])
     assert metrics.surviving_validation([*both, *repeated], rolled_back) == repeated
-
-
-class Disk:
-    """A disk that has room for so many more bytes, under os.write and os.pwrite."""
-
-    def __init__(self, monkeypatch):
-        self.room, self.syncs, self.loses = 0, 0, False
-        self._write, self._fsync = os.write, os.fsync
-        monkeypatch.setattr(os, "write", self.write)
-        monkeypatch.setattr(os, "fsync", self.fsync)
-
-    def write(self, descriptor, data):
-        if not self.room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        part = bytes(data[: self.room])
-        self.room -= len(part)
-        return self._write(descriptor, part)
-
-    def fsync(self, descriptor):
-        self.syncs += 1
-        if self.loses:  # as NFS does: what os.write took never reached the server
-            self.loses = False
-            os.ftruncate(descriptor, len('{"step": 0}\n{"st'))
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        self._fsync(descriptor)
-
-
-def test_lines_that_a_full_disk_refuses_are_written_when_it_has_room(
-    json_lines, tmp_path, monkeypatch
-):
-    """At every byte at which it may become full; no line is torn, lost or written twice."""
-    written = [{"step": step, "text": "x" * step} for step in range(4)]
-    for room in range(1, 100, 3):
-        path = tmp_path / f"{room}.jsonl"
-        lines = json_lines(path)
-        with monkeypatch.context() as patch:
-            disk = Disk(patch)
-            disk.room = room
-            for line in written[:3]:
-                lines.write(line)
-            assert metrics.read_metrics(path) == written[: len(metrics.read_metrics(path))]
-            if not disk.room:
-                with pytest.raises(OSError, match=rf"No space left on device: .*/{room}.jsonl"):
-                    lines.sync()
-            disk.room = 10_000
-            lines.write(written[3])
-            assert metrics.read_metrics(path) == written
-            lines.sync()
-            assert disk.syncs
-        assert metrics.read_metrics(path) == written
-
-
-def test_lines_that_a_failed_fsync_lost_are_written_again(json_lines, tmp_path, monkeypatch):
-    lines = json_lines(tmp_path / "a.jsonl")
-    lines.write({"step": 0})
-    lines.sync()
-    disk = Disk(monkeypatch)
-    disk.room, disk.loses = 10_000, True
-    for step in (1, 2):
-        lines.write({"step": step})
-    with pytest.raises(OSError, match=r"Input/output error: .*a.jsonl"):
-        lines.sync()
-    lines.sync()
-    assert (tmp_path / "a.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
-
-
-def test_progress_on_a_full_disk_ends_nothing():
-    def full(text):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    metrics.ProgressPrinter(3, write=full)(record(1))
 
 
 def test_what_survives_is_the_newest_attempt_at_each_step():

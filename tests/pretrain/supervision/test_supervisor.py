@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from pretrain.config.run import RunConfig
 from pretrain.config.sections import NotifyConfig, SupervisionConfig
 from pretrain.processes import processes
 from pretrain.records import control, failures, ledger, metrics
+from pretrain.spikes.policy import max_checkpoints_kept
 from pretrain.supervision import jobs, launch, supervisor
 from pretrain.supervision.decide import Problem
 from tests.pretrain.builders import commit_checkpoint
@@ -398,111 +400,88 @@ def test_the_ranks_that_a_killed_supervisor_left_are_ended_and_counted_as_a_cras
     assert kinds(tmp_path) == ["attempt", "crash", "attempt", "done"]
 
 
-@pytest.fixture
-def refusing(monkeypatch):
-    """`refusing(name, times)`: the disk is full the next `times` that a file is written."""
-    left = {}
+def test_a_launch_waits_for_room_on_the_disk_and_says_how_much_is_missing_where(
+    opened, tmp_path, monkeypatch
+):
+    Launcher(monkeypatch, "record('attempt', step=100); record('done')")
+    output, free = [], [10]
+    ledger.append(tmp_path / "ledger.jsonl", "commit", attempt=1, step=100)
+    folder = tmp_path / "checkpoints" / "step-00000100"
+    folder.mkdir(parents=True)
+    (folder / "weights.pt").write_bytes(b"w" * 1_000_000)
+    left = folder.with_name("step-00000200.t.partial")
+    left.mkdir()
+    monkeypatch.setattr(supervisor.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    config = RunConfig(folder=str(tmp_path))
+    needed = max_checkpoints_kept(config) * 1_000_000
 
-    def open_atomically(path):
-        if left.get(path.name, 0):
-            left[path.name] -= 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return atomic_file(path)
+    def listen(text):
+        output.append(text)
+        if "waiting for room" in text:
+            free[0] = needed
 
-    def append(path, kind, **fields):
-        if left.get(path.name, 0):
-            left[path.name] -= 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return true_append(path, kind, **fields)
-
-    atomic_file, true_append = files.AtomicFile, ledger.append
-    monkeypatch.setattr(files, "AtomicFile", open_atomically)
-    monkeypatch.setattr(ledger, "append", append)
-    monkeypatch.setattr(supervisor, "_DISK_SECONDS_STOPPING", 0.3)
-    return left.__setitem__
+    assert opened(config, write=listen, poll_seconds=0.05).run() == 0
+    waited = [text for text in output if "waiting for room" in text]
+    assert waited == [
+        f"[supervisor] {tmp_path}: has 10 bytes free and needs {needed:,}; waiting for room\n"
+    ]
+    assert not left.exists()
 
 
-FULL = "No space left on device: '{}'; trying again for up to 600 s"
-
-
-def test_on_a_full_disk_processes_are_ended_first_and_the_records_are_written_later(
-    opened, tmp_path, monkeypatch, refusing
+@pytest.mark.parametrize("name", ["control.json", "ledger.jsonl"])
+def test_what_the_disk_refuses_for_a_while_ends_the_processes_and_is_a_crash(
+    opened, tmp_path, monkeypatch, name
 ):
     """No launcher may be left running, and no attempt without a record of its end."""
-    output = []
+    output, left = [], [0]
     Launcher(
         monkeypatch,
         "record('attempt'); (run / 'begun').touch(); time.sleep(60)",
         "record('attempt'); record('done')",
     )
 
+    def refusing(action):
+        def act(path, *arguments, **keywords):
+            if path.name == name and left[0]:
+                left[0] -= 1
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return action(path, *arguments, **keywords)
+
+        return act
+
+    def find_problem(self, job, watch, deadline):
+        if job.control_file.attempt > 1 or not (tmp_path / "begun").exists():
+            return None
+        left[0] = 4
+        return Problem("hang", "the test says so")
+
     def listen(text):
         output.append(text)
         if "trying again" in text:
             assert processes.members(tmp_path) == []
 
-    def find_problem(self, job, watch, deadline):
-        if job.control_file.attempt > 1 or not (tmp_path / "begun").exists():
-            return None
-        for name in ("control.json", "ledger.jsonl"):
-            refusing(name, 4)
-        return Problem("hang", "the test says so")
-
+    monkeypatch.setattr(files, "AtomicFile", refusing(files.AtomicFile))
+    monkeypatch.setattr(ledger, "append", refusing(ledger.append))
     monkeypatch.setattr(supervisor.Supervisor, "_problem", find_problem)
     config = RunConfig(folder=str(tmp_path))
     assert opened(config, write=listen, poll_seconds=0.05).run() == 0
-    assert kinds(tmp_path) == ["attempt", "hang", "attempt", "done"]
-    text = "".join(output)
-    for name in ("control/control.json", "ledger.jsonl"):
-        assert text.count(FULL.format(tmp_path / name)) == 1
-    assert control.read_control_file(tmp_path).state == control.STOP
-
-
-def test_a_disk_that_stays_full_ends_the_supervisor_with_a_message_and_no_process(
-    opened, tmp_path, monkeypatch, refusing
-):
-    monkeypatch.setattr(supervisor, "_DISK_SECONDS", 0.3)
-    Launcher(monkeypatch, "record('attempt')", "record('attempt'); record('done')")
-    output = []
-
-    def listen(text):
-        output.append(text)
-        if "attempt 1:" in text:
-            refusing("ledger.jsonl", 10_000)
-
-    config = RunConfig(folder=str(tmp_path))
-    assert opened(config, write=listen, poll_seconds=0.05).run() == EXIT_FAILED
-    assert f"stopped: [Errno 28] No space left on device: '{tmp_path}/ledger.jsonl'" in output[-1]
-    assert processes.members(tmp_path) == []
-    refusing("ledger.jsonl", 0)
-    assert supervise(opened, tmp_path, []) == 0
     assert kinds(tmp_path) == ["attempt", "crash", "attempt", "done"]
-    assert "the disk was full" in ledger.read_ledger(tmp_path / "ledger.jsonl")[1]["reason"]
+    assert sum("trying again" in text for text in output) == 1
 
 
-def test_a_request_to_stop_is_followed_on_a_disk_that_stays_full(
-    opened, tmp_path, monkeypatch, refusing
+def test_a_disk_that_fails_for_good_ends_the_supervisor_with_a_message_and_no_process(
+    opened, tmp_path, monkeypatch
 ):
-    script = f"record('attempt'); {SIGNAL.format(number=signal.SIGTERM)}{WAIT_FOR_REQUEST}"
-    Launcher(monkeypatch, script.replace("record('preempted', step=5, reason='requested'); ", ""))
+    def fails(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "ledger.jsonl")
 
-    def listen(text):
-        if "asked to stop" in text:
-            refusing("ledger.jsonl", 10_000)
-            refusing("control.json", 10_000)
-
-    config = RunConfig(folder=str(tmp_path))
-    assert opened(config, write=listen, poll_seconds=0.05).run() == EXIT_PREEMPTED
+    monkeypatch.setattr(supervisor, "_DISK_SECONDS", 0.3)
+    monkeypatch.setattr(ledger, "append", fails)
+    Launcher(monkeypatch, "raise SystemExit(1)")
+    output = []
+    assert supervise(opened, tmp_path, output) == EXIT_FAILED
+    assert "stopped: [Errno 5] Input/output error: 'ledger.jsonl'" in output[-1]
     assert processes.members(tmp_path) == []
-
-
-def test_a_new_run_on_a_full_disk_names_the_file(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match=r"No space left on device: .*supervisor.lock"):
-        supervisor.Supervisor(RunConfig(folder=str(tmp_path / "run")))
 
 
 def test_a_finished_run_with_a_damaged_last_checkpoint_continues_from_the_one_before(
