@@ -1,6 +1,5 @@
 """What rank 0 writes while an attempt runs."""
 
-
 import pytest
 
 from pretrain.config.run import RunConfig
