@@ -13,8 +13,7 @@ from data_prep.engines import ENGINES, WorkerDied
 from data_prep.fields import SUBSET_KEY, add_text_key, parse_key
 from data_prep.inputs import add_input_argument, find_inputs
 from data_prep.manifest import CorpusManifest, Settings
-from data_prep.parts import Part
-from data_prep.run import prepare, prepare_part
+from data_prep.run import prepare
 from data_prep.summary import (
     ALLOWED_BROKEN,
     broken_warning,
@@ -86,12 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engines = "processes of this machine, or a Ray cluster (default: local)"
     add("--engine", choices=tuple(ENGINES), default="local", help=engines)
     add(
-        "--shard",
-        metavar="I/N",
-        help="make only every N-th shard, starting with number I (from 0), and no corpus yet: "
-        "for job arrays; a final run without it makes the corpus",
-    )
-    add(
         "--allow-broken",
         action="store_true",
         help=f"exit with 0 even if more than {ALLOWED_BROKEN:.0%}% of the records, or of their "
@@ -103,28 +96,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    part = None if options.shard is None else Part.parse(options.shard)
-    if part and options.overwrite:
-        raise ValueError(
-            "--overwrite with --shard: it would remove what the other parts make; choose another "
-            "--output, or overwrite in a run of all shards"
-        )
     if options.valid_fraction is None:
         options.valid_fraction = 0.0 if options.valid_input else Settings.valid_fraction
     options.unit = "sentence" if options.sentences else "document"
     names = {field.name for field in fields(Settings)}
     settings = Settings(**{name: each for name, each in vars(options).items() if name in names})
-    inputs = (find_inputs(options.input), options.output, options.tokenizer, settings)
-    valid_inputs = find_inputs(options.valid_input)
-    common = {"valid_inputs": valid_inputs, "workers": options.workers, "engine": options.engine}
     started = time.monotonic()
     try:
-        if part:
-            prepare_part(part, *inputs, **common)
-            done = "is made; when all are, run prepare without --shard"
-            print(f"{options.output}: part {part} {done}")
-            return EXIT_DONE
-        manifest = prepare(*inputs, **common, overwrite=options.overwrite)
+        manifest = prepare(
+            find_inputs(options.input),
+            options.output,
+            options.tokenizer,
+            settings,
+            valid_inputs=find_inputs(options.valid_input),
+            workers=options.workers,
+            engine=options.engine,
+            overwrite=options.overwrite,
+        )
     except WorkerDied as error:
         print(f"{options.parser.prog}: error: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -1,24 +1,23 @@
 """Make a corpus: plan the shards, have an engine make them, write the manifest.
 
-`prepare` makes all shards, or those that are missing. `prepare_part` makes some of them, so that
-several machines can share the work without communicating; `prepare` then finds them finished.
+Shards that an earlier, killed run has finished are kept.
 """
 
+import errno
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from data_prep import manifest as records
 from data_prep.common.arguments import check_workers
-from data_prep.common.files import PARTIAL_SUFFIX
+from data_prep.common.files import PARTIAL_SUFFIX, lock
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES
 from data_prep.filters import own_filter
 from data_prep.inputs import Input, input_state, place_of
 from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
 from data_prep.merge import merge
-from data_prep.parts import LOCK, Part, hold
 from data_prep.progress import ProgressReport
 from data_prep.shard import existing_manifest, prepare_shard
 from data_prep.task import ShardTask
@@ -65,11 +64,11 @@ def prepare(
         WorkerDied: A worker process was killed.
     """
     tokenizer, tasks = _start(inputs, valid_inputs, output, tokenizer_path, settings, workers)
-    with hold(output):
-        _remove(output, f"{LOCK}-*", *_partials(""))
+    with _locked(output):
+        _remove(output, *(f"{folder}.*{PARTIAL_SUFFIX}" for folder in _FOLDERS))
         if overwrite:
             _remove(output, *_OUTPUTS)
-        shards = _existing_shards(tasks, tasks)
+        shards = _existing_shards(tasks)
         if len(shards) == len(tasks) and (output / records.FILE_NAME).is_file():
             return records.load_manifest(output)
         _remove(output, records.FILE_NAME)
@@ -80,40 +79,6 @@ def prepare(
         corpus = merge([shards[task.index] for task in tasks], tokenizer, output)
         records.write_record(output / records.FILE_NAME, corpus)
         return corpus
-
-
-def prepare_part(
-    part: Part,
-    inputs: Sequence[Input],
-    output: Path,
-    tokenizer_path: str | Path,
-    settings: Settings,
-    *,
-    valid_inputs: Sequence[Input] = (),
-    workers: int = 1,
-    engine: str = "local",
-) -> None:
-    """Make a part of a corpus's shards; `prepare` makes the corpus when all of them exist.
-
-    Several parts may be made in one folder at the same time, on one or several machines. Locks keep
-    two runs from making the same part. On a file system without locks, work may be done twice, with
-    the same result, because each file appears complete or not at all.
-
-    Raises:
-        ValueError: As in `prepare`.
-        WorkerDied: As in `prepare`.
-    """
-    tokenizer, tasks = _start(inputs, valid_inputs, output, tokenizer_path, settings, workers)
-    own = tasks[part.index :: part.count]
-    with hold(output, part):
-        existing = _existing_shards(own, tasks)
-        missing = [task for task in own if task.index not in existing]
-        if not missing:
-            return
-        _remove(output, records.FILE_NAME, *_partials(*(f"{task.name}." for task in missing)))
-        _save_tokenizer_once(tokenizer, output)
-        _say(idle_workers(tasks, workers * part.count))
-        _make(missing, engine, workers)
 
 
 def plan(
@@ -146,16 +111,35 @@ def plan(
     ]
 
 
-def _existing_shards(
-    tasks: Sequence[ShardTask], all_tasks: Sequence[ShardTask]
-) -> dict[int, ShardManifest]:
-    """Return the manifests of those of `tasks` that an earlier run finished.
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Keep two runs from working in one corpus folder.
+
+    Where the file system does not support locks, a warning is printed to stderr.
 
     Raises:
-        ValueError: The folder has shards that a run of `all_tasks` would not make.
+        ValueError: Another run holds the lock.
     """
-    expected = {task.manifest_file.name for task in all_tasks}
-    folder = all_tasks[0].corpus / "shards"
+    try:
+        held = lock(output / ".lock", "another prepare is at work")
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        _say(f"{output}: this file system has no locks; let no other prepare write here")
+        yield
+    else:
+        with held:
+            yield
+
+
+def _existing_shards(tasks: Sequence[ShardTask]) -> dict[int, ShardManifest]:
+    """Return the manifests of the tasks that an earlier run finished.
+
+    Raises:
+        ValueError: The folder has shards that none of the tasks would make.
+    """
+    expected = {task.manifest_file.name for task in tasks}
+    folder = tasks[0].corpus / "shards"
     if extra := {file.name for file in folder.glob("shard-*.json")} - expected:
         raise ValueError(
             f"{folder / min(extra)}: left by a prepare of more inputs than the {len(expected)} "
@@ -220,26 +204,9 @@ def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, Sh
     return results
 
 
-def _save_tokenizer_once(tokenizer: Tokenizer, output: Path) -> None:
-    """Write the vocabulary if it is missing; other parts may be reading it."""
-    file = output / TOKENIZER_FILE
-    if not file.is_file():
-        tokenizer.save(file)
-    elif load(file).digest() != tokenizer.digest():
-        raise ValueError(
-            f"{file}: not the vocabulary that --tokenizer names; use the same one for all parts, "
-            "or another --output"
-        )
-
-
 def _say(message: str | None) -> None:
     if message:
         print(f"prepare: {message}", file=sys.stderr, flush=True)
-
-
-def _partials(*prefixes: str) -> list[str]:
-    """Return patterns of the temporary files of killed runs whose names have these prefixes."""
-    return [f"{folder}.{prefix}*{PARTIAL_SUFFIX}" for folder in _FOLDERS for prefix in prefixes]
 
 
 def _remove(output: Path, *patterns: str) -> None:

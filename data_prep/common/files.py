@@ -179,13 +179,12 @@ def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
 
 
-def lock(path: Path, busy: str, kind: int = fcntl.LOCK_EX) -> TextIO:
+def lock(path: Path, busy: str) -> TextIO:
     """Lock a file for as long as the returned file object is open.
 
     Args:
         path: The lock file; it names the process that holds it.
         busy: What to say of the folder if another process holds the lock.
-        kind: `fcntl.LOCK_EX`; or `fcntl.LOCK_SH`, which several processes may hold at once.
 
     Raises:
         ValueError: Another process holds the lock; the message names the folder and the process.
@@ -193,7 +192,7 @@ def lock(path: Path, busy: str, kind: int = fcntl.LOCK_EX) -> TextIO:
     file = path.open("a+", encoding="utf-8")
     try:
         with naming(path):
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.truncate(0)
             os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
     except BlockingIOError:

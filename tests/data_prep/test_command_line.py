@@ -1,4 +1,3 @@
-import os
 import shlex
 import subprocess
 import sys
@@ -77,7 +76,6 @@ def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
         (f"{PREPARE} --workers 0", "--workers 0"),
         (f"{PREPARE} --max-tokens 1", "max-tokens 1"),
         (f"{PREPARE} --min-tokens 900", "120 too-short"),
-        (f"{PREPARE} --shard 0/2 --overwrite", "--overwrite with --shard"),
         (f"{PREPARE} --valid-input {{h}}/t --valid-fraction 0.1", "--valid-fraction 0.1 with"),
         (f"{PREPARE.replace('/x', '/y')} --text-key body", "no record has the key body"),
         (f"{TRAIN} --characters --unigram", "--unigram: needs --vocab-size"),
@@ -119,16 +117,10 @@ def test_usage_errors_give_one_line_and_exit_code_2(capsys, arguments, message):
     assert message.replace("'", "") in line.replace("'", "")
 
 
-def test_command_line_accepts_validation_inputs_and_parts(home, capsys):
-    options = f"--output {home}/parts --tokenizer {home}/t --valid-input {home}/in/1*".split()
-    command = ["prepare", "--input", f"{home}/in/0*", *options]
-    for part in ("1/2", "0/2"):
-        assert main([*command, "--shard", part]) == 0
-        assert f"part {part} is made; when all are, run" in capsys.readouterr().out
-    assert main(["inspect", f"{home}/parts"]) == 2
-    assert "is not finished" in capsys.readouterr().err
-    assert main(command) == 0
-    assert main(["inspect", f"{home}/parts", "--samples", "0"]) == 0
+def test_command_line_accepts_validation_inputs(home, capsys):
+    options = f"--output {home}/made --tokenizer {home}/t --valid-input {home}/in/1*".split()
+    assert main(["prepare", "--input", f"{home}/in/0*", *options]) == 0
+    assert main(["inspect", f"{home}/made", "--samples", "0"]) == 0
     shown = capsys.readouterr().out
     assert "1 for training (" in shown
     assert "1 for validation (" in shown
@@ -216,36 +208,3 @@ def test_help_imports_nothing_heavy():
     assert result.stdout.count("usage: ") == 1 + len(COMMANDS)
     assert "default: None" not in result.stdout
     assert "default: False" not in result.stdout
-
-
-def test_slurm_example_makes_a_corpus_from_parts(home, tmp_path):
-    """Run the script as Slurm does, with a replacement for `srun`."""
-    (tmp_path / "srun").write_text('#!/bin/sh\nexec "$@"\n')
-    (tmp_path / "zeroclap").write_text(f'#!/bin/sh\nexec {sys.executable} -m data_prep "$@"\n')
-    for name in ("srun", "zeroclap"):
-        (tmp_path / name).chmod(0o755)
-    script = (ROOT / "data_prep" / "slurm.sbatch").read_text()
-    for place, ours in (
-        ("pile/train/*.jsonl.zst", f"{home}/in/0*"),
-        ("pile/val.jsonl.zst", f"{home}/in/1*"),
-        ("--tokenizer roberta-base", f"--tokenizer {home}/t"),
-        ("--output corpus", f"--output {tmp_path}/corpus"),
-    ):
-        assert script.count(place) == 1
-        script = script.replace(place, ours)
-
-    def submit(index, count, *arguments):
-        environment = {
-            **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "SLURM_ARRAY_TASK_ID": str(index),
-            "SLURM_ARRAY_TASK_COUNT": str(count),
-        }
-        command = ["bash", "-c", script, "slurm.sbatch", *arguments]
-        return subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-        ).stdout
-
-    for index in (1, 0):
-        assert f"part {index}/2 is made" in submit(index, 2)
-    assert "train 60 documents" in submit(0, 1, "whole")

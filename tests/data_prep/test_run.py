@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import json
 import os
@@ -15,9 +16,7 @@ import psutil
 import pytest
 
 from data_prep.manifest import Settings, load_manifest
-from data_prep.parts import Part
-from data_prep.run import idle_workers, plan, prepare, prepare_part
-from data_prep.tokenizer import train
+from data_prep.run import idle_workers, plan, prepare
 from data_prep.verify import verify
 from tests.data_prep.conftest import content, documents, make_texts, write_pile
 
@@ -273,32 +272,19 @@ def test_second_run_into_one_folder_is_refused(inputs, tokenizer_folder, tmp_pat
 
 
 @pytest.mark.usefixtures("in_process")
-def test_parts_in_any_order_give_the_same_corpus_as_one_run(
-    corpus_folder, inputs, tokenizer_folder, tmp_path
+def test_a_file_system_without_locks_gives_a_warning_and_other_errors_are_raised(
+    inputs, tokenizer_folder, tmp_path, monkeypatch, capsys
 ):
-    for index in (3, 1, 0):
-        prepare_part(Part(index, 4), inputs, tmp_path, tokenizer_folder, SETTINGS)
-    made = {file.name for file in (tmp_path / "shards").iterdir()}
-    assert made == {"shard-00000.json", "shard-00001.json"}
-    assert not (tmp_path / "manifest.json").exists()
-    prepare_part(Part(2, 4), inputs, tmp_path, tokenizer_folder, SETTINGS)
-    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "train").iterdir()}
+    def fail(*_):
+        raise OSError(code, "not locked")
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    code = errno.EIO
+    with pytest.raises(OSError, match="not locked"):
+        prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+    code = errno.ENOLCK
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
-    assert content(tmp_path) == content(corpus_folder)
-    assert times == {file: file.stat().st_mtime_ns for file in (tmp_path / "train").iterdir()}
-    assert not list(tmp_path.glob(".lock-*"))
-
-
-def test_part_of_a_finished_corpus_changes_nothing(corpus_folder, inputs, tokenizer_folder):
-    before = content(corpus_folder)
-    prepare_part(Part(0, 2), inputs, corpus_folder, tokenizer_folder, SETTINGS)
-    assert content(corpus_folder) == before
-
-
-def test_part_refuses_another_vocabulary(inputs, tokenizer_folder, tmp_path):
-    train(iter(["another text"]), 300).save(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match=r"tokenizer\.json: not the vocabulary"):
-        prepare_part(Part(0, 2), inputs, tmp_path, tokenizer_folder, SETTINGS)
+    assert "this file system has no locks" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("in_process")
