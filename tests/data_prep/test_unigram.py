@@ -62,6 +62,12 @@ def test_text_keeps_all_its_words_and_has_no_special_ids(vocabulary):
         assert not set(ids.tolist()) & {0, 1, 2, 3, vocabulary.mask_id}
 
 
+def test_frequent_words_are_pieces_even_if_no_longer_word_begins_with_them(vocabulary):
+    """The library's trainer alone would split them."""
+    text = "the model reads a document"
+    assert pieces_of(vocabulary, text) == [" the", " model", " reads", " a", " document"]
+
+
 def test_lowercase_removes_accents_and_keeps_korean_syllables():
     tokenizer = train_again(lowercase=True)
     [ids] = tokenizer.encode_batch(["Naïve CAFÉ 한국어 x²"])
