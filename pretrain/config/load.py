@@ -67,7 +67,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
 
     Raises:
         ValueError: no such recipe, a key that does not exist (the nearest is named), a value of the
-            wrong type, or values that contradict each other; names the file or the override.
+            wrong type, or values that contradict each other; names the recipe and the overrides.
     """
     values: dict[str, Any] = {}
     for _, delta in _read(find(recipe)):
@@ -77,7 +77,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         config = decode(RunConfig, values)
     except ValueError as error:
-        raise ValueError(f"{_source_of(str(error), recipe, overrides)}: {error}") from error
+        raise ValueError(f"{' '.join([recipe, *overrides])}: {error}") from error
     folder = config.folder or f"runs/{find(recipe).stem}"
     return dataclasses.replace(config, folder=folder)
 
@@ -171,31 +171,6 @@ def _current(values: Mapping[str, Any], source: object) -> dict[str, Any]:
     """Return a recipe without its format version, which must be the present one if it has any."""
     check_format(values.get("format_version", FORMAT_VERSION), FORMAT_VERSION, source)
     return {key: value for key, value in values.items() if key != "format_version"}
-
-
-def _source_of(message: str, recipe: str, overrides: Sequence[str]) -> str:
-    """Return the file or override that `message` is about.
-
-    It is the first that causes the message, in the order in which they are merged.
-    """
-    values: dict[str, Any] = {}
-    for path, delta in _read(find(recipe)):
-        values = merge(values, delta)
-        if _error(values) == message:
-            return recipe if path == find(recipe) else str(path)
-    for override in overrides:
-        apply_override(values, override)
-        if _error(values) == message:
-            return f"{override!r} on the command line"
-    return recipe
-
-
-def _error(values: Mapping[str, Any]) -> str:
-    try:
-        decode(RunConfig, values)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _read(path: Path, extending: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:

@@ -14,6 +14,7 @@ import errno
 import math
 import secrets
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,7 +77,7 @@ class Supervisor:
         from pretrain.config.load import dump
 
         launch.check(config.supervision)
-        self._notifier = notify.Notifier(config.notify.command, Path(config.folder), self._print)
+        notify.check(config.notify.command)
         self.config, self.run_folder, self._node = config, Path(config.folder), node
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
         self._validation = self.run_folder / metrics.VALIDATION
@@ -388,7 +389,13 @@ class Supervisor:
                 self._told += len(news)
                 for record, sentence in history.sentences(news):
                     self._print(sentence)
-                    self._notifier.tell(record, sentence)
+                    self._tell(record, sentence)
+
+    def _tell(self, record: ledger.Record, sentence: str) -> None:
+        try:
+            notify.tell(self.config.notify.command, self.run_folder, record, sentence)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._print(f"WARNING: notify.command: {error}")
 
     def _has_grown(self, path: Path) -> bool:
         """Return whether a file has grown since the last call."""

@@ -161,4 +161,4 @@ def test_an_advanced_setting_exists():
 
 def test_show_refuses_what_supervise_would(capsys):
     assert main(["show", "demo", "training.sed=1"]) == 2
-    assert "'training.sed=1' on the command line: unknown key" in capsys.readouterr().err
+    assert "demo training.sed=1: unknown key" in capsys.readouterr().err
