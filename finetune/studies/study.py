@@ -19,9 +19,9 @@ from typing import Any
 from data_prep.common.records import NonNegativeInt, PositiveInt, decode
 from finetune import runs, tasks
 from pretrain.checks.recipe import check
+from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten, merge, parse, to_yaml
-from pretrain.convert.recipe import load_complete
 from pretrain.model.config import ModelConfig
 from pretrain.supervision.launch import world_size
 
@@ -223,7 +223,7 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
     found, ways = list[CheckedArm](), finetuning_arms(study)
     for arm in pretraining_arms(study):
         try:
-            config, _ = load_complete(arm.recipe, [*arm.words, *changes])
+            config = recipes.load(arm.recipe, [*arm.words, *changes])
             ranks = world_size(config.supervision, 1)
             model, _ = check(config, ranks)
         except ValueError as error:

@@ -106,8 +106,7 @@ class ModelRecipe:
     init_from: str = ""
     """Model whose weights the run starts from: a model folder, or a Hugging Face folder such as
     RoBERTa's. It has the vocabulary of the corpus, and the architecture that this section names,
-    save for dropout and a longer `max_positions`; if this section names none, the run has the
-    model's. Empty: weights are drawn from training.seed."""
+    save for dropout. Empty: weights are drawn from training.seed."""
 
     def __post_init__(self) -> None:
         """Refuse overrides of fields that do not exist, or that other sections decide."""

@@ -43,11 +43,10 @@ def plan(options: argparse.Namespace) -> None:
     example: python -m pretrain plan pile-base data.corpus=corpora/pile --gpus 8 --kind h100
     """
     from pretrain.checks.recipe import check_recipe, check_settings
-    from pretrain.convert.recipe import load_complete
+    from pretrain.config.load import load
     from pretrain.plan import plan as planning
 
-    config, architecture = load_complete(options.recipe, options.overrides)
-    sys.stdout.write(architecture)
+    config = load(options.recipe, options.overrides)
     is_here, gpus = options.kind == _HERE, options.gpus
     if gpus is None:
         gpus = 1 if is_here else _most_gpus(config)
@@ -108,15 +107,14 @@ def bench(options: argparse.Namespace) -> None:
     example: python -m pretrain bench pile-base --json bench.json
     """
     from pretrain.checks.recipe import check_settings
-    from pretrain.convert.recipe import load_complete
+    from pretrain.config.load import load
     from pretrain.plan import speed
 
-    config, architecture = load_complete(options.recipe, options.overrides)
+    config = load(options.recipe, options.overrides)
     check_settings(config, int(os.environ.get("WORLD_SIZE", "1")))
     measured = speed.measure(config, options.seconds)
     if measured is None:  # on other ranks than the first
         return
-    sys.stdout.write(architecture)
     sys.stdout.write(speed.table(measured))
     if options.json:
         write_json(options.json, dataclasses.asdict(measured))

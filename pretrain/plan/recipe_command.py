@@ -50,15 +50,11 @@ def show(options: argparse.Namespace) -> None:
     example: python -m pretrain show pile-large model.variant=zero-clap --changed
     """
     from pretrain.checks.recipe import check_settings
-    from pretrain.config.load import sources
-    from pretrain.convert.recipe import ARCHITECTURE, load_complete
+    from pretrain.config.load import load, sources
 
-    config, architecture = load_complete(options.recipe, options.overrides)
+    config = load(options.recipe, options.overrides)
     check_settings(config)
     found = sources(options.recipe, options.overrides)
-    if architecture:
-        names = [*ARCHITECTURE, *(f"overrides.{name}" for name in config.model.overrides)]
-        found |= {f"model.{name}": "model.init_from" for name in names}
     if "folder" not in found:  # saved under another name, the recipe has a folder of that name
         config = dataclasses.replace(config, folder="")
     hidden = set() if options.all else _unset(config, found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from pretrain.config.settings import add_recipe
 
@@ -25,12 +24,11 @@ def supervise(options: argparse.Namespace) -> int:
 
     example: python -m pretrain supervise pile-base data.corpus=corpora/pile folder=runs/base
     """
-    from pretrain.convert.recipe import load_complete
+    from pretrain.config.load import load
     from pretrain.supervision.nodes import this_node
     from pretrain.supervision.run import run_supervised
 
-    config, architecture = load_complete(options.recipe, options.overrides)
-    sys.stdout.write(architecture)
+    config = load(options.recipe, options.overrides)
     node = this_node(options.node_rank, options.nodes, options.master_addr, os.environ)
     return run_supervised(config, node, is_dry_run=options.dry_run)
 

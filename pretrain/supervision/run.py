@@ -33,7 +33,7 @@ def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: b
     """Train a run to its end on this node, or do an agent's part of it.
 
     Args:
-        config: the recipe; its architecture is known (`load_complete`).
+        config: the recipe.
         node: this one; None: the only one.
         is_dry_run: print what would be done next, and do nothing.
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
-from pretrain.convert.recipe import load_complete
+from pretrain.config.load import load
 from pretrain.records import control, failures
 from pretrain.records.collective import Failure
 from pretrain.train.attempt import Attempt, NotLoaded
@@ -46,9 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         adopt_launcher(os.environ)
         local_rank = int(os.environ["LOCAL_RANK"])
         workarounds.import_without_compiler()
-        config, architecture = load_complete(arguments[0], arguments[1:])
-        if os.environ["RANK"] == "0":
-            sys.stdout.write(architecture)
+        config = load(arguments[0], arguments[1:])
         run = Path(config.folder)
         prepared = prepare(config, int(os.environ["WORLD_SIZE"]))
     except (ValueError, Failure) as error:

@@ -7,8 +7,8 @@ import pytest
 
 from finetune.__main__ import main
 from finetune.studies import study
+from pretrain.config.load import load
 from pretrain.config.settings import apply_override
-from pretrain.convert.recipe import load_complete
 
 NAMES = sorted(path.stem for path in study.STUDIES.glob("*.yaml"))
 
@@ -20,7 +20,7 @@ def test_every_study_that_comes_with_the_project_loads_and_its_arms_differ(name,
     assert len({arm.folder for arm in arms}) == len(arms) > 1
     seen = []
     for arm in arms:
-        config, _ = load_complete(arm.recipe, arm.words)
+        config = load(arm.recipe, arm.words)
         checked = study.CheckedArm(arm, config, config.architecture(500), 1)
         assert all(study.differences(checked, other) for other in seen)
         seen.append(checked)
