@@ -196,7 +196,6 @@ WITHOUT_TORCH = [
         f"pretrain.model.{name}"
         for name in ("backends", "checks", "classification", "config", "presets")
     ),
-    "pretrain.convert.recipe",
     "pretrain.train.client",
 ]
 
