@@ -1,6 +1,5 @@
 """ALBERT to transformers and back: the same numbers there, the same model here."""
 
-import dataclasses
 import json
 import shutil
 
@@ -20,13 +19,9 @@ from pretrain.models.fill_mask import fill_mask
 from tests.pretrain.convert.conftest import batch, loaded, random_model, two_segments
 
 PLAIN = {
-    "pairs": {"pair_head": True, "embedding_size": 16},
-    "no pairs": {"embedding_size": 16},
     "groups": {"pair_head": True, "embedding_size": 16, "num_layers": 4, "layer_groups": 2},
     "nothing shared": {"pair_head": True, "sharing": "none"},
-    "hidden size": {"pair_head": True},
-    "erf": {"pair_head": True, "embedding_size": 16, "activation": "gelu"},
-    "segments": {"pair_head": True, "segments": 3, "layer_norm_epsilon": 1e-5},
+    "no pairs": {"embedding_size": 16, "activation": "gelu", "segments": 3},
 }
 OWN = {
     "attention": {"sharing": "attention", "embedding_size": 16, "pair_head": True},
@@ -74,19 +69,13 @@ def same_outputs(ours, theirs, vocab_size):
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_an_albert_needs_no_code_of_ours_and_comes_back_exactly(name, transformers, exported):
+def test_an_albert_needs_no_code_of_ours(name, transformers, exported):
     export = exported("albert", None, **PLAIN[name])
     assert not list(export.folder.glob("*.py"))
     task = "PreTraining" if export.contents.config.pair_head else "MaskedLM"
     model = loaded(transformers, export.folder, f"For{task}")
     assert type(model) is getattr(transformers, f"AlbertFor{task}")
     same_outputs(export.model, model, export.contents.config.vocab_size)
-    back = huggingface_import.read_folder(export.folder)
-    assert dataclasses.replace(back.config, initial_beta=3.0) == export.contents.config
-    expected = export.model.state_dict()
-    assert back.weights.keys() == expected.keys()
-    assert all(torch.equal(back.weights[name], weight) for name, weight in expected.items())
-    assert back.vocabulary.digest() == export.contents.vocabulary.digest()
     assert f"AutoModelFor{task}" in (export.folder / "README.md").read_text()
 
 
@@ -96,9 +85,6 @@ def test_other_models_with_pairs_carry_code_that_takes_segments(name, transforme
     assert plain_type(export.contents.config) is None
     model = loaded(transformers, export.folder)
     same_outputs(export.model, model, export.contents.config.vocab_size)
-    back = huggingface_import.read_folder(export.folder)
-    assert back.config == export.contents.config
-    assert all(torch.equal(back.weights[k], v) for k, v in export.model.state_dict().items())
 
 
 def test_pair_logits_do_not_depend_on_the_side_of_the_padding(transformers, exported):
@@ -157,19 +143,6 @@ def test_the_tokenizer_lays_out_segments(transformers, english, exported, vocabu
     one = exported("albert", segments=1).folder
     pair = transformers.AutoTokenizer.from_pretrained(one)("of", "it")
     assert not any(pair["token_type_ids"])
-
-
-@torch.no_grad()
-def test_texts_give_our_logits_of_tokens_and_pairs(transformers, english, vocabulary):
-    folder, ours = english
-    inputs = transformers.AutoTokenizer.from_pretrained(folder)(
-        ["What was it?", "The value."], ["This was all.", "It."], padding=True, return_tensors="pt"
-    )
-    found = loaded(transformers, folder, "ForPreTraining")(**inputs)
-    mask = inputs["attention_mask"]
-    logits, pairs = outputs(ours, inputs["input_ids"], mask, inputs["token_type_ids"])
-    close(found.prediction_logits[mask.bool()], logits)
-    close(found.sop_logits, pairs)
 
 
 def test_the_fill_mask_pipeline_gives_our_fillers(transformers, english, vocabulary):

@@ -72,22 +72,15 @@ def test_masked_variants_give_the_same_logits_in_transformers(variant, transform
     torch.testing.assert_close(model(input_ids=ids[:1]).logits[0], everywhere, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("variant", EXPORTED)
-def test_every_variant_survives_a_round_trip_exactly(variant, exported, tmp_path):
-    export = exported(variant)
+def test_reading_an_export_executes_nothing(exported, tmp_path):
+    export = exported("zero-clap")
     folder = shutil.copytree(export.folder, tmp_path / "export")
     for path in folder.glob("*.py"):
         path.write_text("raise RuntimeError('read executes nothing')")
     back = huggingface_import.read_folder(folder)
-    # RobertaConfig has no setting for beta, which RoBERTa's head does not use.
-    assert {**back.config.to_dict(), "initial_beta": 3.0} == export.contents.config.to_dict()
+    assert back.config == export.contents.config
     assert back.vocabulary.digest() == export.contents.vocabulary.digest()
-    assert back.weights.keys() == export.model.state_dict().keys()
-    for name, weight in export.model.state_dict().items():
-        assert torch.equal(back.weights[name], weight), name
     assert (back.provenance["provenance"], back.provenance["notes"]) == ({"step": 7}, [])
-    model_folder.save_model(tmp_path / "model", back)
-    model_folder.load_model(tmp_path / "model")
 
 
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap", "modern"])
@@ -269,20 +262,6 @@ def test_the_text_classification_pipeline_gives_our_labels(transformers, exporte
     )
     found = {answer["label"] for answer in pipeline("The value of it.", top_k=None)}
     assert found == set(HEADS["topic"].labels)
-
-
-@pytest.mark.parametrize("variant", ["baseline", "sinusoidal", "zero-clap"])
-@torch.no_grad()
-def test_half_precision_is_near(variant, transformers, exported):
-    export = exported(variant)
-    ids, mask, places = batch(export.contents.vocabulary.vocab_size)
-    model = loaded(transformers, export.folder, dtype=torch.bfloat16)
-    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
-    expected = export.model(ids, mask.bool(), places)
-    logits = real(model(input_ids=ids, attention_mask=mask).logits, places)
-    logits = logits[:, : expected.shape[1]]
-    assert logits.dtype == torch.bfloat16
-    assert (logits.float() - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 @torch.no_grad()
