@@ -63,7 +63,7 @@ class Heartbeat:
             return False
         self._stage, self._next, self._count = stage, now + self._seconds, self._count + 1
         beat = {"token": self._token, "stage": stage, "step": step, "count": self._count}
-        with contextlib.suppress(OSError):  # on a full disk training continues
+        with contextlib.suppress(OSError):  # the reader waits for the next one
             files.replace_json(self._path, beat)
         return True
 

@@ -321,18 +321,6 @@ WAIT_FOR_REQUEST = (
 )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_on_a_signal_the_ranks_save_and_the_supervisor_exits(opened, tmp_path, monkeypatch, number):
-    script = f"record('attempt'); {SIGNAL.format(number=number)}{WAIT_FOR_REQUEST}"
-    Launcher(monkeypatch, script, "record('attempt', step=5); record('done')")
-    output = []
-    assert supervise(opened, tmp_path, output) == EXIT_PREEMPTED
-    assert kinds(tmp_path) == ["attempt", "commit", "preempted"]
-    assert "asked to stop: attempt 1 is to save" in "".join(output)
-    assert supervise(opened, tmp_path, output) == 0
-    assert kinds(tmp_path)[3:] == ["attempt", "done"]
-
-
 def test_a_request_to_a_rank_stops_the_supervisor_as_well(opened, tmp_path, monkeypatch):
     Launcher(
         monkeypatch, "record('attempt'); record('preempted', reason='x'); raise SystemExit(76)"
