@@ -1,7 +1,6 @@
 """Engines: run tasks in local processes or on a Ray cluster, and yield their outcomes in any order.
 
-The work is a function of this package that takes a `ShardTask` and a `Progress` and returns a small
-value, such as `shard.prepare_shard`. Its files are written to the corpus folder.
+The work is `shard.prepare_shard`. Its files are written to the corpus folder.
 
 Order: the interface, local processes, Ray.
 """
@@ -22,17 +21,18 @@ from importlib import import_module
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from data_prep.common import children, console
 from data_prep.inputs import input_state
+from data_prep.manifest import ShardManifest
 from data_prep.progress import Done, Progress
 from data_prep.task import ShardTask
 
-T = TypeVar("T")
-WorkFunction = Callable[[ShardTask, Progress], T]
-# A task with the result of its work, or the reason why it failed.
-Outcome = tuple[ShardTask, T | ValueError | OSError]
+Work = Callable[[ShardTask, Progress], ShardManifest]
+Made = ShardManifest | ValueError | OSError
+# A task with the shard that was made, or the reason why it failed.
+Outcome = tuple[ShardTask, Made]
 Counters = ctypes.Array[ctypes.c_longlong]
 
 _TICK_SECONDS = 0.5
@@ -50,8 +50,8 @@ class Engine(Protocol):
     """Interface of all engines."""
 
     def __call__(
-        self, work: WorkFunction[T], tasks: Sequence[ShardTask], workers: int, progress: Progress
-    ) -> Generator[Outcome[T], None, None]:
+        self, work: Work, tasks: Sequence[ShardTask], workers: int, progress: Progress
+    ) -> Generator[Outcome, None, None]:
         """Run `work` for each task, at most `workers` at once; report the total progress.
 
         Raises:
@@ -61,8 +61,8 @@ class Engine(Protocol):
 
 
 def run_locally(
-    work: WorkFunction[T], tasks: Sequence[ShardTask], workers: int, progress: Progress
-) -> Generator[Outcome[T], None, None]:
+    work: Work, tasks: Sequence[ShardTask], workers: int, progress: Progress
+) -> Generator[Outcome, None, None]:
     """Run tasks in processes of this machine (see `Engine`)."""
     # One row per task, written only by its worker. It needs no lock, which a killed worker would
     # leave locked.
@@ -92,8 +92,8 @@ def run_locally(
 
 
 def run_on_ray(
-    work: WorkFunction[T], tasks: Sequence[ShardTask], workers: int, progress: Progress
-) -> Generator[Outcome[T], None, None]:
+    work: Work, tasks: Sequence[ShardTask], workers: int, progress: Progress
+) -> Generator[Outcome, None, None]:
     """Run tasks on a Ray cluster, or on a local Ray if no cluster is running (see `Engine`).
 
     All machines must see the inputs and the corpus folder under the same paths. Ray transfers the
@@ -120,7 +120,7 @@ def run_on_ray(
 ENGINES: dict[str, Engine] = {"local": run_locally, "ray": run_on_ray}
 
 
-def _local_result(future: Future[T], task: ShardTask) -> T | ValueError | OSError:
+def _local_result(future: Future[ShardManifest], task: ShardTask) -> Made:
     try:
         return future.result()
     except BrokenProcessPool as error:
@@ -156,7 +156,7 @@ def _die_with_parent() -> None:
     os._exit(1)
 
 
-def _work(work: WorkFunction[T], row: int, task: ShardTask) -> T:
+def _work(work: Work, row: int, task: ShardTask) -> ShardManifest:
     queried = 0.0
     position_bytes = 0
 
@@ -180,7 +180,7 @@ def _position_bytes() -> int:
     return sum(getattr(file, "position", 0) for file in files if file.fd > 2 and file.mode == "r")
 
 
-def _work_and_count(work: WorkFunction[T], task: ShardTask, folder: Path) -> tuple[T, Done]:
+def _work_and_count(work: Work, task: ShardTask, folder: Path) -> tuple[ShardManifest, Done]:
     os.chdir(folder)  # paths may be relative, and the manifest records them as given
     reports = deque([Done()], maxlen=1)
     result = work(task, reports.append)
@@ -235,9 +235,9 @@ def connected_ray(workers: int, packages: Sequence[Path] = ()) -> Iterator[Modul
         ray.shutdown()
 
 
-def _ray_result(ray: ModuleType, reference: object, task: ShardTask) -> tuple[Any, Done]:
+def _ray_result(ray: ModuleType, reference: object, task: ShardTask) -> tuple[Made, Done]:
     try:
-        result: tuple[Any, Done] = ray.get(reference)
+        result: tuple[Made, Done] = ray.get(reference)
         return result
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ValueError | OSError):

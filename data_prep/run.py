@@ -22,7 +22,7 @@ from data_prep.progress import ProgressReport
 from data_prep.shard import existing_manifest, prepare_shard
 from data_prep.task import ShardTask
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
-from data_prep.tokenizer import Tokenizer, load
+from data_prep.tokenizer import load
 
 _FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
 # The manifest is removed first: a folder without it is not a corpus, whatever else is left.
@@ -63,7 +63,12 @@ def prepare(
             is running, or no document was kept.
         WorkerDied: A worker process was killed.
     """
-    tokenizer, tasks = _start(inputs, valid_inputs, output, tokenizer_path, settings, workers)
+    check_workers(workers)
+    for name in settings.filters:
+        own_filter(name)  # refuses before anything is written
+    tokenizer = load(tokenizer_path)
+    tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
+    output.mkdir(parents=True, exist_ok=True)
     with _locked(output):
         _remove(output, *(f"{folder}.*{PARTIAL_SUFFIX}" for folder in _FOLDERS))
         if overwrite:
@@ -74,7 +79,8 @@ def prepare(
         _remove(output, records.FILE_NAME)
         tokenizer.save(output / TOKENIZER_FILE)
         missing = [task for task in tasks if task.index not in shards]
-        _say(idle_workers(missing, workers))
+        if note := idle_workers(missing, workers):
+            _say(note)
         shards |= _make(missing, engine, workers)
         corpus = merge([shards[task.index] for task in tasks], tokenizer, output)
         records.write_record(output / records.FILE_NAME, corpus)
@@ -160,23 +166,6 @@ def idle_workers(tasks: Sequence[ShardTask], workers: int) -> str | None:
     )
 
 
-def _start(
-    inputs: Sequence[Input],
-    valid_inputs: Sequence[Input],
-    output: Path,
-    tokenizer_path: str | Path,
-    settings: Settings,
-    workers: int,
-) -> tuple[Tokenizer, list[ShardTask]]:
-    check_workers(workers)
-    for name in settings.filters:
-        own_filter(name)  # refuses before anything is written
-    tokenizer = load(tokenizer_path)
-    tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
-    output.mkdir(parents=True, exist_ok=True)
-    return tokenizer, tasks
-
-
 def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, ShardManifest]:
     """Make shards; returns their manifests. Failures are raised after all other tasks are done."""
     results: dict[int, ShardManifest] = {}
@@ -204,9 +193,8 @@ def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, Sh
     return results
 
 
-def _say(message: str | None) -> None:
-    if message:
-        print(f"prepare: {message}", file=sys.stderr, flush=True)
+def _say(message: str) -> None:
+    print(f"prepare: {message}", file=sys.stderr, flush=True)
 
 
 def _remove(output: Path, *patterns: str) -> None:
