@@ -56,7 +56,7 @@ def tasks(real_glue, tmp_path):
     return folder
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_sentences_and_pairs_are_classified_better_than_by_the_majority_class(
     pretrained, tasks, tmp_path
 ):
