@@ -76,15 +76,15 @@ def check_recipe(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manif
     Raises:
         ValueError: something is missing or does not fit; both values are named, and the phase.
     """
-    found: list[tuple[ModelConfig, Manifests]] = []
-    for phase in config.resolved_phases:
-        with _naming(phase, config):
-            found.append(_check_phase(phase.config, world_size))
+    models: list[ModelConfig] = []
+    known: dict[str, tuple[str, CorpusManifest]] = {}
     manifests: dict[str, CorpusManifest] = {}
-    for (_, of_phase), names in zip(found, config.stream_names, strict=True):
+    for phase, names in zip(config.resolved_phases, config.stream_names, strict=True):
+        with _naming(phase, config):
+            model, of_phase = _check_phase(phase.config, world_size, known)
+        models.append(model)
         manifests |= dict(zip(names, of_phase.values(), strict=True))
-    _refuse_corpora_of_phases(config, manifests)
-    return found[0][0], manifests
+    return models[0], manifests
 
 
 @contextlib.contextmanager
@@ -96,31 +96,11 @@ def _naming(phase: Phase, config: RunConfig) -> Iterator[None]:
         raise ValueError(f"{phase}: {error}" if config.phases else str(error)) from None
 
 
-def _refuse_corpora_of_phases(config: RunConfig, manifests: Manifests) -> None:
-    """Refuse other vocabularies in later phases, and a corpus under two paths."""
-    first, streams = next(iter(manifests.values())), {s.name: s for s in config.streams}
-    paths: dict[str, str] = {}
-    for phase, names in zip(config.resolved_phases, config.stream_names, strict=True):
-        for name in names if config.phases else ():
-            stream, manifest = streams[name], manifests[name]
-            if manifest.tokenizer_digest != first.tokenizer_digest:
-                raise ValueError(
-                    f"{phase}: {stream.path} was made with another vocabulary "
-                    f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than "
-                    f"{config.streams[0].path} ({first.tokenizer_digest[:12]}, {first.vocab_size} "
-                    "ids); prepare all corpora with the same --tokenizer"
-                )
-            path = paths.setdefault(manifest.digest(), stream.key[0])
-            if path != stream.key[0]:
-                raise ValueError(
-                    f"{phase}: {stream.path} is the same corpus as {path}; use one path, so that "
-                    "no phase reads again what another has read"
-                )
-
-
-def _check_phase(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
-    """Check the settings of one phase; returns the architecture, and its corpora's manifests."""
-    manifests = read_manifests(config.data)
+def _check_phase(
+    config: RunConfig, world_size: int, known: dict[str, tuple[str, CorpusManifest]]
+) -> tuple[ModelConfig, Manifests]:
+    """Check one phase; returns the architecture, and its corpora's manifests."""
+    manifests = _read_manifests(config.data, known)
     manifest = next(iter(manifests.values()))
     model = config.architecture(manifest.vocab_size)
     _check_settings(config, model, world_size)
@@ -132,33 +112,45 @@ def _check_phase(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manif
 
 def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> None:
     """Check the settings of one phase against each other, the model and the number of ranks."""
+    data, objective, training = config.data, config.objective, config.training
     _refuse_other_objective(config, model)
-    _refuse_one_segment(config, model)
-    if config.data.named_corpora:
+    if data.named_corpora:
         Mixture.of_run(config)  # refuses weights that no order could follow
-    refuse_other_packing(SOURCES[config.data.packing], config.objective, model.latents)
-    if model.longest_input and config.data.sequence_length > model.longest_input:
-        raise ValueError(
-            f"data.sequence_length {config.data.sequence_length} is above the model's "
-            f"max_positions {model.max_positions}, the number of its learned positions"
-        )
-    if model.latents > config.data.sequence_length:
-        raise ValueError(
-            f"model.overrides.latents {model.latents}: accepted: at most data.sequence_length "
-            f"{config.data.sequence_length}; latents beyond it would read nothing"
-        )
+    refuse_other_packing(SOURCES[data.packing], objective, model.latents)
     clipping = config.optimizer.gradient_clipping
-    name = config.training.deepspeed
-    settings = deepspeed_settings.read_settings(name, config.batch, clipping, world_size)
+    settings = deepspeed_settings.read_settings(
+        training.deepspeed, config.batch, clipping, world_size
+    )
     deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
-    backend = config.training.attention_backend
+    backend = training.attention_backend
     check_backend(model, choose_backend(model, backend, on_gpu=False))
-    if config.training.deterministic and backend == "flex" and model.has_trained_bias:
-        raise ValueError(
+    deepspeed_settings.compiles(training.compile, settings, on_gpu=False)
+    rules = (
+        (
+            objective.pairs and model.segments < 2,
+            f"objective.name {objective.name} reads pairs of segments, but a model of "
+            f"model.variant {config.model.variant} has segments {model.segments}; accepted: "
+            "model.variant=albert, or model.overrides.segments=2",
+        ),
+        (
+            model.longest_input and data.sequence_length > model.longest_input,
+            f"data.sequence_length {data.sequence_length} is above the model's "
+            f"max_positions {model.max_positions}, the number of its learned positions",
+        ),
+        (
+            model.latents > data.sequence_length,
+            f"model.overrides.latents {model.latents}: accepted: at most data.sequence_length "
+            f"{data.sequence_length}; latents beyond it would read nothing",
+        ),
+        (
+            training.deterministic and backend == "flex" and model.has_trained_bias,
             "training.attention_backend: flex adds up the gradient of a trained position bias in "
-            "an order that differs from run to run; with training.deterministic use auto or dense"
-        )
-    deepspeed_settings.compiles(config.training.compile, settings, on_gpu=False)
+            "an order that differs from run to run; with training.deterministic use auto or dense",
+        ),
+    )
+    for is_wrong, message in rules:
+        if is_wrong:
+            raise ValueError(message)
 
 
 def _refuse_missing_tracker(config: RunConfig) -> None:
@@ -202,38 +194,49 @@ def open_stream(stream: Stream, split: str) -> Source:
     return SOURCES[stream.packing](corpus, stream.sequence_length)
 
 
-def read_manifests(data: DataConfig) -> Manifests:
-    """Read the manifests of a recipe's corpora.
+def _read_manifests(
+    data: DataConfig, known: dict[str, tuple[str, CorpusManifest]]
+) -> dict[str, CorpusManifest]:
+    """Read the manifests of a phase's corpora.
+
+    Args:
+        data: of the phase.
+        known: path and manifest of each corpus of the phases before, by digest; this phase's are
+            added.
 
     Raises:
         ValueError: none is named or a folder is no corpus, a split has no documents, a corpus has
-            another vocabulary than the first one, or is given twice.
+            another vocabulary than the run's first one, is given twice, or by another path than
+            before, so that a phase would read again what another has read.
     """
     if not data.named_corpora:
         made = f"a folder that `{typed('data_prep prepare')}` made"
         raise ValueError(f"data.corpus: is not set; name {made}")
     manifests: dict[str, CorpusManifest] = {}
-    named: dict[str, str] = {}
+    digests: set[str] = set()
     for name, corpus in data.named_corpora.items():
-        path = corpus.path
+        path = str(Path(corpus.path))
+        where = f"data.corpora.{name}: {path}" if name else path
         manifest = manifests[name] = load_manifest(Path(path))
-        first = next(iter(manifests))
         for split in SPLITS:
             if not manifest.totals[split].documents:
                 raise ValueError(f"{path}: its {split} split has no documents")
-        if manifest.tokenizer_digest != manifests[first].tokenizer_digest:
+        digest = manifest.digest()
+        other, _ = known.setdefault(digest, (path, manifest))
+        first_path, first = next(iter(known.values()))
+        if manifest.tokenizer_digest != first.tokenizer_digest:
             raise ValueError(
-                f"data.corpora.{name}: {path} was made with another vocabulary "
-                f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than "
-                f"data.corpora.{first} ({manifests[first].tokenizer_digest[:12]}, "
-                f"{manifests[first].vocab_size} ids); prepare all corpora with the same --tokenizer"
+                f"{where} was made with another vocabulary "
+                f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than {first_path} "
+                f"({first.tokenizer_digest[:12]}, {first.vocab_size} ids); prepare all corpora "
+                "with the same --tokenizer"
             )
-        other = named.setdefault(manifest.digest(), name)
-        if other != name:
+        if other != path or digest in digests:
             raise ValueError(
-                f"data.corpora.{name}: {path} is the same corpus as data.corpora.{other}; name it "
-                "once, with the sum of the weights"
+                f"{where} is the same corpus as {other}; name it once, with the sum of the "
+                "weights, and in all phases by one path"
             )
+        digests.add(digest)
     return manifests
 
 
@@ -282,16 +285,6 @@ def _refuse_other_objective(config: RunConfig, model: ModelConfig) -> None:
         f"{sees}; accepted: objective.name={names[0]}, or for model.variant one of "
         f"{', '.join(variants)}"
     )
-
-
-def _refuse_one_segment(config: RunConfig, model: ModelConfig) -> None:
-    """Refuse to train a model on pairs of segments that it cannot tell apart."""
-    if config.objective.pairs and model.segments < 2:
-        raise ValueError(
-            f"objective.name {config.objective.name} reads pairs of segments, but a model of "
-            f"model.variant {config.model.variant} has segments {model.segments}; accepted: "
-            "model.variant=albert, or model.overrides.segments=2"
-        )
 
 
 def _refuse_small_share(source: Source, config: RunConfig, model: ModelConfig) -> None:

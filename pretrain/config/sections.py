@@ -370,11 +370,8 @@ class SupervisionConfig:
     init_seconds: PositiveFloat = 600.0
     """Silence after which the start-up counts as hanging. It is the longest time between two of:
     launch, ranks joined, model built, checkpoint verified, engine made, checkpoint loaded, batches
-    ready, end of the first step (which compiles kernels on GPUs, see `training.compile`)."""
-    save_seconds: PositiveFloat = 1800.0
-    """Silence after which saving a checkpoint, or an evaluation, counts as hanging."""
-    preemption_seconds: PositiveFloat = 240.0
-    """Time to finish the step and save when the run is asked to stop."""
+    ready, end of the first step (which compiles kernels on GPUs, see `training.compile`). Saving a
+    checkpoint, or an evaluation, counts as hanging after three times as long."""
     node_silence_seconds: PositiveFloat = 60.0
     """Time within which it is noticed that the agent of another machine is dead."""
     node_wait_seconds: PositiveFloat = 1800.0
@@ -471,8 +468,6 @@ ADVANCED = frozenset(
         "training.best_checkpoint_kept",
         "supervision.hang_seconds",
         "supervision.init_seconds",
-        "supervision.save_seconds",
-        "supervision.preemption_seconds",
         "supervision.node_silence_seconds",
         "supervision.node_wait_seconds",
         "supervision.max_retries",

@@ -22,6 +22,8 @@ from pretrain.records import control
 FILE_NAME = "heartbeat.json"
 INIT, STEP, SAVE, EVALUATE = "init", "step", "save", "evaluate"
 _STEP_FACTOR = 10
+_SAVE_FACTOR = 3
+"""A checkpoint, or an evaluation, may take so many times as long as the start-up."""
 _MIN_STEPS = 100
 """For a 99th percentile; that of fewer steps is their maximum, which is the slow first step."""
 
@@ -103,7 +105,7 @@ def silence_limit(stage: str, step_seconds: Sequence[float], config: Supervision
         return max(config.hang_seconds, config.init_seconds)
     if stage == STEP:
         return max(config.hang_seconds, _STEP_FACTOR * _typical(step_seconds))
-    return config.save_seconds if stage in (SAVE, EVALUATE) else config.init_seconds
+    return config.init_seconds * (_SAVE_FACTOR if stage in (SAVE, EVALUATE) else 1)
 
 
 def _typical(step_seconds: Sequence[float]) -> float:

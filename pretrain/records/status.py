@@ -165,18 +165,10 @@ def view(run: Path) -> RunView:
     validation = metrics.surviving_validation(metrics.read_metrics(run / metrics.VALIDATION), lines)
     activity = _activity(run, state, config.training.steps)
     slow = _slow_rank(lines, records) if activity == TRAINING else None
-    seen = RunView(run, config, records, state, lines, validation, activity, slow)
-    return dataclasses.replace(seen, orphaned=_is_orphaned(seen))
-
-
-def _is_orphaned(seen: RunView) -> bool:
-    """Return whether an attempt trains that a supervisor launched, and none is there now.
-
-    Only a supervisor keeps a log of each attempt.
-    """
-    if seen.activity != TRAINING or is_locked(seen.folder / SUPERVISOR_LOCK):
-        return False
-    return seen.log is not None and seen.log.stem == f"attempt-{seen.state.next_attempt - 1:03d}"
+    # Only a supervisor keeps a log of each attempt.
+    is_supervised = (run / "logs" / f"attempt-{state.next_attempt - 1:03d}.log").exists()
+    orphaned = activity == TRAINING and is_supervised and not is_locked(run / SUPERVISOR_LOCK)
+    return RunView(run, config, records, state, lines, validation, activity, slow, orphaned)
 
 
 def _slow_rank(lines: Sequence[metrics.Line], records: Sequence[Record]) -> pace.SlowRank | None:

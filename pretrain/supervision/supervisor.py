@@ -40,6 +40,8 @@ _DISK_SECONDS = 600.0
 """How long a disk is tried again that fails otherwise than by being full."""
 _LEAST_BYTES = 16 << 20
 """Of room on the disk before a launch."""
+_SAVE_SECONDS = 240.0
+"""To finish the step and save when the run is asked to stop."""
 _LOOK_SECONDS = 0.5
 """Between two looks at the reports of nodes that are waited for."""
 _ONLY_NODE = Node()
@@ -318,12 +320,11 @@ class Supervisor:
             control.request_stop(self.run_folder, job.control_file.token)
         if deadline < math.inf:
             return deadline
-        seconds = self._settings.preemption_seconds
         self._print(
             f"asked to stop: attempt {job.control_file.attempt} is to save after its current step, "
-            f"within {seconds:.0f} s (ask again to stop at once)"
+            f"within {_SAVE_SECONDS:.0f} s (ask again to stop at once)"
         )
-        return time.monotonic() + seconds
+        return time.monotonic() + _SAVE_SECONDS
 
     def _conclude(self, job: Job, problem: Problem | None) -> int | None:
         """Record how an attempt ended; return an exit code if the supervisor has to stop."""

@@ -31,8 +31,8 @@ def test_the_heartbeat_of_another_attempt_is_ignored(tmp_path):
     ("stage", "seconds", "limit"),
     [
         (INIT, [99.0], 500),
-        (SAVE, [99.0], 300),
-        (EVALUATE, [99.0], 300),
+        (SAVE, [99.0], 1500),
+        (EVALUATE, [99.0], 1500),
         (STEP, [], 500),
         (STEP, [0.1] * 1000, 60),
         (STEP, [8.0] * 1000, 80),
@@ -47,5 +47,5 @@ def test_the_heartbeat_of_another_attempt_is_ignored(tmp_path):
 def test_each_stage_has_a_limit_and_that_of_a_step_follows_the_last_durations(
     stage, seconds, limit
 ):
-    config = SupervisionConfig(init_seconds=500, save_seconds=300)
+    config = SupervisionConfig(init_seconds=500)
     assert heartbeat.silence_limit(stage, seconds, config) == limit

@@ -18,7 +18,7 @@ from data_prep.common.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import NotifyConfig, SupervisionConfig
 from pretrain.processes import processes
-from pretrain.records import control, failures, ledger, metrics
+from pretrain.records import control, failures, heartbeat, ledger, metrics
 from pretrain.spikes.policy import max_checkpoints_kept
 from pretrain.supervision import jobs, launch, supervisor
 from pretrain.supervision.decide import Problem
@@ -270,7 +270,8 @@ def test_a_silent_attempt_is_ended_and_launched_again(opened, tmp_path, monkeypa
     output = []
     hang = "record('attempt'); heartbeat.Heartbeat(run, token).beat('save', 7); time.sleep(60)"
     Launcher(monkeypatch, hang, "record('attempt'); record('done')")
-    assert supervise(opened, tmp_path, output, save_seconds=1.0) == 0
+    monkeypatch.setattr(heartbeat, "_SAVE_FACTOR", 0.1)
+    assert supervise(opened, tmp_path, output, init_seconds=10.0) == 0
     assert kinds(tmp_path) == ["attempt", "hang", "attempt", "done"]
     reason = ledger.read_ledger(tmp_path / "ledger.jsonl")[1]["reason"]
     assert reason == "no sign of life for 1 s in stage save, step 7"
@@ -336,7 +337,9 @@ def test_it_stops_without_saving_after_the_time_limit_or_a_second_request(
     once = f"record('attempt'); {signal_once}time.sleep(60)"
     twice = f"record('attempt'); {signal_once}time.sleep(0.5); {signal_once}time.sleep(60)"
     Launcher(monkeypatch, once, twice)
-    assert supervise(opened, tmp_path, [], preemption_seconds=0.5) == EXIT_PREEMPTED
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor, "_SAVE_SECONDS", 0.5)
+        assert supervise(opened, tmp_path, []) == EXIT_PREEMPTED
     assert supervise(opened, tmp_path, []) == EXIT_PREEMPTED
     assert kinds(tmp_path) == ["attempt", "preempted"] * 2
     assert processes.members(tmp_path) == []

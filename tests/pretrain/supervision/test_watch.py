@@ -16,7 +16,7 @@ from pretrain.records.control import ControlFile
 from pretrain.records.heartbeat import SAVE, STEP, Heartbeat
 from pretrain.supervision.watch import StoppedProcesses, Watch
 
-CONFIG = SupervisionConfig(hang_seconds=10, init_seconds=100, save_seconds=50)
+CONFIG = SupervisionConfig(hang_seconds=10, init_seconds=100)
 ATTEMPT = ControlFile("t", 1, control.RUN)
 
 
@@ -54,9 +54,9 @@ def test_silence_is_accepted_for_as_long_as_the_stage_may_take(tmp_path, now, wa
     pass_(now, watch, 100)  # no step says yet how long one takes
     heart.beat(SAVE, 7)
     assert watch.silence() == ""
-    pass_(now, watch, 50)
+    pass_(now, watch, 300)
     now[0] += 1
-    assert watch.silence() == "no sign of life for 50 s in stage save, step 7"
+    assert watch.silence() == "no sign of life for 300 s in stage save, step 7"
     heart.beat(STEP, 7)
     assert watch.silence() == ""
 
@@ -149,9 +149,9 @@ def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_stage(
     with monkeypatch.context() as patch:
         for name in ("read_bytes", "open", "exists"):
             patch.setattr(Path, name, fails)
-        pass_(now, watch, 50)
+        pass_(now, watch, 300)
         now[0] += 1
-        assert watch.silence() == "no sign of life for 50 s in stage save, step 7"
+        assert watch.silence() == "no sign of life for 300 s in stage save, step 7"
     assert "in stage save, step 7" in watch.silence()  # reading it again is not a sign of life
 
 
