@@ -2,10 +2,7 @@
 
 import json
 import re
-import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pretrain import __main__ as command_line
@@ -273,15 +270,3 @@ def test_a_validation_split_with_nothing_to_predict_is_refused_before_anything_s
     assert command_line.main(["supervise", str(recipe.path), *overrides]) == 2
     assert "has nothing to predict" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("lengths", [{3: -5, 4: 2**20}, {2: 2**31 - 1}])
-def test_a_damaged_index_is_refused_before_a_start(lengths, recipe, corpus, tmp_path):
-    folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
-    index = folder / "train" / "shard-00000.idx"
-    content = bytearray(index.read_bytes())
-    for number, length in lengths.items():
-        content[34 + 4 * number : 38 + 4 * number] = np.int32(length).tobytes()
-    index.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{index}: sequence \d"):
-        check(recipe.load(tmp_path / "run", f"data.corpus={folder}"), 1)

@@ -51,9 +51,3 @@ def test_each_corpus_is_summarised_in_each_way_it_is_cut(phased):
 def test_a_phase_that_cannot_be_trained_is_refused_by_name(phased, phase, overrides, message):
     with pytest.raises(ValueError, match=message):
         check(phased(phase, *overrides), 2)
-
-
-def test_weights_that_no_order_could_follow_are_refused(phased, corpus):
-    data = {"corpus": "", "corpora": {"a": {"path": str(corpus), "weight": 0}}}
-    with pytest.raises(ValueError, match="phase 2 .second.: data.corpora .*one above 0"):
-        check(phased({"data": data}), 2)

@@ -134,11 +134,6 @@ def test_a_configuration_that_does_not_exist_or_parse_is_refused(tmp_path):
         engine.deepspeed_json(str(broken), BATCH, 0.0, 2)
 
 
-def test_a_world_size_that_does_not_divide_the_batch_is_refused():
-    with pytest.raises(ValueError, match="global_batch_size 8 is not a multiple of .* 2 x 3 ranks"):
-        engine.deepspeed_json("zero1_fp32", BATCH, 0.0, 3)
-
-
 @pytest.mark.parametrize(
     "zero",
     [
@@ -153,13 +148,6 @@ def test_optimizers_by_parameter_are_refused_where_they_do_not_see_the_weights(z
     refuse_optimizer({"zero_optimization": zero}, "adamw")
     # DeepSpeed takes null for a section that is not used.
     refuse_optimizer({"zero_optimization": {"offload_optimizer": None}}, "lamb")
-
-
-@pytest.mark.parametrize("path", sorted(DS_CONFIGS.glob("*.json")), ids=lambda p: p.stem)
-def test_lamb_is_accepted_with_every_shipped_configuration(path):
-    settings = engine.deepspeed_json(path.stem, BATCH, 1.0, 2)
-    refuse_optimizer(settings, "lamb")
-    assert settings["zero_allow_untested_optimizer"]
 
 
 @pytest.mark.parametrize(

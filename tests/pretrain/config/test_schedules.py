@@ -53,35 +53,6 @@ def test_a_schedule_is_continuous_has_one_peak_and_stays_within_its_bounds(
     assert max(jumps) <= max(steepest, fall) * 1.001
 
 
-def test_warm_up_starts_from_the_minimum_at_the_first_update():
-    config = recipe(1e-3, 1e-4, 10, 100)
-    assert learning_rate(config, 0) == 1e-4
-    assert learning_rate(config, 5) == pytest.approx(5.5e-4)
-
-
-@pytest.mark.parametrize("warmup", [0, 1, 40, 299])
-def test_a_linear_schedule_falls_linearly_to_its_minimum(warmup):
-    """It reaches the minimum at the update after the last one, and stays there."""
-    config = recipe(1e-3, 1e-4, warmup, 300, "linear")
-    rates = [learning_rate(config, step) for step in range(310)]
-    assert rates[warmup] == pytest.approx(1e-3)
-    assert rates[300:] == [1e-4] * 10
-    falls = [
-        before - after
-        for before, after in zip(rates[warmup:300], rates[warmup + 1 :], strict=False)
-    ]
-    assert falls == pytest.approx([0.9e-3 / (300 - warmup)] * (300 - warmup))
-    if warmup:
-        assert rates[0] == 1e-4
-
-
-def test_an_overestimated_cosine_ends_above_the_minimum():
-    exact, longer = recipe(1e-3, 1e-4, 0, 100, overestimate=1.0), recipe(1e-3, 1e-4, 0, 100)
-    assert learning_rate(exact, 99) == pytest.approx(1e-4, rel=0.01)
-    assert learning_rate(longer, 99) > 1.1e-4
-    assert learning_rate(longer, 109) == pytest.approx(1e-4, rel=0.01)
-
-
 @pytest.mark.parametrize("name", ["cosine", "linear"])
 @pytest.mark.parametrize("overestimate", [1.0, 1.1])
 def test_an_extended_run_keeps_its_learning_rates_and_goes_on_at_the_minimum(name, overestimate):

@@ -4,13 +4,11 @@ import errno
 import json
 import os
 import shutil
-import signal
 import time
 
 import pytest
 
 from data_prep.common import files
-from data_prep.common.files import write_json
 from pretrain.records import checkpoints
 from pretrain.records.collective import Failure, Group
 from tests.pretrain.builders import ALONE, commit_checkpoint
@@ -116,11 +114,6 @@ def test_a_folder_without_a_sound_manifest_is_not_a_checkpoint(text, tmp_path):
         checkpoints.read_manifest(folder)
 
 
-def test_a_folder_that_does_not_exist_is_not_a_checkpoint(tmp_path):
-    with pytest.raises(ValueError, match="step-00000003: not a checkpoint"):
-        checkpoints.read_manifest(checkpoints.folder_of(tmp_path, 3))
-
-
 @pytest.mark.parametrize("dies", ["while writing", "before the manifest", "before the rename"])
 def test_a_save_that_dies_commits_nothing_and_the_next_one_starts_clean(
     dies, tmp_path, monkeypatch
@@ -148,31 +141,6 @@ def test_a_save_that_dies_commits_nothing_and_the_next_one_starts_clean(
     assert not folder.exists()
     assert checkpoints.read_manifest(committed(tmp_path))["files"].keys() == FILES.keys()
     assert not list(folder.parent.glob("*.partial"))
-
-
-def test_ranks_write_only_into_a_clean_folder_and_leave_only_a_standing_checkpoint(
-    run_ranks, tmp_path
-):
-    def work():
-        from pretrain.engine import engine
-        from pretrain.engine.distributed import gather
-
-        rank = engine.start().rank
-        stale = tmp_path / "checkpoints" / "step-00000005.t.partial"
-        if rank == 0:
-            stale.mkdir(parents=True)
-            (stale / "zero_pp_rank_1_stale.pt").write_bytes(b"of a killed attempt")
-        gather(None)
-
-        def write(folder):
-            for number in range(3):
-                (folder / f"zero_pp_rank_{rank}_{number}.pt").write_bytes(b"x" * (rank + number))
-
-        commit_checkpoint(tmp_path, 5, write, Group(rank, 2, gather))
-        return sorted(checkpoints.read_manifest(checkpoints.folder_of(tmp_path, 5))["files"])
-
-    expected = [f"zero_pp_rank_{rank}_{number}.pt" for rank in range(2) for number in range(3)]
-    assert run_ranks(2, work) == [expected, expected]
 
 
 def saving(folder, write, **keywords):
@@ -215,17 +183,6 @@ def test_a_rank_that_cannot_write_fails_the_save_on_all_and_leaves_nothing(run_r
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_a_file_that_vanishes_before_it_is_hashed_fails_the_save(run_ranks, tmp_path):
-    def write(rank, staging):
-        part(rank, staging)
-        if rank == 0:
-            (staging / "gone.pt").symlink_to("nowhere")
-
-    failures = run_ranks(2, saving, tmp_path, write)
-    assert "gone.pt" in failures[0]
-    assert failures[0] == failures[1]
-
-
 def test_what_rank_0_objects_to_before_the_commit_is_not_committed(run_ranks, tmp_path):
     def objection():
         raise ValueError("another has taken over")
@@ -247,18 +204,6 @@ def test_nothing_is_committed_before_the_slowest_rank_has_written(run_ranks, tmp
 
     assert run_ranks(2, saving, tmp_path, write) == ["", ""]
     assert len(checkpoints.read_manifest(final)["files"]) == 2
-
-
-def test_a_rank_killed_while_it_writes_leaves_no_checkpoint(run_ranks, tmp_path):
-    def write(rank, staging):
-        part(rank, staging)
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(pytest.fail.Exception, match="rank"):
-        run_ranks(2, saving, tmp_path, write)
-    assert not checkpoints.folder_of(tmp_path, 5).exists()
-    assert run_ranks(2, saving, tmp_path, part) == ["", ""]
 
 
 def test_the_newest_intact_checkpoint_is_found_with_the_reasons_against_newer_ones(tmp_path):
@@ -401,23 +346,6 @@ def test_a_folder_that_cannot_be_deleted_is_not_a_checkpoint_and_is_deleted_late
     assert not folder.exists()
 
 
-def test_a_folder_that_is_busy_for_a_moment_is_deleted(tmp_path, monkeypatch, no_waiting):
-    folder, rmtree = committed(tmp_path, 10), shutil.rmtree
-    left = [errno.EBUSY] * 5
-
-    def fails(path, ignore_errors=False):
-        if left:
-            number = left.pop()
-            if not ignore_errors:
-                raise OSError(number, "busy", str(path))
-        else:
-            rmtree(path, ignore_errors)
-
-    monkeypatch.setattr(shutil, "rmtree", fails)
-    checkpoints.remove(tmp_path, set(), pytest.fail)
-    assert not folder.exists()
-
-
 def test_a_checkpoint_takes_the_place_of_one_that_cannot_be_deleted(tmp_path, monkeypatch):
     folder = committed(tmp_path, 10)
     (folder / ".nfs0001").touch()
@@ -428,15 +356,3 @@ def test_a_checkpoint_takes_the_place_of_one_that_cannot_be_deleted(tmp_path, mo
     assert len([*folder.parent.iterdir()]) == 2
     checkpoints.remove(tmp_path, {10}, pytest.fail)
     assert [*folder.parent.iterdir()] == [folder]
-
-
-def test_nothing_is_there_to_remove_before_the_first_save(tmp_path):
-    checkpoints.remove(tmp_path, {1}, pytest.fail)
-
-
-def test_json_that_is_being_written_does_not_disturb_the_old(tmp_path):
-    path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": 1}

@@ -81,14 +81,6 @@ def test_each_kind_of_difference_is_shown_with_both_values(tmp_path, capsys):
     }
 
 
-def test_its_columns_are_aligned(tmp_path, capsys):
-    text = shown(capsys, make_run(tmp_path / "a"), make_run(tmp_path / "b", loss=4.75))
-    head, *rows = [line for line in text.splitlines() if line.startswith("  ")]
-    place = head.index(str(tmp_path / "a"))
-    assert rows
-    assert all(row[place - 1] == " " and row[place] != " " for row in rows)
-
-
 def test_a_run_that_has_not_begun_is_compared_by_its_settings(tmp_path, capsys):
     (tmp_path / "new").mkdir()
     recipes.dump(RunConfig(folder="new", batch=BATCH), tmp_path / "new" / "supervised.yaml")

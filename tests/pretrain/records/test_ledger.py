@@ -167,16 +167,6 @@ def test_any_change_of_an_earlier_line_is_refused_with_its_place(path):
             ledger.append(path, "done")
 
 
-def test_a_line_of_another_run_is_refused(path, tmp_path):
-    filled(path)
-    other = tmp_path / "other.jsonl"
-    for number in range(6):
-        ledger.append(other, "commit", step=number)
-    path.write_bytes(path.read_bytes() + other.read_bytes().splitlines(keepends=True)[5])
-    with pytest.raises(ValueError, match="line 6"):
-        ledger.read_ledger(path)
-
-
 def state(*events, seed=1):
     """The state after (kind, fields) events."""
     records = [

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from data_prep.common.wording import count
 from pretrain.loop.protocols import TermLoss
 from pretrain.records import metrics
 from tests.pretrain.builders import step_record
@@ -197,15 +196,6 @@ def test_the_time_left_is_of_the_usual_step_not_of_the_last_one():
     older = [{**records[1], "seconds": 50.0}] * 60
     assert "0:01:20 left" in metrics.progress_line(older + records[1:], 100)
     assert "1:00:00 left" in metrics.progress_line(records[:1], 5)
-
-
-def test_a_number_of_things_has_its_plural():
-    assert [count(n, "rank") for n in (0, 1, 2, 1000)] == [
-        "0 ranks",
-        "1 rank",
-        "2 ranks",
-        "1,000 ranks",
-    ]
 
 
 def test_a_validation_of_several_terms_is_described_by_each_and_not_by_their_perplexity():

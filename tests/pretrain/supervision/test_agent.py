@@ -331,11 +331,6 @@ def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
     )
 
 
-def test_a_report_names_the_process_of_the_agent(tmp_path):
-    Reporter(tmp_path, 3).write(Report("t", nodes.READY))
-    assert read_report(tmp_path, 3)["pid"] == os.getpid()
-
-
 def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage):
     """Its agent may have been killed; Slurm would kill this supervisor 30 s later."""
     from pretrain.supervision.supervisor import Supervisor

@@ -14,10 +14,9 @@ import pytest
 from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_PREEMPTED
 from pretrain import __main__ as command_line
-from pretrain.config.run import RunConfig
 from pretrain.processes import gpus, processes
 from pretrain.records import control, ledger
-from pretrain.supervision import nodes, supervisor
+from pretrain.supervision import nodes
 from tests.pretrain.supervision.test_supervisor import HEAD, ROOT, WAIT_FOR_REQUEST
 
 
@@ -49,15 +48,6 @@ def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(super
     assert world_of(output) == {"node-0": [0, 1]}
     assert "--module pretrain.train" in output
     assert not (tmp_path / "run").exists()
-
-
-def test_a_dry_run_for_several_nodes_prints_the_command_of_this_node(supervise):
-    code, output, _ = supervise(
-        "supervision.processes_per_node=1", "--dry-run", "--nodes", "2", "--master-addr", "a"
-    )
-    assert code == 0
-    assert "--node_rank 0 --master_addr a" in output
-    assert world_of(output) == {"node-0": [0], "node-1": [0]}
 
 
 def test_the_agent_of_another_node_may_start_before_the_supervisor(supervise, tmp_path):
@@ -123,17 +113,6 @@ def test_more_ranks_than_gpus_are_refused_before_the_run_folder_is_made(
     assert code == 2
     assert "supervision.processes_per_node: 2 ranks on a machine with 1 usable GPU " in error
     assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_in_use_is_refused_and_the_process_is_named(supervise, tmp_path):
-    first = supervisor.Supervisor(RunConfig(folder=str(tmp_path / "run")))
-    try:
-        code, _, error = supervise()
-    finally:
-        first._lock.close()
-    assert code == 2
-    assert f"in use by another supervisor (process {os.getpid()}" in error
-    assert ledger.read_ledger(tmp_path / "run" / ledger.FILE_NAME) == []
 
 
 IN_A_TERMINAL = """

@@ -3,22 +3,16 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 
-from data_prep.corpus import Corpus
 from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
-from pretrain.config.sections import FaultConfig
 from pretrain.data.batches import validation_note
-from pretrain.data.lineage import Lineage
-from pretrain.data.sources import CompleteBlocks
 from pretrain.models import model_folder
 from pretrain.records import checkpoints, ledger, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import read_curve
 from tests.data_prep.common.test_children import hostile_folder
-from tests.pretrain.builders import ONE
 
 EVENTS = "events/text_summary"
 FAULT = ["fault.random_labels=[22, 34]"]
@@ -77,28 +71,6 @@ def test_it_spiked_during_the_fault_rolled_back_to_before_it_and_finished(record
     assert state.segments == ((0, 1), (rollback["step"], 2))
 
 
-def test_without_a_new_seed_it_would_hit_the_fault_again(run, state):
-    config = recipes.load(str(run / "run.yaml"))
-    fault = config.fault
-    assert fault == FaultConfig([22, 34])
-    resumed = range(state.rollbacks[0]["step"], 40)
-    assert any(fault.strikes(step, 1, config.training.seed) for step in resumed)
-    assert not any(fault.strikes(step, 2, config.training.seed) for step in resumed)
-
-
-def test_every_block_is_used_once_an_epoch_and_the_consumed_prefix_stays(run, state, corpus):
-    total = len(CompleteBlocks(Corpus(corpus, "train"), 64))
-    lineage = state.order(ONE, [total], lambda step: 8 * step)
-    blocks, epochs = lineage.blocks(0, 6 * total)
-    assert epochs[40 * 8 - 1] >= 1, "the run must cross the end of an epoch"
-    for epoch in range(6):
-        assert np.array_equal(np.sort(blocks[epochs == epoch]), np.arange(total))
-    first = Lineage.begin(total, 1).blocks(0, 6 * total)[0]
-    place = state.rollbacks[0]["step"] * 8
-    assert np.array_equal(first[:place], blocks[:place])
-    assert not np.array_equal(first, blocks)
-
-
 def test_its_metrics_have_each_surviving_step_once_with_the_seed_in_use(run, state):
     lines = metrics.read_metrics(run / metrics.METRICS)
     kept = metrics.surviving(lines)
@@ -113,16 +85,6 @@ def test_its_metrics_have_each_surviving_step_once_with_the_seed_in_use(run, sta
 
 def test_a_resume_with_a_new_seed_is_continuous(records):
     assert not {"discontinuity", "save-failed", "reject"} & {*kinds(records)}
-
-
-def test_its_checkpoints_record_their_lineage(run, state):
-    assert state.checkpoints
-    for step in state.checkpoints:
-        manifest = checkpoints.read_manifest(checkpoints.folder_of(run, step))
-        total = manifest["position"]["blocks"]
-        order = state.order(ONE, [total], lambda step: 8 * step)
-        assert manifest["lineage"] == ledger.lineage_record(order, step * 8)
-        assert manifest["position"]["blocks"] == step * 8
 
 
 def test_its_checkpoints_are_those_of_the_ledger_and_complete(run, state):
@@ -203,29 +165,6 @@ def test_another_recipe_in_its_folder_is_refused(run, words, recipe, capsys):
     assert "training.seed: 1, now 5" in capsys.readouterr().err
 
 
-def test_another_corpus_for_its_folder_is_refused(run, words, recipe, corpus, capsys):
-    from data_prep.__main__ import main as data_prep
-
-    other = run.parent / "other-corpus"
-    options = ["--tokenizer", str(corpus), "--max-tokens", "50", "--valid-fraction", "0.2"]
-    raw = ["--input", str(corpus.parent / "topics.jsonl"), "--output", str(other)]
-    assert data_prep(["prepare", *raw, *options]) == 0
-    capsys.readouterr()
-    overrides = [f"folder={run}", *words, f"data.corpus={other}"]
-    assert command_line.main(["supervise", str(recipe.path), *overrides]) == 2
-    assert "data.corpus digest" in capsys.readouterr().err
-
-
-def without_end(run, folder):
-    """Return a copy of the run without the record that it is done."""
-    import shutil
-
-    shutil.copytree(run, folder)
-    lines = (folder / ledger.FILE_NAME).read_bytes().splitlines(keepends=True)
-    (folder / ledger.FILE_NAME).write_bytes(b"".join(lines[:-1]))
-    return folder
-
-
 # --- its model ----------------------------------------------------------------------------------
 
 
@@ -279,15 +218,6 @@ def test_an_export_that_is_impossible_is_refused_with_what_is_possible(
     assert "is not empty" in refused(run, "--output", exported)
     (tmp_path / "file").write_text("")
     assert "file" in refused(run, "--output", tmp_path / "file")
-
-
-def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, capsys):
-    copy = without_end(run, tmp_path / "run")
-    path = checkpoints.folder_of(copy, 40) / "mp_rank_00_model_states.pt"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert command_line.main(["export", str(copy), "--output", str(tmp_path / "model")]) == 2
-    assert str(path) in capsys.readouterr().err
-    assert not (tmp_path / "model").exists()
 
 
 def test_fill_mask_on_the_command_line_prints_the_fillers(exported, words, capsys):

@@ -8,8 +8,6 @@ import io
 import json
 import math
 import os
-import re
-import resource
 import shutil
 import signal
 import socket
@@ -483,22 +481,6 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     assert line["loss"] == pytest.approx(found.total.loss, rel=1e-14 if ranks > 1 else 0, abs=0)
 
 
-def test_an_export_names_the_checkpoints_that_it_passes_over(straight, tmp_path, capsys):
-    run = tmp_path / "run"
-    shutil.copytree(straight, run)
-    ledger.append(run / ledger.FILE_NAME, "suspect", onset=3, channel="fast", step=5)
-    model = ["export", str(run), "--output", str(tmp_path / "model")]
-    assert pretrain(model) == 0
-    told = capsys.readouterr().out
-    assert "after 2 steps" in told
-    assert (
-        "not of step 6, the newest: the run is under suspicion of a loss spike since step 3; "
-        in told
-    )
-    assert pretrain([*model[:-1], str(tmp_path / "last"), "--step", "6"]) == 0
-    assert "suspected" not in capsys.readouterr().out
-
-
 # --- a finished run is extended ------------------------------------------------------------------
 
 
@@ -557,33 +539,10 @@ def failing_save(step, what, rank=1):
 
 
 @contextlib.contextmanager
-def no_room(folder):
-    """The system refuses to let any file grow beyond 1000 bytes, as a full disk would."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@contextlib.contextmanager
 def killed(folder):
     (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
     yield
-
-
-def test_a_rank_without_room_fails_the_save_for_all_and_the_next_attempt_does_it_again(
-    straight, attempt, tmp_path
-):
-    answers = attempt(tmp_path, sabotage=failing_save(4, no_room))
-    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
-    assert re.search(r"step-00000004\.\w+\.partial: cannot be written: .*rank 1", answers[0][2])
-    assert committed(tmp_path) == [2]
-    assert not list((tmp_path / "checkpoints").glob("*.partial"))
-    assert [code for code, _, _ in attempt(tmp_path)] == [0, 0]
-    assert_same_run(tmp_path, straight)
 
 
 def small_disk(calls):
@@ -651,31 +610,6 @@ def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path)
         assert [line["step"] for line in lines] == list(range(step))
         lines = metrics.read_metrics(tmp_path / f"step-{step:08d}-{metrics.VALIDATION}")
         assert [line["step"] for line in lines] == [s for s in (3, 6) if s <= step]
-
-
-def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attempt, tmp_path):
-    def sabotage(rank):
-        unlink = os.unlink
-
-        def refuses(path, *arguments, **keywords):
-            if os.fspath(path).endswith("_model_states.pt"):
-                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
-            unlink(path, *arguments, **keywords)
-
-        from pretrain.train import saver
-
-        os.unlink, files._PAUSES = refuses, (0.0,)
-        saver.checkpoints_to_keep = lambda records, step, config: {step}
-
-    answers = attempt(tmp_path, sabotage=sabotage)
-    assert [code for code, _, _ in answers] == [0, 0], answers
-    deleted = [record["step"] for record in records(tmp_path, "delete")]
-    assert deleted == [2, 4]
-    for step in deleted:
-        folder = checkpoints.folder_of(tmp_path, step)
-        assert answers[0][1].count(f"WARNING: {folder}: cannot be deleted for now") == 1
-        assert [path.name for path in folder.iterdir()] == ["mp_rank_00_model_states.pt"]
-    assert_same_run(tmp_path, straight)
 
 
 # --- checkpoints that were touched ---------------------------------------------------------------
@@ -815,20 +749,6 @@ def test_where_the_lock_does_not_hold_the_older_attempt_commits_nothing_more(
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_what_rank_0_cannot_open_ends_every_rank_with_one_message(attempt, tmp_path):
-    def sabotage(rank):
-        def full(*_, **__):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "ledger.jsonl")
-
-        ledger.append = full
-
-    answers = attempt(tmp_path, sabotage=sabotage)
-    assert [code for code, _, _ in answers] == [2, 2]
-    assert "No space left on device: 'ledger.jsonl'" in answers[0][2]
-    assert answers[0][2].count("\n") == 1
-    assert answers[1][2] == ""
-
-
 def test_a_run_of_a_later_version_is_refused_by_the_name_of_what_is_new(
     straight, attempt, tmp_path
 ):
@@ -848,21 +768,6 @@ def test_a_run_of_a_later_version_is_refused_by_the_name_of_what_is_new(
     answers = attempt(run)
     assert [code for code, _, _ in answers] == [2, 2]
     assert "run.yaml: unknown key 'training.fuse'" in answers[0][2]
-
-
-def test_a_checkpoint_of_another_architecture_than_the_recipe_now_means_is_refused(
-    straight, attempt, tmp_path
-):
-    """A preset may have changed between two versions while the recipe's names stayed."""
-    run = interrupted(straight, tmp_path / "run")
-    folder = checkpoints.folder_of(run, 4)
-    manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
-    manifest["architecture"]["num_heads"] = 16
-    write_json(folder / checkpoints.MANIFEST, manifest)
-    answers = attempt(run)
-    assert [code for code, _, _ in answers] == [2, 2]
-    assert "num_heads: 16, now " in answers[0][2]
-    assert len(records(run, "attempt")) == 1
 
 
 def test_an_edited_deepspeed_configuration_is_refused_before_the_checkpoint_is_loaded(
