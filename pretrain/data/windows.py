@@ -61,14 +61,6 @@ class Windows:
         return min(self.length, int(self._texts.max()) + 1)
 
     @cached_property
-    def edges(self) -> list[int]:
-        """Positions are grouped from each of these on: 0, 16, 32, 64 and so on, below L - 1.
-
-        The position of a token is the number of tokens before it in its window, without `<s>`.
-        """
-        return [0, *(2**power for power in range(4, (self.row - 2).bit_length()))]
-
-    @cached_property
     def parts(self) -> Ids:
         """The part of the text that each document is in: at most 100 parts of whole documents.
 
@@ -92,7 +84,7 @@ class Windows:
         """Micro-batches of windows. At most a window and a document are in memory besides.
 
         Short windows share a row, where they do not see each other. In place of its subset each
-        target has its group, its place in an array of [subsets, parts, edges].
+        target has its group, its place in an array of [subsets, parts].
 
         Args:
             objective: for validation.
@@ -167,12 +159,11 @@ class Windows:
     def _window(self, tokens: Ids, scored: int) -> _Window:
         """A window whose first `scored` tokens were scored before."""
         ids, inputs, sources, is_target = tokens
-        edge = np.searchsorted(self.edges, np.arange(len(ids)), side="right") - 1
         return _Window(
             np.append(Tokenizer.bos_id, ids),
             np.append(Tokenizer.bos_id, inputs),
             np.flatnonzero(is_target[scored:]) + scored + 1,
-            np.append(0, sources * len(self.edges) + edge),
+            np.append(0, sources),
         )
 
     def _micro_batch(

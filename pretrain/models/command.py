@@ -64,7 +64,6 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
         "also write the results to this file, those of --lengths with an interval by the bootstrap"
     )
     add("--json", type=Path, help=text)
-    add("--csv", type=Path, help="also write a table to this file, with a line for each score")
     plot = pictures.HELP.format("perplexity by length")
     add("--plot", type=Path, help=plot)
     add_device(command)
@@ -89,11 +88,10 @@ def evaluate(options: argparse.Namespace) -> None:
 
     example: python -m pretrain evaluate models/base --data corpora/pile --lengths 512,1024
     """
-    from pretrain.models.evaluation import Files, Reading, run
+    from pretrain.models.evaluation import Reading, run
 
     reading = Reading(options.lengths or (), options.stride, options.blocks, options.packing)
-    files = Files(options.json, options.csv, options.plot)
-    run(options.model, options.data, reading, files, options.device)
+    run(options.model, options.data, reading, options.json, options.plot, options.device)
 
 
 def add_fill_mask_arguments(command: argparse.ArgumentParser) -> None:

@@ -34,8 +34,6 @@ from pretrain.objectives.base import (
 )
 from pretrain.objectives.sentence_pairs import SentencePairsLM
 
-_FEWEST_TARGETS = 100
-"""Groups of positions with fewer are too noisy for the table and the picture."""
 _RESAMPLES = 1000
 INTERVAL = "95 % interval of perplexity: bootstrap over documents"
 """What `Evaluation.interval` is."""
@@ -137,22 +135,10 @@ class Evaluation(Scores):
     """Share of the split's tokens that the blocks or windows hold. Span corruption reads less."""
     stride: int | None = None
     """Of windows that overlap."""
-    positions: dict[int, Score] = dataclasses.field(default_factory=dict)
-    """Of `evaluate_lengths`: by the number of tokens before the target in its window, from each of
-    these numbers to below the next (`Windows.edges`); those with targets alone."""
     interval: tuple[float, float] | None = None
     """Of `evaluate_lengths`: see `perplexity_interval`."""
     pairs: dict[str, Score] = dataclasses.field(default_factory=dict)
     """Of `evaluate_blocks`, for a model with a pair head: of "masked", "nsp" and "sop"."""
-
-    @property
-    def perplexity_by_position(self) -> dict[int, float]:
-        """Perplexity by the first position of a group, of groups with enough targets."""
-        return {
-            edge: score.perplexity
-            for edge, score in self.positions.items()
-            if score.targets >= _FEWEST_TARGETS
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,7 +328,7 @@ def evaluate_lengths(
         windows = Windows(corpus, documents, length, stride or length, one_text)
         rows = max(1, tokens // windows.row)
         try:
-            scores, positions, interval = _window_scores(model, objective, windows, rows)
+            scores, interval = _window_scores(model, objective, windows, rows)
         except torch.OutOfMemoryError as error:
             return Refusal(length, str(error).partition("\n")[0])
         return Evaluation(
@@ -351,7 +337,6 @@ def evaluate_lengths(
             blocks=len(windows),
             coverage=coverage,
             stride=stride,
-            positions=positions,
             interval=interval,
         )
 
@@ -360,15 +345,14 @@ def evaluate_lengths(
 
 def _window_scores(
     model: LanguageModel, objective: DocumentObjective, windows: Windows, rows: int
-) -> tuple[Scores, dict[int, Score], tuple[float, float] | None]:
-    """The scores over windows, those by position, and the interval; see `Evaluation`."""
-    corpus, edges, terms = windows.corpus, windows.edges, objective.terms
+) -> tuple[Scores, tuple[float, float] | None]:
+    """The scores over windows, and the interval; see `Evaluation`."""
+    corpus, terms = windows.corpus, objective.terms
     count = int(windows.parts[-1]) + 1  # of parts
     names = corpus.manifest.subsets
     batches = _with_bar(windows.batches(objective, rows), windows.length, windows.ids)
     # Added one by one: there may be as many passes as tokens.
-    groups = len(names) * count * len(edges)
-    parts = (summed(model, objective, [each], groups) for each in batches)
+    parts = (summed(model, objective, [each], len(names) * count) for each in batches)
     sums = functools.reduce(torch.add, parts).cpu().numpy()
     if not sums[..., 2].any():
         raise ValueError(
@@ -376,12 +360,9 @@ def _window_scores(
             f"{windows.ids} tokens read is a target ({validation_note(objective.settings)}); "
             "prepare more validation documents"
         )
-    sums = sums.reshape(len(names), count, len(edges), len(terms), 3)
-    by_position = zip(edges, sums.sum(axis=(0, 1)), strict=True)
-    weights = list(terms.values())
-    positions = {edge: Score.of(part, weights) for edge, part in by_position if part[:, 2].any()}
-    interval = perplexity_interval(sums.sum(axis=(0, 2))[:, 0])
-    return Scores.of(sums.sum(axis=(1, 2)), terms, names), positions, interval
+    sums = sums.reshape(len(names), count, len(terms), 3)
+    interval = perplexity_interval(sums.sum(axis=0)[:, 0])
+    return Scores.of(sums.sum(axis=1), terms, names), interval
 
 
 def _with_bar(batches: Iterable[MicroBatch], length: int, tokens: int) -> Iterator[MicroBatch]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import errno
-import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_prep.common import pictures
-from data_prep.common.files import AtomicFile, write_atomically, write_json
+from data_prep.common.files import AtomicFile, write_json
 from data_prep.corpus import Corpus
 from pretrain.data.batches import (
     refuse_other_packing,
@@ -41,10 +39,6 @@ from pretrain.models.model_folder import LoadedModel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLUMNS = (
-    *("model", "trained length", "length", "stride", "part", "targets", "loss", "perplexity"),
-    *("accuracy", "standard error of accuracy"),
-)
 _ROOM_ABOVE = 1.5
 """The perplexity axis ends at the highest value within the training length, times this."""
 
@@ -64,36 +58,6 @@ class Reading:
             raise ValueError(f"--blocks {self.blocks}: accepted: 0 (all) or more")
         if self.stride is not None and not self.lengths:
             raise ValueError("--stride needs --lengths")
-
-
-@dataclasses.dataclass(frozen=True)
-class Files:
-    """The files to write; None: none."""
-
-    json: Path | None = None
-    csv: Path | None = None
-    plot: Path | None = None
-
-    def check_plot(self, reading: Reading) -> None:
-        """Refuse a picture that cannot be drawn."""
-        if self.plot and not reading.lengths:
-            raise ValueError("--plot needs --lengths")
-        if self.plot:
-            pictures.check_name("--plot", self.plot)
-
-    def refuse_unwritable(self) -> None:
-        """Refuse files that cannot be written, while that costs no measurement."""
-        for path in filter(None, (self.json, self.csv, self.plot)):
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-            AtomicFile(path).discard()
-
-    def write(self, measured: Sequence[Measured]) -> None:
-        """Write the numbers that were measured so far."""
-        if self.json:
-            write_json(self.json, [_as_json(m, result) for m in measured for result in m.results])
-        if self.csv:
-            write_atomically(self.csv, scores_as_csv(measured).encode())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,21 +81,30 @@ class Measured:
 
 
 def run(
-    models: Sequence[Path], data: Path, reading: Reading, files: Files, device: str | None
+    models: Sequence[Path],
+    data: Path,
+    reading: Reading,
+    json: Path | None,
+    plot: Path | None,
+    device: str | None,
 ) -> None:
     """Measure models on the validation split of a corpus; print and write what is found.
 
     Raises:
         ValueError: a model cannot be measured on the corpus, or some lengths could not be measured.
     """
-    files.check_plot(reading)
+    if plot and not reading.lengths:
+        raise ValueError("--plot needs --lengths")
+    if plot:
+        pictures.check_name("--plot", plot)
     chosen, corpus = choose_device(device), Corpus(data, "valid")
     names = [folder.resolve().name for folder in models]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in models]
     loaded = [model_folder.load_model(folder) for folder in models]
     all_results = [_results(each, corpus, reading) for each in loaded]
-    files.refuse_unwritable()
+    for path in filter(None, (json, plot)):
+        _refuse_unwritable(path)
     measured: list[Measured] = []
     for name, each, results in zip(names, loaded, all_results, strict=True):
         if len(models) > 1:
@@ -148,14 +121,21 @@ def run(
             found.results.append(result)
             sys.stdout.write(table_rows(result))
             sys.stdout.flush()
-            files.write(measured)
-        sys.stdout.write(position_table(found.evaluations))
+            if json:
+                write_json(json, [_as_json(m, r) for m in measured for r in m.results])
         each.model.to("cpu")
-    if files.plot:
-        draw_scores(measured, files.plot)
+    if plot:
+        draw_scores(measured, plot)
     if table := pair_table(measured):
         sys.stdout.write(f"\n{table}")
     _raise_refused(measured)
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Refuse a file that cannot be written, while that costs no measurement."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    AtomicFile(path).discard()
 
 
 def _results(
@@ -260,28 +240,6 @@ def _row(first: str, coverage: str, score: Score, last: str, *, summed: bool = F
     )
 
 
-def position_table(evaluations: Sequence[Evaluation]) -> str:
-    """Perplexity by position in the window: a line for each length, a column for each group."""
-    groups = [each.perplexity_by_position for each in evaluations]
-    edges = sorted({edge for found in groups for edge in found})
-    if not edges:
-        return ""
-    title = "perplexity by the number of tokens before the target in its window, from\n"
-    lines = [("length", *map(str, edges))]
-    for each, found in zip(evaluations, groups, strict=True):
-        lines.append((str(each.length), *(_short_number(found.get(edge)) for edge in edges)))
-    return title + "".join(
-        f"{first:>8}" + "".join(f" {cell:>9}" for cell in cells) + "\n" for first, *cells in lines
-    )
-
-
-def _short_number(value: float | None) -> str:
-    """A perplexity in few characters; "-" where there is none."""
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if value < 1e6 else f"{value:.1e}"
-
-
 def pair_table(measured: Sequence[Measured]) -> str:
     """The accuracy of models with a pair head, as in table 5 of Lan et al. 2020."""
     found = [(m, result.pairs) for m in measured for result in m.evaluations if result.pairs]
@@ -323,35 +281,12 @@ def _as_json(measured: Measured, result: Evaluation | Refusal) -> dict[str, obje
     return values
 
 
-def scores_as_csv(measured: Sequence[Measured]) -> str:
-    """A line for each score, but for those of subsets. What was refused has none."""
-    lines: list[tuple[object, ...]] = []
-    for each in measured:
-        for result in each.evaluations:
-            parts = {"all": result.total}
-            parts |= result.terms | result.pairs
-            parts |= {f"from {edge} tokens": score for edge, score in result.positions.items()}
-            for part, score in parts.items():
-                where = result.length, result.stride or result.length, part
-                numbers: tuple[object, ...] = score.perplexity, score.accuracy, score.accuracy_error
-                if part == "all" and len(result.terms) > 1:
-                    numbers = "", "", ""
-                first = each.model, each.trained_length, *where, score.targets, score.loss
-                lines.append((*first, *numbers))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    writer.writerows(lines)
-    return text.getvalue()
-
-
 def draw_scores(measured: Sequence[Measured], path: Path) -> None:
     """Draw perplexity by length, the form of Figure 1 of Press et al. 2022.
 
-    The axis of perplexity ends a little above the values within the training length; the legend
-    says how far a curve goes on above.
+    The axis of perplexity ends a little above the values within the training length.
     """
-    found = [(each, each.evaluations) for each in measured]
+    found = [(each, each.evaluations) for each in measured if each.evaluations]
     strides = {result.stride for _, results in found for result in results if result.stride}
     kind = f"sliding windows, stride {strides.pop():,}" if strides else "non-overlapping windows"
     lengths = sorted({result.length for _, results in found for result in results})
@@ -359,14 +294,14 @@ def draw_scores(measured: Sequence[Measured], path: Path) -> None:
         axes = figure.subplots()
         axes.set(title=f"perplexity by length, {kind}", ylabel="perplexity")
         axes.set(xlabel="inference length (tokens)", xscale="log")
-        end = _end_of_axis(measured)
-        for number, (each, results) in enumerate(found):
-            _draw_curve(axes, each, results, f"C{number}", end)
+        if found:
+            end = _end_of_axis(measured)
+            for number, (each, results) in enumerate(found):
+                _draw_curve(axes, each, results, f"C{number}", end)
+            axes.set_ylim(top=end)
         axes.plot([], [], "D", color="black", mfc="white", label="training length")
         if any(result.interval for _, results in found for result in results):
             axes.plot([], [], "|", color="black", ms=8, label=INTERVAL)
-        if lengths:
-            axes.set_ylim(top=end)
         axes.minorticks_off()
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         pictures.legend_below(figure)
@@ -374,28 +309,27 @@ def draw_scores(measured: Sequence[Measured], path: Path) -> None:
 
 def _end_of_axis(measured: Sequence[Measured]) -> float:
     """Return the highest perplexity that is shown."""
-    tops, within, lowest = [0.0], [], []
-    for each in measured:
-        found = [(r.length, r.total.perplexity, r.interval) for r in each.evaluations]
-        highs = {length: interval[1] if interval else value for length, value, interval in found}
-        tops += highs.values()
-        within += [high for length, high in highs.items() if length <= each.trained_length]
-        lowest += [min(value for _, value, _ in found)] if found else []
-    return min(_ROOM_ABOVE * max(within or lowest or [0.0]), 1.05 * max(tops))
+    points = [
+        (
+            result.length <= each.trained_length,
+            max(result.total.perplexity, *(result.interval or [0.0])),
+        )
+        for each in measured
+        for result in each.evaluations
+    ]
+    highs = [high for _, high in points]
+    within = [high for is_trained, high in points if is_trained] or [min(highs)]
+    return min(_ROOM_ABOVE * max(within), 1.05 * max(highs))
 
 
 def _draw_curve(
     axes: Axes, each: Measured, results: Sequence[Evaluation], color: str, end: float
 ) -> None:
     """Draw the curve of a model, with the intervals and the training length."""
-    if not results:
-        return
     x = [result.length for result in results]
-    y = [result.total.perplexity for result in results]
-    label = each.model
-    if max(y) > end:
-        label += f" (leaves the panel, to {_short_number(max(y))})"
-    axes.plot(x, [min(value, 100 * end) for value in y], "o-", color=color, label=label)
+    # What is far above the end of the axis would overflow.
+    y = [min(result.total.perplexity, 100 * end) for result in results]
+    axes.plot(x, y, "o-", color=color, label=each.model)
     for result in results:
         if result.interval:
             axes.vlines(result.length, *result.interval, color=color, lw=1)

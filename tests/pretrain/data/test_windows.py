@@ -75,7 +75,7 @@ def test_every_length_and_batch_size_has_the_same_targets(split, settings):
         for rows in (1, 50):
             for reading in ({}, {"one_text": True}, {"stride": 1 + length // 3}):
                 windows = windows_of(split, length, **reading)
-                groups = len(windows.edges) * (windows.parts[-1] + 1)
+                groups = int(windows.parts[-1]) + 1
                 batches = batches_of(split, length, rows, objective(**settings), **reading)
                 assert targets_of(batches, groups) == sorted(expected), (length, rows, reading)
 
@@ -219,25 +219,15 @@ def test_one_text_is_the_concatenation_of_the_documents(split):
 
 
 @pytest.mark.parametrize("stride", [64, 10])
-def test_groups_say_subset_part_and_position(split, stride):
+def test_groups_say_subset_and_part(split, stride):
     windows = windows_of(split, 64, stride)
-    assert windows.edges == [0, 16, 32]
-    assert [windows_of(split, length).edges[-1] for length in (2, 17, 18, 33, 34)] == [
-        0, 0, 16, 16, 32,
-    ]  # fmt: skip
     for arrays in batches_of(split, 64, 3, causal_objective(), stride=stride):
-        numbers = arrays["document_ids"].astype(int)
-        begins = np.flatnonzero(np.diff(numbers, axis=1, prepend=0))
         used = arrays["labels"] != IGNORED
-        # The first target is predicted at `<s>`, where the window begins.
-        places = arrays["target_positions"][used]
-        before = places - begins[np.searchsorted(begins, places, side="right") - 1]
-        edge = np.where(before < 16, 0, np.where(before < 32, 1, 2))
         documents = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
         read = documents[arrays["labels"][used] - FIRST_WORD_ID]
         subsets, part = split.subsets[read].astype(int), windows.parts[read]
-        sources = subsets * (windows.parts[-1] + 1) + part
-        np.testing.assert_array_equal(arrays["subsets"][used], sources * 3 + edge)
+        expected = subsets * (windows.parts[-1] + 1) + part
+        np.testing.assert_array_equal(arrays["subsets"][used], expected)
 
 
 def test_parts_are_whole_documents_of_about_as_many_tokens():

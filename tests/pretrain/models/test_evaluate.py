@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
@@ -139,8 +139,6 @@ def test_the_batch_size_does_not_change_the_scores(corpus, variant, reading):
     for other in others:
         assert other.total.targets == one.total.targets
         assert other.total.loss == pytest.approx(one.total.loss, rel=1e-6)
-        for edge, score in one.positions.items():
-            assert other.positions[edge].loss == pytest.approx(score.loss, rel=1e-6)
 
 
 @pytest.mark.parametrize("one_text", [False, True])
@@ -186,34 +184,6 @@ def test_windows_of_one_text_are_the_contiguous_blocks_of_the_training(corpus):
     (documents,) = lengths_of(model, corpus, [64])
     assert documents.total.targets == windows.total.targets
     assert documents.total != windows.total
-
-
-@pytest.mark.parametrize("reading", READINGS, ids=str)
-def test_positions_make_up_the_total(corpus, reading):
-    for variant in ("alibi", "causal-alibi"):
-        (result,) = lengths_of(model_of(corpus, variant), corpus, [40], **reading)
-        assert [*result.positions] == [0, 16, 32]
-        scores = [*result.positions.values()]
-        assert sum(score.targets for score in scores) == result.total.targets
-        nats = sum(score.loss * score.targets for score in scores)
-        assert nats == pytest.approx(result.total.loss * result.total.targets)
-
-
-def test_positions_tell_where_in_the_window_predictions_are_good(corpus):
-    """A model that knows every token from the 16th on has its errors at the positions before."""
-    model = model_of(corpus, "causal-none")
-    known = model.forward
-
-    def forward(input_ids, document_ids, target_positions):
-        logits = 0 * known(input_ids, document_ids, target_positions)
-        right = input_ids.flatten().roll(-1)[target_positions]
-        place = target_positions % input_ids.shape[1]
-        return logits + 50.0 * (place >= 16)[:, None] * one_hot(right, logits.shape[1])
-
-    model.forward = forward
-    (result,) = lengths_of(model, corpus, [40], one_text=True)
-    losses = {edge: score.loss for edge, score in result.positions.items()}
-    assert losses == {0: pytest.approx(math.log(model.config.vocab_size)), 16: 0.0, 32: 0.0}
 
 
 @pytest.mark.slow

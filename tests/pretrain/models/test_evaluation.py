@@ -1,6 +1,5 @@
-"""Tables, CSV and the picture of `evaluate`."""
+"""Tables and the picture of `evaluate`."""
 
-import csv
 import dataclasses
 import math
 
@@ -12,8 +11,6 @@ from pretrain.models.evaluation import (
     draw_scores,
     heading,
     pair_table,
-    position_table,
-    scores_as_csv,
     table_rows,
 )
 
@@ -22,24 +19,18 @@ def score(perplexity, targets=1000):
     return Score(math.log(perplexity), perplexity, targets, 0.25)
 
 
-def evaluation(length, perplexity, positions=None, terms=None, **more):
+def evaluation(length, perplexity, terms=None, **more):
     subsets = {"a": score(2.0), "b": score(3.0)}
     return Evaluation(
-        score(perplexity), subsets, terms or {}, length=length, blocks=7, coverage=0.5,
-        positions={edge: score(*values) for edge, values in (positions or {}).items()}, **more,
+        score(perplexity), subsets, terms or {}, length=length, blocks=7, coverage=0.5, **more
     )  # fmt: skip
 
 
 @pytest.fixture
 def measured():
     """Perplexities of Press et al. 2022, table 2; one length could not be measured."""
-    early = {0: (90.0,), 16: (40.0,)}
-    sinusoidal = [evaluation(3512, 178.97, early), evaluation(512, 20.05, early)]
-    alibi = [
-        evaluation(512, 19.73, early),
-        Refusal(1000, "no memory"),
-        evaluation(3512, 18.40, {**early, 512: (18.0,)}),
-    ]
+    sinusoidal = [evaluation(3512, 178.97), evaluation(512, 20.05)]
+    alibi = [evaluation(512, 19.73), Refusal(1000, "no memory"), evaluation(3512, 18.40)]
     return [Measured("sinusoidal", 512, sinusoidal), Measured("alibi", 600, alibi)]
 
 
@@ -52,16 +43,6 @@ def test_rows_fit_their_heading(measured):
     assert [subset.split()[-1] for subset in subsets] == ["a", "b"]
     assert len(line) == len(heading("windows").rstrip("\n"))
     assert table_rows(Refusal(1000, "no memory")) == "    1000 refused: no memory\n"
-
-
-def test_the_table_by_position_leaves_out_groups_of_few_targets():
-    few = evaluation(64, 9.0, {0: (9.0, 100), 16: (7.0, 99)})
-    more = evaluation(128, 9.0, {0: (8.0, 100), 16: (7.0, 99), 32: (2e9, 500)})
-    title, edges, *lines = position_table([few, more]).splitlines()
-    assert edges.split() == ["length", "0", "32"]
-    assert [line.split() for line in lines] == [["64", "9.00", "-"], ["128", "8.00", "2.0e+09"]]
-    assert {len(line) for line in (edges, *lines)} == {28}
-    assert position_table([evaluation(64, 9.0)]) == position_table([]) == ""
 
 
 def pairs(masked, nsp, sop):
@@ -114,24 +95,6 @@ def test_the_only_term_with_targets_is_the_total():
 # --- files ---------------------------------------------------------------------------------------
 
 
-def test_csv_has_a_line_for_each_score_in_order_of_length(measured, of_pairs):
-    lines = list(csv.DictReader(scores_as_csv(measured).splitlines()))
-    assert [(line["model"], line["length"], line["part"]) for line in lines[3:7]] == [
-        ("sinusoidal", "3512", "all"), ("sinusoidal", "3512", "from 0 tokens"),
-        ("sinusoidal", "3512", "from 16 tokens"), ("alibi", "512", "all"),
-    ]  # fmt: skip
-    assert len(lines) == 6 + 7
-    assert lines[3] == {
-        "model": "sinusoidal", "trained length": "512", "length": "3512", "stride": "3512",
-        "part": "all", "targets": "1000", "loss": str(math.log(178.97)), "perplexity": "178.97",
-        "accuracy": "0.25", "standard error of accuracy": str(math.sqrt(0.25 * 0.75 / 1000)),
-    }  # fmt: skip
-    sliding = Measured("a", 8, [evaluation(16, 2.0, stride=4)])
-    assert scores_as_csv([sliding]).splitlines()[1].startswith("a,8,16,4,all,")
-    lines = list(csv.DictReader(scores_as_csv(of_pairs).splitlines()))
-    assert [x["part"] for x in lines if x["model"] == "order"] == ["all", "masked", "sop", "nsp"]
-
-
 @pytest.fixture
 def axes(figures, tmp_path):
     """`axes(results)`: the axes that `draw_scores` drew."""
@@ -149,9 +112,7 @@ def lines_of(axes):
 
 def test_the_picture_is_cut_where_curves_explode(measured, axes):
     drawn = axes(measured)
-    (exploded,) = [label for label in lines_of(drawn) if label.startswith("sinusoidal (")]
-    assert exploded == "sinusoidal (leaves the panel, to 178.97)"
-    assert [*lines_of(drawn)[exploded].get_xdata()] == [512, 3512]
+    assert [*lines_of(drawn)["sinusoidal"].get_ydata()] == [20.05, 178.97]
     assert [*lines_of(drawn)["alibi"].get_ydata()] == [19.73, 18.40]
     lowest, highest = drawn.get_ylim()
     assert lowest < 18.40
