@@ -93,18 +93,13 @@ def run(
     Raises:
         ValueError: a model cannot be measured on the corpus, or some lengths could not be measured.
     """
-    if plot and not reading.lengths:
-        raise ValueError("--plot needs --lengths")
-    if plot:
-        pictures.check_name("--plot", plot)
     chosen, corpus = choose_device(device), Corpus(data, "valid")
     names = [folder.resolve().name for folder in models]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in models]
     loaded = [model_folder.load_model(folder) for folder in models]
     all_results = [_results(each, corpus, reading) for each in loaded]
-    for path in filter(None, (json, plot)):
-        _refuse_unwritable(path)
+    _refuse_files(reading, json, plot)
     measured: list[Measured] = []
     for name, each, results in zip(names, loaded, all_results, strict=True):
         if len(models) > 1:
@@ -131,11 +126,16 @@ def run(
     _raise_refused(measured)
 
 
-def _refuse_unwritable(path: Path) -> None:
-    """Refuse a file that cannot be written, while that costs no measurement."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    AtomicFile(path).discard()
+def _refuse_files(reading: Reading, json: Path | None, plot: Path | None) -> None:
+    """Refuse files that cannot be made, while that costs no measurement."""
+    if plot:
+        if not reading.lengths:
+            raise ValueError("--plot needs --lengths")
+        pictures.check_name("--plot", plot)
+    for path in filter(None, (json, plot)):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        AtomicFile(path).discard()
 
 
 def _results(

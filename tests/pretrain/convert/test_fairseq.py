@@ -365,7 +365,6 @@ def compressed(path):
     ("spoil", "message"),
     [
         (compressed, "is cut short or damaged"),
-        (lambda path: change(path, encoder_layers=10**8), "its file has"),
         (lambda path: change(path, encoder_embed_dim=2**24), "its file has"),
     ],
 )
