@@ -1,60 +1,42 @@
 """Decode JSON and YAML values into plain dataclasses.
 
-pydantic does it strictly: unknown keys, missing keys and values of another type are refused. It is
-imported on first use. A field's limits stand in its annotation, such as `PositiveInt`,
-`Literal["a", "b"]` or `Annotated[str, OneOf(NAMES)]`.
+pydantic does it strictly: unknown keys, missing keys and values of another type are refused. A
+field's limits stand in its annotation, such as `PositiveInt`, `Literal["a", "b"]` or
+`Annotated[str, OneOf(NAMES)]`.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import difflib
 import functools
-import inspect
 import json
-import textwrap
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 from annotated_types import Ge, Gt, Lt
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError, core_schema
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
     from pydantic_core import CoreSchema, ErrorDetails
 
 T = TypeVar("T")
 
 
-class _OrFloat:
-    """Annotates a whole number that may be written as 1e5, which YAML reads as a float."""
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: Callable[[object], CoreSchema]
-    ) -> CoreSchema:
-        from pydantic_core import core_schema
-
-        def whole(value: object) -> object:
-            return int(value) if isinstance(value, float) and value.is_integer() else value
-
-        return core_schema.no_info_before_validator_function(whole, handler(source))
-
-
+@dataclasses.dataclass(frozen=True)
 class OneOf:
     """Annotates a text that is in a table, or a record whose key `name` picks its dataclass.
 
     A record without the key is of the first dataclass.
     """
 
-    def __init__(self, table: Collection[str]) -> None:
-        """Create the annotation of a field; for records, the table maps names to dataclasses."""
-        self.table = table
+    table: Collection[str]
+    """For records, it maps names to dataclasses."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         """Return pydantic's schema of the field."""
-        from pydantic_core import core_schema
-
         if source is str:
             return core_schema.literal_schema([*self.table])
         return core_schema.no_info_after_validator_function(self._decode, core_schema.dict_schema())
@@ -64,20 +46,23 @@ class OneOf:
         if not isinstance(values, dict) or not isinstance(self.table, Mapping):
             return None
         name = values.get("name", next(iter(self.table)))
-        return self.table[name] if isinstance(name, str) and name in self.table else None
+        return self.table.get(name) if isinstance(name, str) else None
 
     def _decode(self, values: dict[str, object]) -> object:
-        from pydantic_core import PydanticCustomError
-
         kind = self.kind(values)
         if not kind:
             raise PydanticCustomError("name", f"one of {', '.join(self.table)}")
         return _adapter(kind).validate_json(json.dumps(values))
 
 
-Int = Annotated[int, _OrFloat()]
-PositiveInt = Annotated[int, Gt(0), _OrFloat()]
-NonNegativeInt = Annotated[int, Ge(0), _OrFloat()]
+def _whole(value: object) -> object:
+    """A whole number that is written as 1e5, which YAML reads as a float."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+PositiveInt = Annotated[Int, Gt(0)]
+NonNegativeInt = Annotated[Int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
@@ -119,7 +104,11 @@ _SYNONYMS = {
     "eval_steps": "evaluation_interval",
     "warmup": "warmup_steps",
 }
-"""Names that other programs give to settings, by ours."""
+"""Our names of settings, by those that other programs give them."""
+_LIKE = 0.75
+"""How like a known key an unknown one is at least, for the known one to be suggested."""
+_BESIDE = 0.15
+"""By how much more a key of the same section is suggested."""
 
 
 def decode(kind: type[T], values: object, prefix: str = "") -> T:
@@ -134,8 +123,6 @@ def decode(kind: type[T], values: object, prefix: str = "") -> T:
         ValueError: An unknown key (the nearest known one is named), a missing key, a value that is
             not accepted (what would be is said), or what the dataclass itself refuses.
     """
-    from pydantic import ValidationError
-
     try:
         # Strict pydantic makes dataclasses and tuples of JSON only.
         text = json.dumps(values, default=_refuse)
@@ -153,10 +140,10 @@ def _refuse(value: object) -> None:
 
 @functools.cache
 def _adapter(kind: type) -> TypeAdapter[Any]:
-    from pydantic import ConfigDict, TypeAdapter
-
     # The dataclasses of its fields are read by the same rules.
-    kind.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[attr-defined]
+    kind.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
+        strict=True, extra="forbid", use_attribute_docstrings=True
+    )
     return TypeAdapter(kind)
 
 
@@ -188,30 +175,19 @@ def keys(
 
     Each comes with the sections that it is in, and its annotation.
     """
-    if not dataclasses.is_dataclass(kind):
-        for below in _inside(kind, values, prefix):
-            yield from keys(*below)
-        return
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
-        path, hint = f"{prefix}{field.name}", hints[field.name]
-        yield path, hint
-        value = values.get(field.name, {}) if isinstance(values, dict) else {}
-        yield from keys(hint, value, f"{path}.")
-
-
-def _inside(kind: Any, values: object, prefix: str) -> list[tuple[Any, object, str]]:  # noqa: ANN401
-    """The records that an annotation other than a dataclass holds, as arguments of `keys`."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        marks = [each.kind(values) if isinstance(each, OneOf) else each for each in arguments[1:]]
-        return [(mark, values, prefix) for mark in marks]
-    if origin is list and isinstance(values, list):
-        path = prefix.removesuffix(".")
-        return [(arguments[0], value, f"{path}[{n}].") for n, value in enumerate(values)]
-    if origin is dict and isinstance(values, dict):
-        return [(arguments[1], value, f"{prefix}{key}.") for key, value in values.items()]
-    return []
+    for mark in getattr(kind, "__metadata__", ()):
+        yield from keys(mark.kind(values) if isinstance(mark, OneOf) else mark, values, prefix)
+    if get_origin(kind) is list and isinstance(values, list):
+        for number, value in enumerate(values):
+            yield from keys(get_args(kind)[0], value, f"{prefix.removesuffix('.')}[{number}].")
+    elif get_origin(kind) is dict and isinstance(values, dict):
+        for key, value in values.items():
+            yield from keys(get_args(kind)[1], value, f"{prefix}{key}.")
+    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+            yield f"{prefix}{name}", hint
+            value = values.get(name, {}) if isinstance(values, dict) else {}
+            yield from keys(hint, value, f"{prefix}{name}.")
 
 
 def unknown_key(path: str, known: Iterable[str]) -> str:
@@ -222,29 +198,19 @@ def unknown_key(path: str, known: Iterable[str]) -> str:
         known: Keys of all sections, with these.
     """
     section, _, name = path.rpartition(".")
-    beside: dict[str, list[str]] = {}
-    by_name: dict[str, list[str]] = {}
-    for key in dict.fromkeys(known):
-        above, _, last = key.rpartition(".")
-        by_name.setdefault(last, []).append(key)
-        if above == section:
-            beside[last] = [key]
     meant = _SYNONYMS.get(name, name)
-    found = (
-        beside.get(meant)
-        or _nearest(name, beside, 0.85)  # one letter: training.step is not fork_from.step
-        or by_name.get(meant)
-        or _nearest(name, beside, 0.6)
-        or _nearest(name, by_name, 0.75)
-    )
-    hint = f"did you mean {' or '.join(map(repr, found))}?" if found else ""
-    return f"unknown key {path!r}; {hint or 'known are ' + ', '.join(sorted(beside))}"
-
-
-def _nearest(name: str, known: Mapping[str, list[str]], cutoff: float) -> list[str]:
-    return [
-        key for near in difflib.get_close_matches(name, known, 1, cutoff) for key in known[near]
-    ]
+    likeness, beside = dict[str, float](), list[str]()
+    for key in known:
+        above, _, last = key.rpartition(".")
+        likeness[key] = SequenceMatcher(None, last, meant).ratio()
+        if above == section:
+            beside.append(last)
+            likeness[key] += _BESIDE
+    best = max(likeness.values(), default=0)
+    found = [key for key in likeness if likeness[key] == best]
+    if best >= _LIKE:
+        return f"unknown key {path!r}; did you mean {' or '.join(map(repr, found))}?"
+    return f"unknown key {path!r}; known are {', '.join(sorted(beside))}"
 
 
 def not_accepted(path: str, value: object, accepted: str) -> str:
@@ -272,15 +238,11 @@ def check_format(found: object, known: int, source: object) -> None:
 
 def docstrings(kind: type) -> dict[str, str]:
     """The string literals that stand below the fields of a dataclass and its bases, by field."""
-    found = {}
-    for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, below in zip(definition.body, definition.body[1:], strict=False):
-            match field, below:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    found[name] = " ".join(text.split())
-    return found
+    bases = filter(dataclasses.is_dataclass, reversed(kind.__mro__))
+    schemas = (_adapter(base).json_schema()["properties"] for base in bases)
+    return {
+        name: " ".join(field["description"].split())
+        for fields in schemas
+        for name, field in fields.items()
+        if "description" in field
+    }

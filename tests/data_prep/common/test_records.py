@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 from typing import Annotated, Any, Literal, Protocol
 
 import pytest
@@ -169,11 +167,6 @@ class Square:
     side: NonNegativeInt = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Disc:
-    name: Literal["disc"] = "disc"
-
-
 SHAPES: dict[str, type[Shape]] = {"circle": Circle, "square": Square}
 COLOURS = ("red", "green")
 
@@ -210,14 +203,6 @@ def test_a_choice_that_does_not_fit_is_refused_by_its_path(text, message):
     assert message in str(caught.value)
 
 
-def test_a_table_may_grow_after_it_was_read(monkeypatch):
-    decode("{}", Drawing)
-    with pytest.raises(ValueError, match="'disc' is not accepted"):
-        decode("{shape: {name: disc}}", Drawing)
-    monkeypatch.setitem(SHAPES, "disc", Disc)
-    assert decode("{shape: {name: disc}}", Drawing).shape == Disc()
-
-
 # --- versions ------------------------------------------------------------------------------------
 
 
@@ -228,9 +213,3 @@ def test_a_format_version_is_known_or_refused_by_name():
     for version in (0, 1, None, "2", True, 2.0):
         with pytest.raises(ValueError, match=r"^file: format version .* is not accepted; known: 2"):
             records.check_format(version, 2, "file")
-
-
-def test_the_module_imports_pydantic_on_first_use_alone():
-    code = "import sys, data_prep.common.records; print('pydantic' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
