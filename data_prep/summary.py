@@ -25,22 +25,16 @@ Arabic, Hindi and Chinese 1.5 to 1.8, and Korean 1.2."""
 _SUBSETS_SHOWN = 8
 _ENCODED = {"too-long", "too-short"}
 _NOT_BROKEN = {*_ENCODED, "empty", OTHER_SUBSET, FILTERED}
-_WIDTHS = (("documents", 14), ("tokens", 18), ("MB of text", 14))
+_COLUMNS = (("documents", 14), ("tokens", 18), ("MB of text", 14))  # and their widths
 
 
 class Row(NamedTuple):
-    """Documents that were kept, or rejected for one reason; None where a size is not known.
-
-    The shares are those of the row's sizes in the sums of all rows.
-    """
+    """Documents that were kept, or rejected for one reason; None where a size is not known."""
 
     name: str
     documents: int
     tokens: int | None
     text_bytes: int | None
-    share_of_documents: float
-    share_of_tokens: float | None
-    share_of_text: float | None
 
 
 def by_frequency(rejects: Mapping[str, Rejects]) -> list[str]:
@@ -54,27 +48,14 @@ def rows(manifest: CorpusManifest) -> list[Row]:
     If documents were truncated, the last row has the tokens that were cut off.
     """
     kept = sum(manifest.totals.values(), Count())
-    found: list[tuple[str, int, int | None, int | None]] = [
-        ("kept", kept.documents, kept.tokens, kept.text_bytes)
-    ]
+    found = [Row("kept", kept.documents, kept.tokens, kept.text_bytes)]
     for reason in by_frequency(manifest.rejects):
         rejects = manifest.rejects[reason]
         tokens = None if rejects.tokens is None else sum(rejects.tokens.values())
-        found.append((reason, rejects.count, tokens, sum(rejects.text_bytes.values())))
+        found.append(Row(reason, rejects.count, tokens, sum(rejects.text_bytes.values())))
     if manifest.cut_tokens:
-        found.append(("cut off", 0, manifest.cut_tokens, None))
-    documents, all_tokens, text_bytes = (
-        max(sum(size or 0 for size in sizes), 1) for sizes in list(zip(*found, strict=True))[1:]
-    )
-    return [
-        Row(
-            *row,
-            row[1] / documents,
-            None if row[2] is None else row[2] / all_tokens,
-            None if row[3] is None else row[3] / text_bytes,
-        )
-        for row in found
-    ]
+        found.append(Row("cut off", 0, manifest.cut_tokens, None))
+    return found
 
 
 def table_of_sizes(manifest: CorpusManifest) -> Iterator[str]:
@@ -84,17 +65,17 @@ def table_of_sizes(manifest: CorpusManifest) -> Iterator[str]:
         yield "rejected: nothing"
         return
     first = max(len(row.name) for row in found) + 2
-    yield " " * first + "".join(f"{title:>{width}}{'share':>8}" for title, width in _WIDTHS)
-    for row in found:
-        tokens = "-" if row.tokens is None else f"{row.tokens:,}"
-        megabytes = "-" if row.text_bytes is None else f"{row.text_bytes / 1e6:,.2f}"
-        line = "".join(
-            f"{size:>{width}}{'' if share is None else f'{share:.1%}':>8}"
-            for (_, width), size, share in zip(
-                _WIDTHS, (f"{row.documents:,}", tokens, megabytes), row[4:], strict=True
-            )
-        )
-        yield f"{row.name:{first}}{line}".rstrip()
+    yield " " * first + "".join(f"{title:>{width}}{'share':>8}" for title, width in _COLUMNS)
+    sums = [sum(size or 0 for size in sizes) for sizes in list(zip(*found, strict=True))[1:]]
+    for name, *sizes in found:
+        line = f"{name:{first}}"
+        for size, total, (title, width) in zip(sizes, sums, _COLUMNS, strict=True):
+            if size is None:
+                line += f"{'-':>{width}}{'':8}"
+            else:
+                text = f"{size / 1e6:,.2f}" if title == "MB of text" else f"{size:,}"
+                line += f"{text:>{width}}{size / max(total, 1):>8.1%}"
+        yield line.rstrip()
     if any(row.tokens is None for row in found):
         yield "(-: tokens of documents that were not encoded, which the shares leave out)"
 
@@ -112,8 +93,8 @@ def bytes_per_token(manifest: CorpusManifest) -> dict[str, float]:
 def density(manifest: CorpusManifest) -> str:
     """Return a line with the bytes of text per token."""
     by_subset = bytes_per_token(manifest)
-    kept = rows(manifest)[0]
-    line = f"{(kept.text_bytes or 0) / max(kept.tokens or 0, 1):.2f} bytes of text per token"
+    kept = sum(manifest.totals.values(), Count())
+    line = f"{kept.text_bytes / max(kept.tokens, 1):.2f} bytes of text per token"
     if len(by_subset) == 1:
         return line
     named = [f"{name} {found:.2f}" for name, found in by_subset.items()]
@@ -168,7 +149,8 @@ def broken_warning(manifest: CorpusManifest) -> str | None:
     count = sum(rejects.count for rejects in broken.values())
     not_encoded = sum(r.count for name, r in manifest.rejects.items() if name not in _ENCODED)
     records = sum(manifest.length_histogram.counts) + not_encoded
-    share_of_bytes = sum(row.share_of_text or 0 for row in rows(manifest) if row.name in broken)
+    text_bytes = {row.name: row.text_bytes or 0 for row in rows(manifest)}
+    share_of_bytes = sum(map(text_bytes.__getitem__, broken)) / max(sum(text_bytes.values()), 1)
     if max(count / max(records, 1), share_of_bytes) <= ALLOWED_BROKEN:
         return None
     return (
