@@ -1,4 +1,3 @@
-import gc
 import itertools
 import multiprocessing
 import pickle
@@ -10,6 +9,7 @@ import pytest
 
 from data_prep.corpus import Corpus
 from data_prep.engines import ENGINES
+from data_prep.indexed import import_megatron
 from data_prep.manifest import Settings
 from data_prep.run import prepare
 from data_prep.sentences import sentences
@@ -90,15 +90,6 @@ def test_index_out_of_range_is_refused(folder):
             corpus.document(index)
 
 
-def test_documents_outlive_their_corpus(folder):
-    corpus = Corpus(folder, "train")
-    ids = corpus.document(0)
-    expected = ids.tolist()
-    del corpus
-    gc.collect()
-    assert ids.tolist() == expected
-
-
 def _first_and_last(corpus):
     return [corpus.document(0).tolist(), corpus.document(len(corpus) - 1).tolist()]
 
@@ -154,3 +145,18 @@ def test_ids_beyond_the_vocabulary_are_refused_when_they_are_read(tokenizer_fold
     if unit == "sentence":
         with pytest.raises(ValueError, match=message):
             corpus.sentences(7)
+
+
+def test_megatrons_builder_merges_our_shards(corpus_and_manifest, tmp_path):
+    """Make the two calls of Megatron-LM's merge_datasets.py."""
+    folder, manifest = corpus_and_manifest
+    megatron = import_megatron()
+    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "merged.bin"), dtype=np.uint16)
+    for files in manifest.shards["train"]:
+        builder.add_index(str(folder / files.stem))
+    builder.finalize(str(tmp_path / "merged.idx"))
+    merged = megatron.IndexedDataset(str(tmp_path / "merged"))
+    corpus = Corpus(folder, "train")
+    assert len(merged) == len(merged.document_indices) - 1 == len(corpus)
+    assert merged.sequence_lengths.tolist() == corpus.lengths.tolist()
+    assert all(np.array_equal(merged[i], corpus.document(i)) for i in range(len(corpus)))

@@ -204,19 +204,6 @@ def test_memory_is_bounded_for_a_line_without_end(tmp_path):
     assert found.stdout == "['too-large', 'kept']\n"
 
 
-@pytest.mark.slow
-def test_document_of_100_megabytes_is_read(tmp_path):
-    line = b'{"text": "' + b"word " * 20_000_000 + b'"}\n'
-    file = tmp_path / "a.jsonl.zst"
-    file.write_bytes(zstandard.compress(GOOD + b"\n" + line + GOOD, 1))
-    first, long, last = read_documents(file)
-    assert isinstance(first, Document)
-    assert isinstance(last, Document)
-    assert isinstance(long, Document)
-    assert len(long.text) == 100_000_000
-    assert last.line == 3
-
-
 def test_text_file_is_one_document(tmp_path):
     good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
     good.write_text("first line\n\nsecond\n")
@@ -256,18 +243,6 @@ def test_parquet_row_that_is_not_utf8_is_rejected_alone(tmp_path):
     reasons = [getattr(record, "reason", "kept") for record in found]
     assert reasons == ["kept", "bad-utf8", "kept"] * 30
     assert [record.line for record in found] == list(range(1, 91))
-
-
-def test_table_without_text_is_refused_with_its_columns(tmp_path):
-    import datasets
-    import pyarrow.parquet
-
-    table = pyarrow.table({"body": ["a"], "id": [1]})
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    datasets.Dataset(table).save_to_disk(str(tmp_path / "saved"))
-    for name in ("a.parquet", "saved"):
-        with pytest.raises(ValueError, match=rf"{name}: no column text \(--text-key\)"):
-            list(read_documents(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "saved"])

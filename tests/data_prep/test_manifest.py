@@ -58,24 +58,11 @@ def test_missing_unfinished_and_other_folders_have_different_messages(tmp_path):
         load_manifest(tmp_path)
 
 
-def test_a_missing_field_is_named(tmp_path, manifest):
-    file = tmp_path / "manifest.json"
-    write_record(file, manifest)
-    values = json.loads(file.read_text())
-    del values["cut_tokens"]
-    file.write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="cut_tokens: is missing"):
-        load_manifest(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"format_version": 99}, "format version 99 was written by a later version of zeroclap"),
-        ({"vocab_size": "320"}, "vocab_size: '320' is not accepted; it must be a whole number"),
         ({"later": 1}, "unknown key 'later'; known are cut, cut_tokens, damages, "),
-        ({"subsets": {}}, "subsets: {} is not accepted; it must be a list"),
-        ({"inputs": [3]}, "inputs[0]: 3 is not accepted; it must be a mapping"),
     ],
 )
 def test_damage_is_named(tmp_path, manifest, change, message):

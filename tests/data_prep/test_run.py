@@ -45,18 +45,6 @@ def test_corpus_has_the_documents_of_the_inputs(corpus_folder, tokenizer):
     assert sum(total.tokens for total in manifest.totals.values()) == sum(map(len, expected))
 
 
-@pytest.mark.usefixtures("in_process")
-def test_nothing_is_dropped_by_default(inputs, tokenizer, tokenizer_folder, tmp_path):
-    long = write_pile(tmp_path / "long.jsonl.zst", ["word " * 5000, "a"])
-    settings = Settings(valid_fraction=0.0)
-    manifest = prepare([*inputs, long], tmp_path / "corpus", tokenizer_folder, settings)
-    texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
-    expected = [*tokenizer.encode_batch(texts), *tokenizer.encode_batch(["word " * 5000, "a"])]
-    found = documents(tmp_path / "corpus", "train")
-    assert found == [[*ids.tolist(), 2] for ids in expected]
-    assert manifest.rejects == {}
-
-
 def test_bytes_do_not_depend_on_the_number_of_workers(
     corpus_folder, inputs, tokenizer_folder, tmp_path
 ):

@@ -64,14 +64,6 @@ def test_the_manifest_names_the_encoder(task):
     assert prepare_shard(task).encoder == "gigatoken 0.10.0"
 
 
-@pytest.mark.parametrize("role", ["train", "valid"])
-def test_role_assigns_every_document_to_one_split(task, role):
-    task = ShardTask(**{**vars(task), "role": role})
-    manifest = prepare_shard(task)
-    assert set(manifest.files) == {role}
-    assert manifest.input.role == role
-
-
 def test_worker_imports_neither_torch_nor_megatron(task):
     program = (
         "import sys, pathlib\n"

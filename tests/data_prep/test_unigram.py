@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import tokenizers
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from data_prep import unigram
-from data_prep.encoders import Encoder
 from data_prep.sentences import encode_sentences
 from data_prep.tokenizer import load, load_albert, train_unigram
 from pretrain.objectives.masked import word_starts_of
@@ -111,19 +109,6 @@ def test_too_small_a_vocabulary_and_texts_without_characters_are_refused():
             train_unigram(texts, 600)
 
 
-def test_file_and_pickle_give_the_same_vocabulary(vocabulary, tmp_path):
-    file = tmp_path / "tokenizer.json"
-    vocabulary.save(file)
-    content = json.loads(file.read_text())
-    copies = [load(tmp_path), pickle.loads(pickle.dumps(vocabulary))]
-    file.write_text(json.dumps(content, sort_keys=True))
-    texts = [CONTROL_TEXT, *random_texts(20)]
-    expected = [ids.tolist() for ids in vocabulary.encode_batch(texts)]
-    for copy in [*copies, load(file)]:
-        assert copy.digest() == vocabulary.digest()
-        assert [ids.tolist() for ids in copy.encode_batch(texts)] == expected
-
-
 def test_digest_depends_on_pieces_and_scores(vocabulary, tmp_path):
     digests = {vocabulary.digest()}
     for column, more in enumerate(("x", -0.5)):
@@ -148,16 +133,6 @@ def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(vocabul
     whole = vocabulary.encode_batch(texts)
     assert [document.tolist() for document in ids] == [document.tolist() for document in whole]
     assert len(lengths[0]) == 5
-
-
-def test_the_reference_encodes_without_a_warning(vocabulary, capfd):
-    encoder = Encoder(vocabulary)
-    assert encoder.name == f"tokenizers {tokenizers.__version__}"
-    assert (
-        encoder.encode(["the model"])[0].tolist()
-        == vocabulary.encode_batch(["the model"])[0].tolist()
-    )
-    assert capfd.readouterr().err == ""
 
 
 # ALBERT's tokenizer.json

@@ -4,11 +4,10 @@ from dataclasses import replace
 import pytest
 
 from data_prep.common.files import sha256_of
-from data_prep.manifest import Count, Settings, load_manifest, write_record
-from data_prep.run import prepare
+from data_prep.manifest import Count, load_manifest, write_record
 from data_prep.tokenizer import train
 from data_prep.verify import verify
-from tests.data_prep.conftest import write_indexed, write_pile
+from tests.data_prep.conftest import write_indexed
 
 
 def test_intact_corpus_has_no_problem(corpus_and_manifest):
@@ -108,15 +107,6 @@ def test_workers_do_not_change_the_findings_or_their_order(copy):
     assert len(list(verify(copy, 4))) == 2
     with pytest.raises(ValueError, match="--workers 0: accepted: 1 or more"):
         list(verify(copy, 0))
-
-
-@pytest.mark.usefixtures("in_process")
-def test_corpus_of_sentences_has_no_problem(tokenizer_folder, tmp_path):
-    write_pile(tmp_path / "a.jsonl.zst", [f"One is {n}. Two is more. Three?" for n in range(20)])
-    settings = Settings(valid_fraction=0.2, unit="sentence")
-    manifest = prepare([tmp_path / "a.jsonl.zst"], tmp_path / "c", tokenizer_folder, settings)
-    assert manifest.shards["train"][0].sequences == 3 * manifest.totals["train"].documents
-    assert list(verify(tmp_path / "c")) == []
 
 
 def test_different_vocabulary_is_detected(copy):

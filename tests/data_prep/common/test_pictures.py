@@ -34,15 +34,6 @@ def test_other_suffixes_are_refused():
         check_name("--plot", Path("a.gif"))
 
 
-def test_the_style_of_a_caller_is_left_alone(tmp_path):
-    from matplotlib import rcParams
-
-    before = rcParams["text.parse_math"]
-    with picture(tmp_path / "a.png", 2, 2):
-        assert not rcParams["text.parse_math"]
-    assert rcParams["text.parse_math"] == before
-
-
 def test_a_legend_has_each_label_once_and_is_outside_all_axes(tmp_path):
     with picture(tmp_path / "a.png", 4, 3) as figure:
         for axes in figure.subplots(1, 2):
