@@ -372,8 +372,6 @@ class SupervisionConfig:
     launch, ranks joined, model built, checkpoint verified, engine made, checkpoint loaded, batches
     ready, end of the first step (which compiles kernels on GPUs, see `training.compile`). Saving a
     checkpoint, or an evaluation, counts as hanging after three times as long."""
-    node_silence_seconds: PositiveFloat = 60.0
-    """Time within which it is noticed that the agent of another machine is dead."""
     node_wait_seconds: PositiveFloat = 1800.0
     """Time to wait for missing machines."""
     max_retries: NonNegativeInt = 3
@@ -468,7 +466,6 @@ ADVANCED = frozenset(
         "training.best_checkpoint_kept",
         "supervision.hang_seconds",
         "supervision.init_seconds",
-        "supervision.node_silence_seconds",
         "supervision.node_wait_seconds",
         "supervision.max_retries",
     }

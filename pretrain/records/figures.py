@@ -6,10 +6,9 @@ other ranks. What ranks measure rides in the reduction of the losses (`Ahead.mea
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pretrain.loop.protocols import StepRecord
 from pretrain.records.metrics import finite_or_nan
@@ -19,46 +18,45 @@ SECONDS, MEMORY, BETA = "seconds", "memory_bytes", "beta"
 the step before (`pace.own_seconds`), the most bytes of memory that it has used, and the beta of a
 CLAP head. NaN: not measured."""
 _LARGEST_EXPONENT = 700.0
-_BLOCKS = "blocks/"
+BLOCKS = "blocks/"
 """Begins the names of figures that count the blocks of a corpus."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Figures:
-    """Computes the figures of a step."""
+def figures(
+    record: StepRecord,
+    positions: int,
+    counted: Mapping[str, float],
+    flops: float,
+    peak_flops: float | None,
+) -> dict[str, float]:
+    """Return the figures of a step by name, those that are known; the guide explains them.
 
-    positions: Callable[[int], int]
-    """Places of the blocks that a step reads, padding included."""
-    deviations: Callable[[StepRecord], Mapping[str, float]]
-    """`SpikeWatch.deviations`."""
-    blocks: Callable[[int], Mapping[str, int]]
-    """Blocks that a step reads of each of several corpora, by name."""
-    flops_per_position: Callable[[int], float]
-    peak_flops: float | None
-    """Of all devices, per second; None where it is not known."""
-
-    def __call__(self, record: StepRecord) -> dict[str, float]:
-        """The figures of a step by name, those that are known; the guide explains them."""
-        positions, measured = self.positions(record.step), record.result.exchanged.measured
-        found = {
-            "perplexity": perplexity(record),
-            "tokens_per_second": record.tokens_per_second,
-            "padding": 1 - record.result.tokens / positions,
-            **self.deviations(record),
-            **{f"{_BLOCKS}{name}": count for name, count in self.blocks(record.step).items()},
-        }
-        found["beta"] = measured.get(BETA, (math.nan,))[0]
-        if self.peak_flops:
-            flops = self.flops_per_position(record.step) * positions
-            found["mfu"] = flops / record.seconds / self.peak_flops
-        seconds = measured.get(SECONDS, ())
-        if len(seconds) > 1 and not any(map(math.isnan, seconds)):
-            slowest = max(seconds)
-            found["slowest_rank"] = rank = seconds.index(slowest)
-            found["slowest_rank_seconds"] = slowest
-            found["other_ranks_seconds"] = statistics.median(seconds[:rank] + seconds[rank + 1 :])
-        found["memory_bytes"] = max(measured.get(MEMORY, (math.nan,)))
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+    Args:
+        record: of the step.
+        positions: places of the blocks that it read, padding included.
+        counted: figures that follow from other records: `SpikeWatch.deviations`, and with BLOCKS
+            before its name the blocks of each of several corpora.
+        flops: of the step.
+        peak_flops: of all devices, per second; None where it is not known.
+    """
+    measured = record.result.exchanged.measured
+    found = {
+        "perplexity": perplexity(record),
+        "tokens_per_second": record.tokens_per_second,
+        "padding": 1 - record.result.tokens / positions,
+        **counted,
+    }
+    found["beta"] = measured.get(BETA, (math.nan,))[0]
+    if peak_flops:
+        found["mfu"] = flops / record.seconds / peak_flops
+    seconds = measured.get(SECONDS, ())
+    if len(seconds) > 1 and not any(map(math.isnan, seconds)):
+        slowest = max(seconds)
+        found["slowest_rank"] = rank = seconds.index(slowest)
+        found["slowest_rank_seconds"] = slowest
+        found["other_ranks_seconds"] = statistics.median(seconds[:rank] + seconds[rank + 1 :])
+    found["memory_bytes"] = max(measured.get(MEMORY, (math.nan,)))
+    return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 def perplexity(record: StepRecord) -> float:
@@ -102,5 +100,5 @@ def curves(record: StepRecord) -> dict[str, float]:
         "speed/data_seconds": record.data_seconds,
         "data/epoch": record.epoch,
         **{_CURVES[n]: value for n, value in record.figures.items() if n in _CURVES},
-        **{f"data/{n}": value for n, value in record.figures.items() if n.startswith(_BLOCKS)},
+        **{f"data/{n}": value for n, value in record.figures.items() if n.startswith(BLOCKS)},
     }

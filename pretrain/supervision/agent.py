@@ -75,12 +75,11 @@ class Agent:
         self._job: jobs.Job | None = None
         self._start, self._report = start, Report("", nodes.READY, start=start)
         self._stopped = StoppedProcesses(self._run, self._node, self._settings.hang_seconds)
-        self._hearing = Hearing(self._run, self._settings.node_silence_seconds)
+        self._hearing = Hearing(self._run)
         self._idle_since = time.monotonic()
         self._door: tuple[str, int] | None = None
         self._listen, self._look, self._connect = (nodes.Every() for _ in range(3))
-        self._quiet_seconds = nodes.quiet_seconds(self._settings.node_silence_seconds)
-        self._reporter = nodes.Reporter(self._run, self._node, self._quiet_seconds)
+        self._reporter = nodes.Reporter(self._run, self._node, nodes.QUIET_SECONDS)
 
     def run(self) -> int:
         """Follow the control file until it says exit; return the exit code.
@@ -131,7 +130,7 @@ class Agent:
 
     def _poll(self) -> int | None:
         """Follow the control file, check the launcher, report; return an exit code to stop."""
-        quiet = self._quiet_seconds
+        quiet = nodes.QUIET_SECONDS
         if self._listen.due(quiet if self._job else min(_IDLE_SECONDS, quiet)):
             self._hearing.listen()
         newest = None

@@ -136,22 +136,14 @@ def remote(name: str, words: Sequence[str], environ: Mapping[str, str]) -> list[
 class Agents:
     """The agents on the other machines of a hostfile; each is the child of an ssh of ours."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        run: Path,
-        write: Callable[[str], object],
-        silence_seconds: float,
-    ) -> None:
+    def __init__(self, names: Sequence[str], run: Path, write: Callable[[str], object]) -> None:
         """Start none yet.
 
         Args:
             names: the machines, this one first; empty if others start the agents.
             run: the run's folder.
             write: receives messages, without line ends, about agents that could not be started.
-            silence_seconds: after which an agent that does not report is replaced.
         """
-        self._silence_seconds = silence_seconds
         self.start = secrets.token_hex(8) if names else ""
         """Token of this start: the agents serve its supervisor, and none that comes later."""
         self._names, self._run, self._write = names, run, write
@@ -183,7 +175,7 @@ class Agents:
             if seconds < RETRY_SECONDS:
                 continue
             if child and child.poll() is None:
-                if node not in lost or seconds < self._silence_seconds:
+                if node not in lost or seconds < nodes.SILENCE_SECONDS:
                     continue
                 self._write(f"the agent on {self._names[node]} does not report; starting another")
                 child.kill()
@@ -240,7 +232,7 @@ class Agents:
         lost: list[int] = []
 
         def act() -> None:
-            if every.due(nodes.quiet_seconds(self._silence_seconds)):
+            if every.due(nodes.QUIET_SECONDS):
                 nodes.show_life(self._run, address, listener.port, listener.key)
                 others.read()
                 lost[:] = others.silent()

@@ -30,19 +30,12 @@ APART, REFUSED = "apart", "refused"
 _CONNECT_SECONDS, _RECEIVE_SECONDS = 5.0, 0.2
 _MAX_REPORT = 1 << 16
 """Bytes that are taken from a connection."""
-_QUIET_SECONDS = 6.0
+SILENCE_SECONDS = 60.0
+"""Within this time it is noticed that the agent of another node, or node 0, is dead."""
+QUIET_SECONDS = 6.0
+"""Between two signs of life of a node that has no news. Every sign is a rename in a folder that all
+nodes share."""
 _REPORT = re.compile(r"node-(?P<node>\d+)-(?P<version>\d+)-\d+\.json")
-
-
-def quiet_seconds(silence_seconds: float) -> float:
-    """Return the time between two signs of life of a node that has no news.
-
-    Every sign is a rename in a folder that all nodes share.
-
-    Args:
-        silence_seconds: after which the node counts as dead.
-    """
-    return min(_QUIET_SECONDS, silence_seconds / 8)
 
 
 class Every:
@@ -252,13 +245,11 @@ class Hearing:
     The heartbeat counts too, so that an attempt survives the end of its supervisor.
     """
 
-    def __init__(
-        self, run: Path, limit: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Start now; node 0 counts as silent after `limit` seconds."""
+    def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start now; node 0 counts as silent after SILENCE_SECONDS."""
         self._paths = (_supervisor_path(run), control.folder_of(run) / heartbeat.FILE_NAME)
         self._known = [control.read_json(path) for path in self._paths]
-        self._limit, self._clock, self._last = limit, clock, clock()
+        self._clock, self._last = clock, clock()
         self.door: tuple[str, int] | None = None
         """Address and port of the `Listener` of the supervisor that was heard last."""
 
@@ -274,9 +265,9 @@ class Hearing:
 
     def silence(self) -> str:
         """Describe a silence that is too long, without reading any file; else return ""."""
-        if self._clock() - self._last <= self._limit:
+        if self._clock() - self._last <= SILENCE_SECONDS:
             return ""
-        return f"it heard nothing from node 0 for {self._limit:.0f} s"
+        return f"it heard nothing from node 0 for {SILENCE_SECONDS:.0f} s"
 
 
 class OtherNodes:
@@ -286,7 +277,6 @@ class OtherNodes:
         self,
         run: Path,
         count: int,
-        silence_seconds: float,
         clock: Callable[[], float] = time.monotonic,
         start: str = "",
     ) -> None:
@@ -295,12 +285,11 @@ class OtherNodes:
         Args:
             run: the run's folder.
             count: number of nodes.
-            silence_seconds: after which a node counts as silent.
             clock: in seconds.
             start: token of the supervisor's start, which its own agents serve.
         """
         self._folder, self._start = control.folder_of(run), start
-        self._silence_seconds, self._clock = silence_seconds, clock
+        self._clock = clock
         self.count = count - 1
         self._reports: dict[int, dict[str, Any] | None] = dict.fromkeys(range(1, count))
         self._versions: dict[int, str] = {}
@@ -339,11 +328,10 @@ class OtherNodes:
     def silent(self) -> list[int]:
         """Return the nodes that count as silent since they were read.
 
-        So much before the limit that a node which dies is noticed within it: its last sign may be
-        older by the time between two reads, and the next read comes as much later.
+        The limit is shortened so that a node which dies is noticed within SILENCE_SECONDS: its last
+        sign may be older by the time between two reads, and the next read comes as much later.
         """
-        margin = 3 * quiet_seconds(self._silence_seconds)
-        oldest = self._read_at - (self._silence_seconds - margin)
+        oldest = self._read_at - (SILENCE_SECONDS - 3 * QUIET_SECONDS)
         return [n for n in self._reports if self._last_change.get(n, self._started) < oldest]
 
     def name(self, node: int) -> str:
@@ -392,7 +380,7 @@ class OtherNodes:
         """Return why another node ends the attempt with this token, as far as was read."""
         if silent := self.silent():
             nodes = ", ".join(map(self.name, silent))
-            return Problem(CRASH, f"node {nodes} was silent for {self._silence_seconds:.0f} s")
+            return Problem(CRASH, f"node {nodes} was silent for {SILENCE_SECONDS:.0f} s")
         for node, report in self._reports.items():
             apart = report and report["state"] == APART  # of the time before the attempt
             if report and not apart and report["token"] == token and report["problem"]:

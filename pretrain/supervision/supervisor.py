@@ -92,11 +92,8 @@ class Supervisor:
         lock = self.run_folder / run_folder.SUPERVISOR_LOCK
         self._lock = files.lock(lock, "is in use by another supervisor")
         dump(config, self.run_folder / run_folder.SUPERVISED)
-        silence_seconds = self._settings.node_silence_seconds
-        self._agents = hosts.Agents(machines, self.run_folder, self._print, silence_seconds)
-        self._other_nodes = OtherNodes(
-            self.run_folder, node.count, silence_seconds, start=self._agents.start
-        )
+        self._agents = hosts.Agents(machines, self.run_folder, self._print)
+        self._other_nodes = OtherNodes(self.run_folder, node.count, start=self._agents.start)
         self._told = len(ledger.read_ledger(self.ledger))
         self._sizes = {path: _size(path) for path in (self.ledger, self._validation)}
         """Of the files whose news are printed."""

@@ -1,7 +1,7 @@
 """One attempt at a run: train, evaluate, save, stop.
 
 Read `Attempt.run`; `prepared.prepare` comes before it. The other parts of this room: `resume` (what
-an attempt begins with), `saver` (checkpoints), `observing` and `log` (records) and `continuity`.
+an attempt begins with), `saver` (checkpoints), `observing` and `log` (records).
 """
 
 from __future__ import annotations

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from data_prep.common.wording import count
 from pretrain.checks import needs
 from pretrain.data.batches import validation_note
 from pretrain.loop.protocols import StepRecord
 from pretrain.records import ledger, metrics, pace
-from pretrain.records.figures import Figures
+from pretrain.records.figures import BLOCKS, figures
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
-from pretrain.train.continuity import continuity_check, recorded_loss
 from pretrain.train.log import RunLog
 from pretrain.train.prepared import Prepared
+from pretrain.train.resume import Start
 
 Observer = Callable[[StepRecord], None]
+_TOLERANCE = 1e-5
+"""Relative. A step that is done again has the same loss but for the last bits."""
 
 
 def open_records(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
@@ -54,10 +58,10 @@ def _open(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
     recorded = recorded_loss(lines, records, start, micro_batch_size)
     continuity = continuity_check(start.step, recorded, log.discontinuity)
     observers += [continuity, _slow_rank_warning(prepared, log)]
-    figures = _figures(prepared, watch)
+    figures_of = _figures(prepared, watch)
 
     def observe(record: StepRecord) -> None:
-        record = dataclasses.replace(record, figures=figures(record))
+        record = dataclasses.replace(record, figures=figures_of(record))
         for observer in observers:
             observer(record)
 
@@ -82,7 +86,7 @@ def _announcement(prepared: Prepared) -> Iterator[str]:
     yield validation_note(now.objective)
 
 
-def _figures(prepared: Prepared, watch: SpikeWatch) -> Figures:
+def _figures(prepared: Prepared, watch: SpikeWatch) -> Callable[[StepRecord], dict[str, float]]:
     """What computes the figures that are shown beside each step's loss."""
     config, start = prepared.config, prepared.start
     flops = {
@@ -97,18 +101,22 @@ def _figures(prepared: Prepared, watch: SpikeWatch) -> Figures:
     def blocks(step: int) -> dict[str, int]:
         places = map(config.sizes.first_block, (step, step + 1))
         counts = zip(*map(start.order.mixture.counts, places), strict=True)
-        names = (str(corpus["name"]) for corpus in start.corpora)
+        names = (f"{BLOCKS}{corpus['name']}" for corpus in start.corpora)
         return {name: end - first for name, (first, end) in zip(names, counts, strict=False)}
 
-    return Figures(
-        positions=lambda step: (
-            config.sizes.size(step) * config.phase(step).config.data.sequence_length
-        ),
-        deviations=watch.deviations,
-        blocks=blocks,
-        flops_per_position=lambda step: flops[config.phase(step).number],
-        peak_flops=prepared.computing.peak_flops,
-    )
+    def of_step(record: StepRecord) -> dict[str, float]:
+        step = record.step
+        phase = config.phase(step)
+        positions = config.sizes.size(step) * phase.config.data.sequence_length
+        return figures(
+            record,
+            positions,
+            {**watch.deviations(record), **blocks(step)},
+            flops[phase.number] * positions,
+            prepared.computing.peak_flops,
+        )
+
+    return of_step
 
 
 def _slow_rank_warning(prepared: Prepared, log: RunLog) -> Observer:
@@ -120,5 +128,56 @@ def _slow_rank_warning(prepared: Prepared, log: RunLog) -> Observer:
         if record.step % pace.STEPS == 0 and (slow := pace.slow_rank(recent, prepared.hosts)):
             text = "is slow and every step waits for it; `status` says how slow"
             log.warn_once(f"WARNING: {slow.who} {text}")
+
+    return observe
+
+
+def recorded_loss(
+    lines: Sequence[Mapping[str, Any]],
+    records: Sequence[ledger.Record],
+    start: Start,
+    micro_batch_size: int,
+) -> float:
+    """Return the loss that the attempt's first step had before; NaN if it had none that is finite.
+
+    No seed is used twice, so an equal seed means an equal history.
+
+    Args:
+        lines: of metrics.jsonl, from before the attempt.
+        records: of the ledger.
+        start: how the attempt begins.
+        micro_batch_size: of its first step, which keys the dropout.
+    """
+    attempts = {
+        record["attempt"]
+        for record in records
+        if record["kind"] == "attempt" and record["micro_batch_size"] == micro_batch_size
+    }
+    found = [
+        metrics.loss_of(line)
+        for line in lines
+        if (line["step"], line["seed"]) == (start.step, start.seed) and line["attempt"] in attempts
+    ]
+    return found[-1] if found else math.nan
+
+
+def continuity_check(
+    first_step: int, recorded: float, report: Callable[[int, str], None]
+) -> Callable[[StepRecord], None]:
+    """Return an observer that calls `report` if the attempt's first loss is not `recorded`.
+
+    Args:
+        first_step: of the attempt.
+        recorded: the result of `recorded_loss`.
+        report: called with the step and the reason.
+    """
+
+    def observe(record: StepRecord) -> None:
+        loss = record.result.loss
+        is_compared = record.step == first_step and not math.isnan(recorded)
+        # Not `>`, which would be false for NaN.
+        if is_compared and not abs(loss - recorded) <= _TOLERANCE * abs(recorded):
+            had = f"{recorded:.6f}"
+            report(record.step, f"loss {loss:.6f} where the same step, done before, had {had}")
 
     return observe

@@ -139,7 +139,6 @@ class HostfileRun:
     def start(self, *overrides, **variables):
         return self.chaos.start(
             f"supervision.hostfile={self.hosts}",
-            "supervision.node_silence_seconds=30",
             "supervision.node_wait_seconds=120",
             *overrides,
             before=self.cluster.enter(1),

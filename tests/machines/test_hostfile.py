@@ -188,7 +188,7 @@ def test_a_file_system_that_is_away_for_20_seconds_on_one_machine_ends_nothing(
     mounted, hostfile_run, chaos, undisturbed
 ):
     chaos.schedule({1: [("pause", 0, 6)]})
-    supervisor = hostfile_run.start("supervision.node_silence_seconds=60")
+    supervisor = hostfile_run.start()
     chaos.wait_for_pause()
     mounted.freeze()
     time.sleep(20)

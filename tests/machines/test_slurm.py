@@ -41,7 +41,6 @@ class Job:
             SCRIPT,
             self.chaos.recipe,
             *settings,
-            "supervision.node_silence_seconds=30",
             PATH=f"{self.folder / 'bin'}:{SBIN}",
             PYTHONPATH=str(ROOT),
             **{PLAN: str(self.chaos.plan)},

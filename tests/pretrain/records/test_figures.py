@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pretrain.loop.protocols import Exchanged, TermLoss
-from pretrain.records.figures import BETA, MEMORY, SECONDS, Figures, curves, perplexity
+from pretrain.records.figures import BETA, MEMORY, SECONDS, curves, figures, perplexity
 from tests.pretrain.builders import step_record
 
 MEASURED = {SECONDS: (0.1, 0.4, 0.2), MEMORY: (4e9, 6e9, 5e9), BETA: (1.25,)}
@@ -18,15 +18,9 @@ def record_of(measured=MEASURED, loss=2.0, **more):
 RECORD = record_of()
 
 
-def figures_of(record=RECORD, **changes):
-    settings = {
-        "positions": lambda step: 2000 if step == 7 else 1000,
-        "deviations": lambda record: {"loss_deviations": record.result.loss, "other": math.nan},
-        "blocks": lambda step: {},
-        "flops_per_position": lambda step: 3e9,
-        "peak_flops": 6e12,
-    }
-    return Figures(**{**settings, **changes})(record)
+def figures_of(record=RECORD, deviations=None, peak_flops=6e12):
+    counted = {"loss_deviations": record.result.loss, "other": math.nan}
+    return figures(record, 2000, deviations or counted, 3e9 * 2000, peak_flops)
 
 
 def test_figures_say_what_a_step_was_like():
@@ -77,7 +71,7 @@ def test_the_perplexity_of_several_terms_is_that_of_the_tokens():
 
 
 def test_every_figure_has_one_curve():
-    shown = figures_of(deviations=lambda _: {"loss_deviations": 1.0, "gradient_norm_deviations": 2})
+    shown = figures_of(deviations={"loss_deviations": 1.0, "gradient_norm_deviations": 2})
     found = curves(record_of(figures=shown))
     assert sorted(set(shown.values()) - set(found.values())) == []
     assert found["spike/gradient_norm_deviations"] == 2

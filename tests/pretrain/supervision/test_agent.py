@@ -24,7 +24,6 @@ from tests.pretrain.builders import slow
 from tests.pretrain.supervision.test_supervisor import HEAD
 
 PATIENCE = 60.0
-LIMITS = {"node_silence_seconds": 30.0, "node_wait_seconds": PATIENCE}
 
 
 def read_report(run, node):
@@ -48,7 +47,7 @@ class Stage:
         return [sys.executable, "-c", HEAD.format(run=str(run)) + script]
 
     def config(self, **limits):
-        supervision = SupervisionConfig(**{**LIMITS, **limits})
+        supervision = SupervisionConfig(**{"node_wait_seconds": PATIENCE, **limits})
         return RunConfig(folder=str(self.run), supervision=supervision)
 
     def start(self, token="", **limits):
@@ -119,7 +118,9 @@ def test_a_node_that_hears_nothing_ends_its_processes_even_while_it_waits_for_fi
     stage, monkeypatch
 ):
     stage.scripts[1, 1] = "time.sleep(60)"
-    stage.start(node_silence_seconds=1.0)
+    monkeypatch.setattr(nodes, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(nodes, "QUIET_SECONDS", 0.1)
+    stage.start()
     stage.wait_for_state("", nodes.READY)
     back, read = threading.Event(), control.try_read
     monkeypatch.setattr(control, "try_read", lambda run: back.wait() and read(run))
@@ -331,12 +332,13 @@ def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
     )
 
 
-def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage):
+def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage, monkeypatch):
     """Its agent may have been killed; Slurm would kill this supervisor 30 s later."""
     from pretrain.supervision.supervisor import Supervisor
 
     stage.scripts = {(1, 0): "record('attempt'); time.sleep(3); raise SystemExit(9)"}
-    config = stage.config(node_wait_seconds=1.0, node_silence_seconds=600.0)
+    monkeypatch.setattr(nodes, "SILENCE_SECONDS", 600.0)
+    config = stage.config(node_wait_seconds=1.0)
     supervisor = Supervisor(config, Node(0, 2), lambda text: None, poll_seconds=0.05)
     reporter = Reporter(stage.run, 1)
     reporter.write(Report("", nodes.READY))

@@ -11,16 +11,17 @@ from pretrain.supervision.decide import CRASH, HANG, Problem
 from pretrain.supervision.nodes import (
     APART,
     ENDED,
+    QUIET_SECONDS,
     READY,
     REFUSED,
     RUNNING,
+    SILENCE_SECONDS,
     Hearing,
     Listener,
     Node,
     OtherNodes,
     Report,
     Reporter,
-    quiet_seconds,
     send_report,
     show_life,
     this_node,
@@ -59,7 +60,7 @@ def now():
 @pytest.fixture
 def others(tmp_path, now):
     write_report(tmp_path, 1, Report("long ago", RUNNING))
-    return OtherNodes(tmp_path, 3, silence_seconds=60, clock=lambda: now[0])
+    return OtherNodes(tmp_path, 3, clock=lambda: now[0])
 
 
 def problem(others, token):
@@ -82,14 +83,14 @@ def test_a_node_with_processes_of_the_last_attempt_is_not_available(tmp_path, ot
 
 
 def test_an_agent_of_an_earlier_start_is_not_available(tmp_path):
-    others = OtherNodes(tmp_path, 4, silence_seconds=60, start="s2")
+    others = OtherNodes(tmp_path, 4, start="s2")
     for node, start in ((1, "s1"), (2, "s2"), (3, "")):
         write_report(tmp_path, node, Report("", READY, start=start))
     assert others.unavailable() == [1]
 
 
 def test_a_node_that_is_apart_or_refused_is_not_available_and_says_why(tmp_path):
-    others = OtherNodes(tmp_path, 3, silence_seconds=60)
+    others = OtherNodes(tmp_path, 3)
     write_report(tmp_path, 1, Report("t", APART, "cannot connect"))
     write_report(tmp_path, 2, Report("", REFUSED, "has no corpus"))
     assert others.unavailable() == [1, 2]
@@ -164,13 +165,12 @@ def test_a_new_report_that_cannot_be_read_yet_is_not_a_sign_of_life(tmp_path, ot
     assert others.unavailable() == []
 
 
-@pytest.mark.parametrize("limit", [20.0, 60.0, 600.0])
 def test_a_node_that_dies_is_noticed_within_the_limit_and_one_that_lives_is_not_silent(
-    tmp_path, now, limit
+    tmp_path, now
 ):
-    """Both sides act every `quiet_seconds`, and may be a second late."""
-    others = OtherNodes(tmp_path, 2, limit, clock=lambda: now[0])
-    reporter, late = Reporter(tmp_path, 1), quiet_seconds(limit) + 1.0
+    """Both sides act every QUIET_SECONDS, and may be a second late."""
+    others = OtherNodes(tmp_path, 2, clock=lambda: now[0])
+    reporter, late = Reporter(tmp_path, 1), QUIET_SECONDS + 1.0
     for _ in range(3):
         reporter.write(Report("t", RUNNING))
         now[0] += late - 0.1  # the sign came right after a look
@@ -184,7 +184,7 @@ def test_a_node_that_dies_is_noticed_within_the_limit_and_one_that_lives_is_not_
     while not others.silent():
         now[0] += late
         others.read()
-    assert limit / 2 < now[0] - died <= limit
+    assert SILENCE_SECONDS / 2 < now[0] - died <= SILENCE_SECONDS
 
 
 def test_a_reader_that_waited_does_not_take_its_wait_for_silence(tmp_path, now, others):
@@ -212,11 +212,11 @@ def test_a_new_supervisor_gives_the_other_nodes_time_to_report(tmp_path, now, ot
     assert problem(others, "t") is None
     now[0] += 61
     assert problem(others, "t") == Problem(CRASH, f"node 1 ({HOST}), 2 was silent for 60 s")
-    assert problem(OtherNodes(tmp_path, 1, 60), "t") is None
+    assert problem(OtherNodes(tmp_path, 1), "t") is None
 
 
 def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(tmp_path, now):
-    hearing = Hearing(tmp_path, 60, lambda: now[0])
+    hearing = Hearing(tmp_path, lambda: now[0])
     beat = Heartbeat(tmp_path, "t", seconds=0.0)
     for sign in (lambda: show_life(tmp_path), lambda: beat.beat("step", 1), lambda: None):
         assert hearing.silence() == ""

@@ -6,7 +6,7 @@ import pytest
 
 from pretrain.data.lineage import Lineage
 from pretrain.records import ledger
-from pretrain.train.continuity import continuity_check, recorded_loss
+from pretrain.train.observing import continuity_check, recorded_loss
 from pretrain.train.resume import Start
 from tests.pretrain.builders import step_record
 
