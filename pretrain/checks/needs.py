@@ -111,10 +111,7 @@ def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tupl
     count += feed_forwards * (3 if model.gated else 2) * hidden * inner
     count += model.token_size * (model.vocab_size + (model.longest_input or 0))
     count += model.hidden_size * model.vocab_size if model.head == "untied" else 0
-    clipping = config.optimizer.gradient_clipping
-    settings = deepspeed_settings.read_settings(
-        config.training.deepspeed, config.phase(0).config.batch, clipping, world_size
-    )
+    settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     zero = settings.get("zero_optimization", {})
     moments = 1.0 if config.optimizer.name == "muon" else 2.0
     weights, gradients, optimizer, _ = states(

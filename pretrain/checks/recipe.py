@@ -117,10 +117,7 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     if data.named_corpora:
         Mixture.of_run(config)  # refuses weights that no order could follow
     refuse_other_packing(SOURCES[data.packing], objective, model.latents)
-    clipping = config.optimizer.gradient_clipping
-    settings = deepspeed_settings.read_settings(
-        training.deepspeed, config.batch, clipping, world_size
-    )
+    settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
     backend = training.attention_backend
     check_backend(model, choose_backend(model, backend, on_gpu=False))
@@ -342,10 +339,7 @@ def refuse_device(
         return
     has = f"the GPU has compute capability {capability:.1f}"
     name = config.training.deepspeed
-    clipping = config.optimizer.gradient_clipping
-    # A run with phases may use the recipe's batch in none of them.
-    batch = config.phase(0).config.batch
-    settings = deepspeed_settings.read_settings(name, batch, clipping, world_size)
+    settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     if settings.get("bf16", {}).get("enabled", False) and capability < _AMPERE:
         half = name.replace("bf16", "fp16")
         known = (deepspeed_settings.DS_CONFIGS / f"{half}.json").is_file()

@@ -121,6 +121,15 @@ class RunConfig:
         """(first step, weight of each of `streams`) of each phase."""
         return weights_of(self.resolved_phases, self._streams[1], len(self.streams))
 
+    def deepspeed_arguments(self, world_size: int) -> tuple[str, BatchConfig, float, int]:
+        """Return what `deepspeed.read_settings` takes.
+
+        The batch is the first phase's, as none may have the recipe's own. Its sizes change nothing
+        that DeepSpeed computes.
+        """
+        batch, clipping = self.phase(0).config.batch, self.optimizer.gradient_clipping
+        return self.training.deepspeed, batch, clipping, world_size
+
     def architecture(self, vocab_size: int) -> ModelConfig:
         """Return the model's architecture for a corpus of `vocab_size` ids.
 

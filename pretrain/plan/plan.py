@@ -146,8 +146,7 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
     """
     model, training = model_of(config), config.training
     on_gpu = measured is None or measured.device != "CPU"
-    batch, clipping = config.phase(0).config.batch, config.optimizer.gradient_clipping
-    settings = deepspeed_settings.read_settings(training.deepspeed, batch, clipping, world_size)
+    settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     width, stage = needs.weight_bytes(settings), deepspeed_settings.stage_of(settings)
     count, trained = needs.parameters(model), needs.parameters(model, VOCABULARY_MULTIPLE)
     backend = choose_backend(model, training.attention_backend, on_gpu)

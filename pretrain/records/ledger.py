@@ -133,9 +133,9 @@ def _write_at(descriptor: int, size: int, line: bytes) -> None:
         raise
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class RunState:
-    """The state of a run according to its ledger."""
+    """The state of a run according to its ledger; made by `run_state`."""
 
     seed: int
     """The recipe's."""
@@ -143,23 +143,33 @@ class RunState:
     """Number of attempts that began."""
     next_attempt: int
     """Number of the next launch: above every earlier launch's, whether that began or not."""
-    segments: tuple[tuple[int, int], ...]
-    """(first step, seed) of the surviving lineage, oldest first."""
-    lowered: tuple[tuple[int, int, float], ...]
-    """(first step, end step, factor) of lowered learning rates after rollbacks; may overlap."""
-    checkpoints: tuple[int, ...]
-    """Steps of the committed checkpoints on the surviving lineage that are kept, oldest first."""
     spikes: tuple[Record, ...]
     """Every confirmed spike."""
     rollbacks: tuple[Record, ...]
     """Every rollback."""
-    suspected: tuple[int, ...]
-    """Onsets of open suspicions and spikes: neither healed nor a new level, and not undone by going
-    back to before they were recorded."""
     last: Record | None
     """The newest record."""
-    finished_steps: int
+    segments: tuple[tuple[int, int], ...]
+    """(first step, seed) of the surviving lineage, oldest first."""
+    lowered: tuple[tuple[int, int, float], ...] = ()
+    """(first step, end step, factor) of lowered learning rates after rollbacks; may overlap."""
+    checkpoints: tuple[int, ...] = ()
+    """Steps of the committed checkpoints on the surviving lineage that are kept, oldest first."""
+    suspicions: tuple[Record, ...] = ()
+    """Records about suspicions and spikes on the surviving lineage."""
+    finished_steps: int = 0
     """Steps of the recipe that the run has finished; 0 before. It may be extended since."""
+
+    @property
+    def suspected(self) -> tuple[int, ...]:
+        """Onsets of open suspicions and spikes: neither healed nor a new level, and not undone."""
+        onsets: dict[str, int] = {}  # by channel
+        for record in self.suspicions:
+            if record["kind"] in ("healed", "new-level"):
+                onsets.pop(record["channel"], None)
+            else:
+                onsets[record["channel"]] = record["onset"]
+        return tuple(onsets.values())
 
     @property
     def seeds(self) -> frozenset[int]:
@@ -295,104 +305,63 @@ def describe_origin(found: Mapping[str, Any]) -> str:
 
 def run_state(records: Sequence[Record], seed: int) -> RunState:
     """The state that a ledger's records lead to, for a recipe with seed `seed`."""
-    state = _StateBuilder(seed)
-    for record in records:
-        state.apply(record)
-    return RunState(
-        seed=seed,
-        attempts=state.attempts,
+    state = RunState(
+        seed,
+        attempts=sum(r["kind"] == "attempt" for r in records),
         next_attempt=1 + max((r["attempt"] for r in records if "attempt" in r), default=0),
-        segments=tuple(state.segments),
-        lowered=tuple(state.lowered),
-        checkpoints=tuple(state.checkpoints),
-        spikes=tuple(state.spikes),
+        spikes=tuple(r for r in records if r["kind"] == "spike"),
         rollbacks=tuple(r for r in records if r["kind"] == "rollback"),
-        suspected=tuple(state.suspected.values()),
         last=records[-1] if records else None,
-        finished_steps=state.finished_steps,
+        segments=((0, seed),),
     )
+    for record in records:
+        _apply(state, record)
+    return state
 
 
-class _StateBuilder:
-    """Mutable state while the ledger is replayed."""
+def _apply(state: RunState, record: Record) -> None:
+    """Apply a record to what follows from their order; other kinds change nothing."""
+    step = record.get("step", 0)
+    match record["kind"]:
+        case "attempt":
+            _go_back_to(state, step)
+        case "commit":
+            state.checkpoints = (*(c for c in state.checkpoints if c < step), step)
+        case "delete" | "reject":
+            _remove(state, step)
+        case "suspect" | "spike" | "healed" | "new-level":
+            state.suspicions += (record,)
+        case "rollback":
+            _roll_back(state, record)
+        case "fork":  # only one checkpoint of the source was taken along
+            _go_back_to(state, step)
+            state.checkpoints = (step,)
+        case "done":
+            state.finished_steps = step
 
-    def __init__(self, seed: int) -> None:
-        self.attempts, self.finished_steps = 0, 0
-        self.segments: list[tuple[int, int]] = [(0, seed)]
-        self.lowered: list[tuple[int, int, float]] = []
-        self.checkpoints: list[int] = []
-        self.suspected: dict[str, int] = {}  # onset by channel
-        self.spikes: list[Record] = []
-        self._suspicions: list[Record] = []  # records about suspicions on the surviving lineage
-        self._handlers: dict[str, Callable[[Record], None]] = {
-            "attempt": self._attempt,
-            "commit": self._commit,
-            "delete": self._remove,
-            "reject": self._remove,
-            "suspect": self._suspect,
-            "spike": self._spike,
-            "healed": self._suspect,
-            "new-level": self._suspect,
-            "rollback": self._roll_back,
-            "done": self._finish,
-            "fork": self._fork,
-        }
 
-    def apply(self, record: Record) -> None:
-        """Apply a record; kinds without a handler change nothing."""
-        if record["kind"] in self._handlers:
-            self._handlers[record["kind"]](record)
+def _remove(state: RunState, step: int) -> None:
+    if state.checkpoints[-1:] == (step,):  # the last steps have to be done again
+        state.finished_steps = 0
+    state.checkpoints = tuple(c for c in state.checkpoints if c != step)
 
-    def _attempt(self, record: Record) -> None:
-        self.attempts += 1
-        self._go_back_to(record["step"])
 
-    def _commit(self, record: Record) -> None:
-        self.checkpoints = [c for c in self.checkpoints if c < record["step"]]
-        self.checkpoints.append(record["step"])
+def _go_back_to(state: RunState, step: int) -> None:
+    """Undo the suspicions recorded at `step` and later: these steps are done again.
 
-    def _remove(self, record: Record) -> None:
-        if self.checkpoints[-1:] == [record["step"]]:  # the last steps have to be done again
-            self.finished_steps = 0
-        self.checkpoints = [c for c in self.checkpoints if c != record["step"]]
+    A suspicion that ended at one of these steps is open again, as in the detector, which a new
+    attempt feeds with the steps before its first.
+    """
+    if step < state.finished_steps:
+        state.finished_steps = 0
+    state.suspicions = tuple(r for r in state.suspicions if r["step"] < step)
 
-    def _suspect(self, record: Record) -> None:
-        self._suspicions.append(record)
-        if record["kind"] in ("healed", "new-level"):
-            self.suspected.pop(record["channel"], None)
-        else:
-            self.suspected[record["channel"]] = record["onset"]
 
-    def _spike(self, record: Record) -> None:
-        self.spikes.append(record)
-        self._suspect(record)
-
-    def _go_back_to(self, step: int) -> None:
-        """Undo the suspicions recorded at `step` and later: these steps are done again.
-
-        A suspicion that ended at one of these steps is open again, as in the detector, which a new
-        attempt feeds with the steps before its first.
-        """
-        if step < self.finished_steps:
-            self.finished_steps = 0
-        kept = [record for record in self._suspicions if record["step"] < step]
-        self._suspicions, self.suspected = [], {}
-        for record in kept:
-            self._suspect(record)
-
-    def _roll_back(self, record: Record) -> None:
-        step = record["step"]
-        self._go_back_to(step)
-        self.segments = [s for s in self.segments if s[0] < step] + [(step, record["seed"])]
-        self.checkpoints = [c for c in self.checkpoints if c <= step]
-        self.lowered = [span for span in self.lowered if span[0] < step]
-        if steps := record["learning_rate_steps"]:
-            self.lowered.append((step, step + steps, record["learning_rate_factor"]))
-
-    def _fork(self, record: Record) -> None:
-        """Only one checkpoint of the source was taken along."""
-        self._go_back_to(record["step"])
-        self.checkpoints = [record["step"]]
-
-    def _finish(self, record: Record) -> None:
-        self.finished_steps = record["step"]
+def _roll_back(state: RunState, record: Record) -> None:
+    step = record["step"]
+    _go_back_to(state, step)
+    state.segments = (*(s for s in state.segments if s[0] < step), (step, record["seed"]))
+    state.checkpoints = tuple(c for c in state.checkpoints if c <= step)
+    state.lowered = tuple(span for span in state.lowered if span[0] < step)
+    if steps := record["learning_rate_steps"]:
+        state.lowered += ((step, step + steps, record["learning_rate_factor"]),)

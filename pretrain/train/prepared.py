@@ -129,9 +129,7 @@ def prepare(config: RunConfig, world_size: int) -> Prepared | None:
     from pretrain.models.initial_weights import initial_model
 
     architecture, manifests = recipe_checks.check(config, world_size)
-    clipping = config.optimizer.gradient_clipping
-    batch = config.phase(0).config.batch  # its sizes change nothing that DeepSpeed computes
-    settings = deepspeed_json(config.training.deepspeed, batch, clipping, world_size)
+    settings = deepspeed_json(*config.deepspeed_arguments(world_size))
     resume_checks.refuse_other_recipe(config, manifests)
     run = Path(config.folder)
     if config.training.deterministic:

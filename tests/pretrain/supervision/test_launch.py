@@ -191,21 +191,6 @@ def test_deepspeed_gives_the_visible_gpus_to_the_ranks(
     assert found == [(str(rank), expected) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("visible", [None, "4,5", "", "7"])
-def test_the_ranks_of_an_agent_get_the_gpus_visible_on_its_node(
-    machine, monkeypatch, tmp_path, visible
-):
-    present = 0 if visible == "" else 8
-    machine(present, visible)
-    ranks = 1 if visible == "7" else 2
-    control_file = ControlFile(
-        "aa", 1, control.RUN, nodes=2, processes_per_node=ranks, address="10.0.0.1", port=999
-    )
-    command = launch.command(RunConfig(), tmp_path, control_file, node=1)
-    found = devices_of_ranks(monkeypatch, command, present)
-    assert found == [(str(ranks + rank), visible or "0,1") for rank in range(ranks)]
-
-
 def refusal(**settings):
     try:
         launch.check(SupervisionConfig(**{"processes_per_node": 2, **settings}))

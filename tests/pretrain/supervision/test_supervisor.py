@@ -515,19 +515,14 @@ def test_a_run_that_is_trained_without_a_supervisor_is_refused(opened, tmp_path,
     assert supervise(opened, tmp_path, []) == 0
 
 
-def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(tmp_path):
-    config = RunConfig(folder=str(tmp_path / "run"))
-    text = supervisor.forecast(config)
-    assert "next: launch an attempt\n" in text
-    assert "pretrain.train" in text
-    assert not (tmp_path / "run").exists()
-    ledger_path = tmp_path / "run" / "ledger.jsonl"
-    ledger_path.parent.mkdir()
-    ledger.append(ledger_path, "done", step=STEPS)
-    before = ledger_path.read_bytes()
+def test_a_dry_run_of_a_finished_run_says_so_and_changes_nothing(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger.append(path, "done", step=STEPS)
+    before = path.read_bytes()
+    config = RunConfig(folder=str(tmp_path))
     assert supervisor.forecast(config) == "next: nothing, the run is finished\n"
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["ledger.jsonl"]
-    assert ledger_path.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [path]
+    assert path.read_bytes() == before
 
 
 def test_it_uses_little_memory_and_no_torch(tmp_path):

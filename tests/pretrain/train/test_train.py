@@ -16,7 +16,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import yaml
 
 from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_SPIKE
@@ -545,25 +544,14 @@ def killed(folder):
     yield
 
 
-def small_disk(calls):
-    """Sabotage: the disk has 1 kB free from the n-th time on that rank 0 asks."""
-
-    def sabotage(rank):
-        asked = []
-        usage = shutil.disk_usage
-
-        def disk_usage(path):
-            asked.append(path)
-            total, used, free = usage(path)
-            return type(usage(path))(total, used, 1000 if len(asked) >= calls else free)
-
-        shutil.disk_usage = disk_usage
-
-    return sabotage
+def small_disk(rank):
+    """Sabotage: the disk has 1 kB free."""
+    usage = shutil.disk_usage
+    shutil.disk_usage = lambda path: usage(path)._replace(free=1000)
 
 
 def test_a_disk_too_small_for_what_is_kept_is_refused_before_the_start(attempt, tmp_path):
-    answers = attempt(tmp_path, sabotage=small_disk(1))
+    answers = attempt(tmp_path, sabotage=small_disk)
     assert [code for code, _, _ in answers] == [2, 2]
     message = answers[0][2]
     assert "4 checkpoints of " in message, "the run saves three times, and one is being written"
@@ -574,15 +562,8 @@ def test_a_disk_too_small_for_what_is_kept_is_refused_before_the_start(attempt, 
 def test_a_resumed_run_needs_as_much_as_its_last_checkpoint_took(straight, attempt, tmp_path):
     run = interrupted(straight, tmp_path / "run")
     size = checkpoints.size_of(checkpoints.read_manifest(checkpoints.folder_of(run, 4)))
-    message = attempt(run, sabotage=small_disk(1))[0][2]
+    message = attempt(run, sabotage=small_disk)[0][2]
     assert f"2 checkpoints of {size / 1e6:,.1f} MB need {2 * size / 1e6:,.1f} MB" in message
-
-
-def test_a_disk_that_fills_up_is_found_before_a_save(attempt, tmp_path):
-    answers = attempt(tmp_path, sabotage=small_disk(3))
-    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
-    assert "1 checkpoint of" in answers[0][2]
-    assert committed(tmp_path) == [2]
 
 
 def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path):
@@ -762,12 +743,6 @@ def test_a_run_of_a_later_version_is_refused_by_the_name_of_what_is_new(
     assert "unknown ['rope_theta']" in answers[0][2]
     with pytest.raises(ValueError, match=r"MANIFEST.json: .*unknown \['rope_theta'\]"):
         export_checkpoint(run, tmp_path / "model", 4)
-    settings = yaml.safe_load((run / "run.yaml").read_text())
-    settings["training"]["fuse"] = True
-    (run / "run.yaml").write_text(yaml.safe_dump(settings))
-    answers = attempt(run)
-    assert [code for code, _, _ in answers] == [2, 2]
-    assert "run.yaml: unknown key 'training.fuse'" in answers[0][2]
 
 
 def test_an_edited_deepspeed_configuration_is_refused_before_the_checkpoint_is_loaded(
@@ -805,17 +780,10 @@ def test_a_checkpoint_that_does_not_fit_the_engine_ends_every_rank_with_one_mess
         assert printed.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["schedule.warmup_steps=6"], "warmup_steps 6 is not below training.steps 6"),
-        (["training.seed=2"], "training.seed: 1, now 2"),
-    ],
-)
-def test_a_run_is_not_resumed_as_another(words, message, straight, attempt, recipe, capsys):
+def test_a_run_is_not_resumed_as_another(straight, attempt, recipe, capsys):
     before = records(straight)
-    assert train.main([str(recipe.path), f"folder={straight}", *SHORT, *words]) == 2
-    assert message in capsys.readouterr().err
+    assert train.main([str(recipe.path), f"folder={straight}", *SHORT, "training.seed=2"]) == 2
+    assert "training.seed: 1, now 2" in capsys.readouterr().err
     assert records(straight) == before
 
 
