@@ -233,11 +233,10 @@ class Agents:
 
         def act() -> None:
             if every.due(nodes.QUIET_SECONDS):
-                nodes.show_life(self._run, address, listener.port, listener.key)
+                nodes.show_life(self._run, address, listener.port)
                 others.read()
                 lost[:] = others.silent()
-            for report in listener.accept():
-                others.take(report)
+            listener.accept()
             with contextlib.suppress(OSError):  # tried again in a second
                 self.keep(lost)
 
