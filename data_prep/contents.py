@@ -9,7 +9,7 @@ tables of blocks are compared with their hashes in the same way.
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -67,9 +67,13 @@ def _check(now: dict[str, str], places: Sequence[Path], problems: Iterator[str])
 
 
 def differences(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
-    """Hash all files, in threads, and yield a line for each that differs from the manifest."""
+    """Hash all files, in threads, and yield a line for each that differs from the manifest.
+
+    Every tenth of a large corpus is said on stderr.
+    """
     expected = {folder / name: digest for name, digest in manifest.hashes.items()}
-    say = _progress(folder, sum(file.stat().st_size for file in expected if file.is_file()))
+    total = sum(file.stat().st_size for file in expected if file.is_file())
+    done = 0
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         # No name for what `map` returns: who leaves the loop drops it, and what waits is cancelled.
         for file, problem in zip(
@@ -77,8 +81,12 @@ def differences(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         ):
             if problem:
                 yield problem
-            else:
-                say(file.stat().st_size)
+                continue
+            before, done = done, done + file.stat().st_size
+            if total >= _LARGE_BYTES and 10 * done // total > 10 * before // total:
+                amount = f"{done / 1e9:,.1f} of {total / 1e9:,.1f} GB"
+                say = f"{folder}: {amount} compared with its manifest"
+                print(say, file=sys.stderr, flush=True)
 
 
 def problem_of(file: Path, expected: str) -> str | None:
@@ -89,21 +97,6 @@ def problem_of(file: Path, expected: str) -> str | None:
     if found == expected:
         return None
     return f"{file}: its sha256 is {found}, but the manifest has {expected}"
-
-
-def _progress(folder: Path, size: int) -> Callable[[int], None]:
-    """Return a function that is told of hashed bytes and prints every tenth of a large corpus."""
-    done = 0
-
-    def add(more: int) -> None:
-        nonlocal done
-        tenths, done = 10 * done // max(size, 1), done + more
-        if size >= _LARGE_BYTES and 10 * done // size > tenths:
-            text = f"{folder}: {done / 1e9:,.1f} of {size / 1e9:,.1f} GB compared with its manifest"
-            print(text, file=sys.stderr, flush=True)
-
-    add(0)
-    return add
 
 
 def _state(folder: Path, digest: str, names: Sequence[str]) -> dict[str, str]:

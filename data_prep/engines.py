@@ -80,8 +80,7 @@ def run_locally(
             ended, waiting = wait(waiting, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
             progress(Done(*(sum(counters[column::_WIDTH]) for column in range(_WIDTH))))
             for future in ended:
-                outcome = _local_result(future, futures[future])
-                yield futures[future], outcome
+                yield futures[future], _local_result(future, futures[future])
         pool.shutdown()
     except BaseException:
         for process in set(multiprocessing.active_children()) - others:
@@ -104,7 +103,7 @@ def run_on_ray(
         remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_work_and_count)
         waiting = list(reversed(tasks))
         running: dict[Any, ShardTask] = {}
-        done: list[Done] = []
+        done = Done()
         while waiting or running:
             while waiting and len(running) < workers:
                 task = waiting.pop()
@@ -112,8 +111,8 @@ def run_on_ray(
             for reference in ray.wait(list(running))[0]:
                 task = running.pop(reference)
                 result, count = _ray_result(ray, reference, task)
-                done.append(count)
-                progress(Done.total(done))
+                done = Done(*map(sum, zip(done, count, strict=True)))
+                progress(done)
                 yield task, result
 
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from data_prep.common.wording import duration
@@ -17,11 +17,6 @@ class Done(NamedTuple):
     text_bytes: int = 0
     tokens: int = 0
     input_bytes: int = 0  # of the input files as stored, that is compressed
-
-    @classmethod
-    def total(cls, parts: Iterable["Done"]) -> "Done":
-        """Return the sum."""
-        return cls(*map(sum, zip(cls(), *parts, strict=True)))
 
 
 # Callback that receives the amount of work done so far.

@@ -79,8 +79,6 @@ def prepare(
         _remove(output, records.FILE_NAME)
         tokenizer.save(output / TOKENIZER_FILE)
         missing = [task for task in tasks if task.index not in shards]
-        if note := idle_workers(missing, workers):
-            _say(note)
         shards |= _make(missing, engine, workers)
         corpus = merge([shards[task.index] for task in tasks], tokenizer, output)
         records.write_record(output / records.FILE_NAME, corpus)
@@ -155,23 +153,18 @@ def _existing_shards(tasks: Sequence[ShardTask]) -> dict[int, ShardManifest]:
     return {index: shard for index, shard in found.items() if shard is not None}
 
 
-def idle_workers(tasks: Sequence[ShardTask], workers: int) -> str | None:
-    """Return a message if there are more workers than inputs, else None."""
-    if workers <= len(tasks) or not tasks:
-        return None
-    return (
-        f"{workers} workers for {len(tasks)} inputs: an input becomes one shard, because a "
-        f"compressed stream cannot be split, so at most {len(tasks)} work at once; more and "
-        "smaller inputs would be faster"
-    )
-
-
 def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, ShardManifest]:
     """Make shards; returns their manifests. Failures are raised after all other tasks are done."""
     results: dict[int, ShardManifest] = {}
     failures: dict[int, str] = {}
     if not tasks:
         return results
+    if workers > len(tasks):
+        _say(
+            f"{workers} workers for {len(tasks)} inputs: an input becomes one shard, because a "
+            f"compressed stream cannot be split, so at most {len(tasks)} work at once; more and "
+            "smaller inputs would be faster"
+        )
     input_bytes = sum(input_state(task.input)[0] for task in tasks)
     with (
         closing(ProgressReport(len(tasks), input_bytes)) as report,

@@ -25,11 +25,6 @@ def test_remaining_time_is_unknown_before_anything_is_read():
     assert "left" not in rates(Done(), 0, 0.0)
 
 
-def test_total_is_the_sum_of_the_parts():
-    assert Done.total([]) == Done()
-    assert Done.total([Done(1, 2, 3, 4), Done(10, 20, 30, 40)]) == Done(11, 22, 33, 44)
-
-
 @pytest.mark.parametrize(
     ("number", "words"), [(0, "0"), (7, "7"), (1234, "1.23 k"), (2.5e6, "2.5 M"), (3e11, "300 G")]
 )

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from data_prep.manifest import Settings, load_manifest
-from data_prep.run import idle_workers, plan, prepare
+from data_prep.run import plan, prepare
 from data_prep.verify import verify
 from tests.data_prep.conftest import content, documents, make_texts, write_pile
 
@@ -305,11 +305,11 @@ def test_a_file_in_both_splits_is_refused_however_it_is_spelled_and_read(tmp_pat
     assert len(plan(["datasets:l.txt"], ["lines:l.txt"], tmp_path, settings, "")) == 2
 
 
-def test_idle_workers_are_reported(inputs, tmp_path):
-    tasks = plan(inputs, [], tmp_path, SETTINGS, "")
-    assert idle_workers(tasks, 3) is None
-    assert idle_workers([], 3) is None
-    assert idle_workers(tasks, 8).startswith("8 workers for 3 inputs: ")
+@pytest.mark.usefixtures("in_process")
+def test_idle_workers_are_reported(inputs, tokenizer_folder, tmp_path, capsys):
+    for workers, is_said in ((3, False), (8, True), (8, False)):  # the last one has nothing to do
+        prepare(inputs, tmp_path / str(workers), tokenizer_folder, SETTINGS, workers=workers)
+        assert ("prepare: 8 workers for 3 inputs: " in capsys.readouterr().err) == is_said
 
 
 def test_full_disk_error_names_the_file_and_leaves_nothing_incomplete(tokenizer_folder, tmp_path):
