@@ -34,7 +34,7 @@ demo: $(READY)
 	$(BIN)/python -m finetune demo
 
 test: $(READY)
-	$(PYTEST) -m "not slow and not long"
+	$(PYTEST) -m "not slow"
 
 # Tests of several machines need root and the packages that .ci/run installs; those of kernels need
 # g++, and fetch Triton once (0.7 GB). They skip, and say so, without.

@@ -15,7 +15,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +44,6 @@ WEIGHTS = ("pretrained", "random")
 """Weights to start from; random ones show what pretraining is worth."""
 _POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 60.0
-_TAIL_LINES = 15
 _CAUSE_LINES = 200
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:finetune\.train: error|[\w.]+Error): \S.*)")
 """A line of a log that says why a run failed; torchrun's own error has no message."""
@@ -456,9 +454,7 @@ def _cause(output: Path, run: _Running) -> str:
 def _outcome(output: Path, run: _Running) -> str:
     name, folder = run.plan.name, output / run.plan.name
     if _has_failed(output, run):
-        end = textwrap.indent(tail(folder / LOG, _TAIL_LINES), "    ").rstrip()
-        exit_code = describe_exit(run.process.returncode)
-        return f"{name}: failed, {exit_code}; {folder / LOG} ends:\n{end}"
+        return f"{name}: failed, {describe_exit(run.process.returncode)}; see {folder / LOG}"
     result = read_result(folder)
     best, last = (
         ", ".join(

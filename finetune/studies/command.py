@@ -201,31 +201,26 @@ def _forecast(
     from pretrain.checks.needs import parameters
     from pretrain.plan import plan as planning
 
-    tokens, disk = 0, 0
-    hours: list[float | None] = []
+    plans = [planning.plan(each.config, each.ranks, options.kind or "h100") for each in checked]
     words = [[f"recipe={c.arm.recipe}", *c.arm.words] for c in checked]
     shared = [word for word in words[0] if all(word in others for others in words)]
     lines = [chosen.title, "", f"all arms: {' '.join([*shared, *options.overrides])}"]
     for each, own in zip(checked, words, strict=True):
-        planned = planning.plan(each.config, each.ranks, options.kind or "h100")
-        tokens += planned.tokens * len(chosen.seeds)
-        seconds = planned.seconds
-        hours.append(seconds and seconds / 3600 * each.ranks * len(chosen.seeds))
-        disk += len(chosen.seeds) * (
-            planned.checkpoint * planned.checkpoints_usual + planned.exported
-        )
-        size = in_short(parameters(each.model))
         differs = " ".join(word for word in own if word not in shared)
-        lines.append(f"{each.arm.name}: {size} parameters; {differs}")
+        lines.append(f"{each.arm.name}: {in_short(parameters(each.model))} parameters; {differs}")
+    seeds = len(chosen.seeds)
     numbers = ", ".join(map(str, chosen.seeds))
     lines += ["", f"{count(len(checked), 'arm')} with seeds {numbers}: {count(len(runs), 'run')}"]
+    tokens = seeds * sum(plan.tokens for plan in plans)
     lines.append(f"tokens: at most {in_short(tokens)}, padding included")
+    disk = seeds * sum(p.checkpoint * p.checkpoints_usual + p.exported for p in plans)
     lines.append(f"disk: about {disk / 1e9:,.1f} GB of checkpoints and models")
+    times = [p.seconds and p.seconds * each.ranks for p, each in zip(plans, checked, strict=True)]
     if not options.kind:
         lines.append("hours: not estimated; --kind names a GPU to estimate them for")
-    elif all(hours):
-        total = sum(filter(None, hours))
-        about = f"{total:,.1f} hours" if total >= 1 else duration(3600 * total)
+    elif all(times):
+        seconds = seeds * sum(filter(None, times))
+        about = f"{seconds / 3600:,.1f} hours" if seconds >= 3600 else duration(seconds)
         lines.append(f"pretraining: about {about} of one {options.kind}, an estimate")
     else:
         lines.append(f"hours: unknown, nobody has measured such recipes on {options.kind}")

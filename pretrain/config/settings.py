@@ -37,7 +37,9 @@ def check(condition: bool, name: str, value: object, accepted: str) -> None:
         ValueError: says what would be accepted.
     """
     if not condition:
-        raise ValueError(f"{name}: {value!r} is not accepted; it must be {accepted}")
+        from data_prep.common.records import not_accepted
+
+        raise ValueError(not_accepted(name, value, accepted))
 
 
 def parse(text: str, source: str) -> Any:  # noqa: ANN401 - any YAML value

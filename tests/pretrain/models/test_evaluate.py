@@ -163,17 +163,6 @@ def test_a_sliding_score_is_that_of_single_windows_one_after_another(corpus, one
     assert found.total.loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-@pytest.mark.parametrize("variant", ["alibi", "causal-alibi"])
-def test_a_stride_of_the_window_gives_the_scores_without_overlap(corpus, variant):
-    model = model_of(corpus, variant)
-    (whole,) = lengths_of(model, corpus, [40])
-    (same,) = lengths_of(model, corpus, [40], stride=40)
-    assert vars(same) == {**vars(whole), "stride": 40}
-    (sliding,) = lengths_of(model, corpus, [40], stride=10)
-    assert sliding.total.targets == whole.total.targets
-    assert sliding.total != whole.total
-
-
 def test_windows_of_one_text_are_the_contiguous_blocks_of_the_training(corpus):
     model = model_of(corpus, "causal-t5-bias")
     (windows,) = lengths_of(model, corpus, [64], one_text=True)
