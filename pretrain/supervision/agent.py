@@ -246,6 +246,7 @@ def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
     report = Report("", nodes.REFUSED, f"is refused: {reason}")
     while time.monotonic() < deadline:
         reporter.write(report)
+        nodes.send_report(run, node.rank, report)  # the folder may be the reason
         newest = control.try_read(run)
         if newest and newest != before and newest.state == control.EXIT:
             return

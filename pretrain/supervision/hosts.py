@@ -233,10 +233,11 @@ class Agents:
 
         def act() -> None:
             if every.due(nodes.QUIET_SECONDS):
-                nodes.show_life(self._run, address, listener.port)
+                nodes.show_life(self._run, address, listener.port, listener.key)
                 others.read()
                 lost[:] = others.silent()
-            listener.accept()
+            for report in listener.accept():
+                others.take(report)
             with contextlib.suppress(OSError):  # tried again in a second
                 self.keep(lost)
 

@@ -12,6 +12,7 @@ import dataclasses
 import math
 import os
 import re
+import secrets
 import socket
 import threading
 import time
@@ -26,7 +27,9 @@ from pretrain.supervision.decide import CRASH, HANG, Problem
 READY, RUNNING, ENDED = "ready", "running", "ended"
 APART, REFUSED = "apart", "refused"
 """An agent's ranks could not reach node 0 now; this machine cannot take part at all."""
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS, _RECEIVE_SECONDS = 5.0, 0.2
+_MAX_REPORT = 1 << 16
+"""Bytes that are taken from a connection."""
 SILENCE_SECONDS = 60.0
 """Within this time it is noticed that the agent of another node, or node 0, is dead."""
 QUIET_SECONDS = 6.0
@@ -149,10 +152,22 @@ class Reporter:
             self._written = None
 
 
-def show_life(run: Path, address: str = "", port: int = 0) -> None:
-    """Show the agents that the supervisor is alive, and where its `Listener` listens."""
+def send_report(run: Path, node: int, report: Report) -> None:
+    """Send a report to node 0's `Listener`, as a machine must that cannot write to the folder."""
+    if not (door := control.read_json(_supervisor_path(run))):
+        return
+    sender = {"host": socket.gethostname(), "node": node, "key": door["key"]}
+    data = files.strict_json({**dataclasses.asdict(report), **sender}).encode()
+    with contextlib.suppress(OSError):  # the sender tries again
+        address = str(door["address"]), int(door["port"])
+        with socket.create_connection(address, _CONNECT_SECONDS) as connection:
+            connection.sendall(data)
+
+
+def show_life(run: Path, address: str = "", port: int = 0, key: str = "") -> None:
+    """Show the agents that the supervisor is alive, and where and how its `Listener` listens."""
     # The time makes each file different from the one before.
-    values = {"address": address, "port": port, "time_ns": time.monotonic_ns()}
+    values = {"address": address, "port": port, "key": key, "time_ns": time.monotonic_ns()}
     with contextlib.suppress(OSError):  # the reader notices the silence
         files.replace_json(_supervisor_path(run), {**values, "pid": os.getpid()})
 
@@ -162,6 +177,8 @@ class Listener:
 
     def __init__(self) -> None:
         """Listen on a free port, on all interfaces."""
+        self.key = secrets.token_hex(16)
+        """Known to those who can read the run's folder; other reports are not taken."""
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         self._socket = socket.create_server(
@@ -170,11 +187,16 @@ class Listener:
         self._socket.setblocking(False)
         self.port = int(self._socket.getsockname()[1])
 
-    def accept(self) -> None:
-        """Take and close the connections that have been made."""
+    def accept(self) -> list[dict[str, Any]]:
+        """Take and close the connections that have been made; return the reports that came."""
+        reports = []
         with contextlib.suppress(OSError):  # BlockingIOError: no more
             while True:
-                self._socket.accept()[0].close()
+                connection = self._socket.accept()[0]
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(_RECEIVE_SECONDS)
+                    reports.append(control.parse_object(connection.recv(_MAX_REPORT)) or {})
+        return [report for report in reports if report.get("key") == self.key]
 
     def close(self) -> None:
         """Listen no more."""
@@ -284,6 +306,11 @@ class OtherNodes:
         with contextlib.suppress(OSError):
             names = sorted(os.listdir(self._folder))
             self._names = {name for name in names if name in self._names or self._hear(name)}
+
+    def take(self, report: dict[str, Any]) -> None:
+        """Take a report that came through the `Listener`."""
+        if (node := int(report["node"])) in self._reports:
+            self._reports[node], self._last_change[node] = report, self._clock()
 
     def _hear(self, name: str) -> bool:
         """Take a new name in the folder for a sign of life; return whether that was possible."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: b
         sys.stdout.write(forecast(config, node))
         return EXIT_DONE
     if node.rank:
-        return Agent(config, node).run()
+        return _agent(config, node).run()
     run = Path(config.folder)
     if machines:
         wait_seconds = config.supervision.node_wait_seconds
@@ -69,6 +70,16 @@ def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: b
     code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()
     _show_end(run)
     return code
+
+
+def _agent(config: RunConfig, node: Node) -> Agent:
+    """Return the agent of this node; tell node 0 if this machine may not write to the folder."""
+    try:
+        return Agent(config, node)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            tell_refusal(config, node, str(error))
+        raise
 
 
 def _show_end(run: Path) -> None:

@@ -1,5 +1,6 @@
 """Which node this is, and what node 0 knows of the others."""
 
+import contextlib
 import socket
 
 import pytest
@@ -16,10 +17,12 @@ from pretrain.supervision.nodes import (
     RUNNING,
     SILENCE_SECONDS,
     Hearing,
+    Listener,
     Node,
     OtherNodes,
     Report,
     Reporter,
+    send_report,
     show_life,
     this_node,
 )
@@ -227,3 +230,19 @@ def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(tmp_pat
     assert hearing.silence() != ""  # it has to listen
     hearing.listen()
     assert hearing.silence() == ""
+
+
+def test_a_node_that_cannot_write_sends_its_report_and_only_with_the_key_of_the_folder(
+    tmp_path, others
+):
+    refused = Report("", REFUSED, "is refused: Read-only file system")
+    send_report(tmp_path, 2, refused)  # node 0 is not there yet
+    with contextlib.closing(Listener()) as listener:
+        for key in ("another", listener.key):
+            show_life(tmp_path, "127.0.0.1", listener.port, key)
+            send_report(tmp_path, 2, refused)
+        socket.create_connection(("127.0.0.1", listener.port)).close()
+        (report,) = listener.accept()
+    others.take(report)
+    assert others.unavailable() == [1, 2]
+    assert others.told(REFUSED) == f"node 2 ({HOST}) is refused: Read-only file system"

@@ -1,6 +1,7 @@
 """The command `python -m pretrain supervise`."""
 
 import base64
+import errno
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import sys
 
 import pytest
 
+from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_PREEMPTED
 from pretrain import __main__ as command_line
 from pretrain.processes import gpus, processes
@@ -61,6 +63,22 @@ def test_a_node_that_is_refused_tells_node_0_why(supervise, tmp_path):
     report = control.read_json(path)
     assert report["state"] == nodes.REFUSED
     assert report["problem"] == "is refused: " + error.partition("error: ")[2].strip()
+
+
+def test_a_node_that_may_not_write_to_the_folder_tells_node_0_so(supervise, tmp_path, monkeypatch):
+    def lock(path, busy):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    sent = []
+    monkeypatch.setattr(files, "lock", lock)
+    monkeypatch.setattr(nodes, "send_report", lambda run, *words: sent.append(words))
+    code, _, error = supervise(
+        "--nodes", "2", "--node-rank", "1", "supervision.node_wait_seconds=0.5"
+    )
+    assert (code, "Read-only file system" in error) == (2, True)
+    ((node, report),) = sent
+    assert (node, report.state) == (1, nodes.REFUSED)
+    assert "Read-only file system" in report.problem
 
 
 def test_the_global_batch_is_divided_among_the_ranks_of_all_nodes(supervise):
