@@ -36,7 +36,7 @@ def found(pattern, text):
 
 def test_no_name_stands_in_two_packages():
     assert len(NAMES) == len(set(NAMES)) == sum(map(len, zeroclap.GROUPS.values()))
-    assert {"report", "glue-report", "prepare", "supervise", "show"} <= set(NAMES)
+    assert {"glue-report", "prepare", "supervise", "show"} <= set(NAMES)
 
 
 def test_help_groups_all_commands_in_the_order_of_the_work(capsys):

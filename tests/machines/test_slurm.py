@@ -8,7 +8,7 @@ import pytest
 from pretrain.records import control
 from tests.chaos.conftest import ROOT, SHORT
 from tests.chaos.fault import PLAN
-from tests.machines.conftest import SBIN, wait_until
+from tests.machines.conftest import SBIN, mount_read_only, wait_until
 
 pytestmark = pytest.mark.slow
 SCRIPT = ROOT / "pretrain" / "recipes" / "supervise.sbatch"
@@ -160,3 +160,13 @@ def test_a_job_that_loses_a_node_is_queued_again_and_completes(
     slurm_cluster.do("daemons", 2, script="slurm.sh")
     job.finish(undisturbed, restarts=1)
     assert chaos.start_steps() == [0, 4], chaos.output()
+
+
+def test_a_node_that_cannot_write_to_the_folder_is_refused_at_once_by_name(
+    job, slurm_cluster, chaos
+):
+    mount_read_only(slurm_cluster, chaos.run)
+    job.submit("--no-requeue")
+    job.wait_for_state("FAILED")
+    (gave_up,) = chaos.records("gave-up")
+    assert "node 1 (node2) is refused: [Errno 30] Read-only file system" in gave_up["reason"]
