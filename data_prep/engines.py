@@ -25,9 +25,8 @@ from typing import Any, Protocol
 
 from data_prep.common import children, console
 from data_prep.inputs import input_state
-from data_prep.manifest import ShardManifest
+from data_prep.manifest import ShardManifest, ShardTask
 from data_prep.progress import Done, Progress
-from data_prep.task import ShardTask
 
 Work = Callable[[ShardTask, Progress], ShardManifest]
 Made = ShardManifest | ValueError | OSError

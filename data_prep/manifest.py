@@ -1,6 +1,7 @@
 """Manifests of a corpus: its inputs, settings, files and counts, as JSON beside the data.
 
-A `ShardManifest` is written when a shard is complete, the `CorpusManifest` when all are.
+A `ShardTask` says what to make; its `ShardManifest` is written when the shard is complete, the
+`CorpusManifest` when all are.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from data_prep.common.arguments import typed
 from data_prep.common.files import strict_json, write_atomically
 from data_prep.common.records import check_format, decode
 from data_prep.fields import SUBSET_KEY, TEXT_KEY
+from data_prep.inputs import Input
 
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
@@ -62,6 +64,31 @@ class Settings:
         if self.min_tokens < 0 or self.min_tokens > (self.max_tokens or self.min_tokens):
             most = "or more" if self.max_tokens is None else f"to max-tokens ({self.max_tokens})"
             raise ValueError(f"min-tokens {self.min_tokens}: accepted: 0 {most}")
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """Description of the work on one shard, small enough to send to any process.
+
+    The vocabulary is read from the corpus folder.
+    """
+
+    index: int
+    input: Input
+    corpus: Path
+    settings: Settings
+    tokenizer_digest: str
+    role: str = "both"
+
+    @property
+    def name(self) -> str:
+        """File stem of the shard."""
+        return f"shard-{self.index:05d}"
+
+    @property
+    def manifest_file(self) -> Path:
+        """The shard's manifest, which is written last and marks the shard as finished."""
+        return self.corpus / "shards" / f"{self.name}.json"
 
 
 @dataclass(frozen=True)

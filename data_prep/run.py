@@ -16,11 +16,10 @@ from data_prep.documents import reader_of
 from data_prep.engines import ENGINES
 from data_prep.filters import own_filter
 from data_prep.inputs import Input, input_state, place_of
-from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
+from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest, ShardTask
 from data_prep.merge import merge
 from data_prep.progress import ProgressReport
 from data_prep.shard import existing_manifest, prepare_shard
-from data_prep.task import ShardTask
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import load
 

@@ -27,13 +27,13 @@ from data_prep.manifest import (
     Rejects,
     ShardFiles,
     ShardManifest,
+    ShardTask,
     read_record,
     write_record,
 )
 from data_prep.progress import Done, Progress
 from data_prep.sentences import cut_lengths, encode_sentences
 from data_prep.statistics import UPPER_EDGES, count_lengths, write_counts
-from data_prep.task import ShardTask
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
 

@@ -234,9 +234,8 @@ def _encode(tokenizer: Path, batches: Iterator[list[str]]) -> None:
 
 def shards(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
     """Do the complete work of a worker, from reading to writing the shard's manifest."""
-    from data_prep.manifest import Settings
+    from data_prep.manifest import Settings, ShardTask
     from data_prep.shard import prepare_shard
-    from data_prep.task import ShardTask
 
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(tokenizer / "tokenizer.json", folder)

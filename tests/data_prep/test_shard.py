@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from data_prep.indexed import IndexedReader
-from data_prep.manifest import Settings
+from data_prep.manifest import Settings, ShardTask
 from data_prep.shard import existing_manifest, prepare_shard
 from data_prep.statistics import count_ids
-from data_prep.task import ShardTask
 from data_prep.tokenizer import Tokenizer
 from tests.data_prep.conftest import make_texts, write_pile
 
@@ -68,9 +67,8 @@ def test_worker_imports_neither_torch_nor_megatron(task):
     program = (
         "import sys, pathlib\n"
         "from data_prep import engines\n"
-        "from data_prep.manifest import Settings\n"
+        "from data_prep.manifest import Settings, ShardTask\n"
         "from data_prep.shard import prepare_shard\n"
-        "from data_prep.task import ShardTask\n"
         f"prepare_shard(ShardTask(0, pathlib.Path({str(task.input)!r}), "
         f"pathlib.Path({str(task.corpus)!r}), Settings(), {task.tokenizer_digest!r}))\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules}))"
