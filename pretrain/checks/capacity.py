@@ -41,8 +41,8 @@ def check_memory(device_bytes: int, host_bytes: int, ranks: int) -> list[str]:
     if not gpus.visible_gpus():
         device_bytes, host_bytes = 0, device_bytes + host_bytes
     needs = [("this machine", ranks, host_bytes, host.total, host.available)]
-    if cards := gpus.memory():
-        total, free = max(total for total, _ in cards), max(free for _, free in cards)
+    if cards := gpus.describe():
+        total, free = max(card.total for card in cards), max(card.free for card in cards)
         needs.append(("a GPU of this machine", 1, device_bytes, total, free))
     warnings = []
     for where, sharing, each, total, free in needs:

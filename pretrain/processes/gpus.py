@@ -100,48 +100,28 @@ class Gpu:
 _FIELDS = ("index", "compute_cap", "memory.total", "memory.free")
 
 
-def parse(text: str) -> list[Gpu]:
-    """Read what nvidia-smi prints for `_FIELDS` as CSV without header and units.
-
-    Raises:
-        ValueError: a line is not of that form.
-    """
-    gpus = []
-    for line in text.splitlines():
-        number, capability, total, free = (cell.strip() for cell in line.split(","))
-        sizes = int(total) << 20, int(free) << 20
-        gpus.append(Gpu(number, float(capability), *sizes))
-    return gpus
-
-
 def describe() -> list[Gpu]:
     """Return the GPUs of this machine; none where nvidia-smi is missing or does not work.
 
     Those that CUDA_VISIBLE_DEVICES hides by number are left out.
     """
     query = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    found = []
     try:
         done = subprocess.run(
             ["nvidia-smi", *query], capture_output=True, text=True, timeout=30, check=True
         )
-        found = parse(done.stdout)
+        for line in done.stdout.splitlines():
+            number, capability, total, free = (cell.strip() for cell in line.split(","))
+            found.append(Gpu(number, float(capability), int(total) << 20, int(free) << 20))
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     visible = visible_gpus()
     return [gpu for gpu in found if gpu.number in visible] or found
 
 
-def memory() -> list[tuple[int, int]]:
-    """Return total and free bytes of each GPU of this machine, as `describe`."""
-    return [(gpu.total, gpu.free) for gpu in describe()]
-
-
-def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> list[str]:
+def gpus_of(processes: int) -> list[str]:
     """Return the GPUs for this many processes on this machine: the first visible ones.
-
-    Args:
-        processes: number of ranks.
-        setting: what the user sets this number with, for the message.
 
     Returns:
         One GPU for each process; empty on a machine without GPUs, where ranks use the CPU.
@@ -152,7 +132,7 @@ def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> 
     gpus = visible_gpus()
     if gpus and processes > len(gpus):
         raise ValueError(
-            f"{setting}: {count(processes, 'rank')} on a machine with "
+            f"supervision.processes_per_node: {count(processes, 'rank')} on a machine with "
             f"{count(len(gpus), 'usable GPU')} ({_setting()}); write at most {len(gpus)}"
         )
     return gpus[:processes]

@@ -55,7 +55,7 @@ class Attempt:
         self.measured: dict[str, Tensor | float] = {SECONDS: math.nan, MEMORY: math.nan}
         self.measured |= {} if beta is None else {BETA: beta}
         self.engine = _engine(prepared)
-        self.log = RunLog(config, start, supervisor.refuse_superseded)
+        self.log = RunLog(config, start)
         self.saver = Saver(prepared, self.log, self.engine.save)
         self.phase = config.phase(max(0, start.step - 1))
         self.reading = Reading(prepared, self.phase)

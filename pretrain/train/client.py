@@ -58,14 +58,6 @@ class SupervisorClient:
 
         return act
 
-    def refuse_superseded(self) -> None:
-        """Refuse to continue if the supervisor has ended this attempt.
-
-        Raises:
-            ValueError: names the newest attempt.
-        """
-        control.refuse_superseded(self._run, control.token_of(os.environ))
-
     def verdict(self, steps: int) -> int:
         """Return GO_ON, or the exit code to stop with after `steps` updates; called on rank 0."""
         is_due = self._beat(heartbeat.STEP, steps)

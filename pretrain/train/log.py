@@ -6,6 +6,7 @@ attempt like any other error; the supervisor waits for room before the next one.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from pretrain.config.load import public
 from pretrain.config.run import RunConfig
 from pretrain.loop.protocols import StepRecord
-from pretrain.records import folder, ledger, metrics
+from pretrain.records import control, folder, ledger, metrics
 from pretrain.records.figures import curves
 from pretrain.records.history import describe, since_last_attempt
 from pretrain.train.resume import Start
@@ -29,18 +30,9 @@ class RunLog:
     Only rank 0 opens its own: the others have no files of curves and no trackers.
     """
 
-    def __init__(
-        self, config: RunConfig, start: Start, refuse_superseded: Callable[[], None]
-    ) -> None:
-        """Prepare to write the records of an attempt that the ledger knows.
-
-        Args:
-            config: the recipe.
-            start: how the attempt begins.
-            refuse_superseded: raises ValueError if the supervisor has ended this attempt.
-        """
+    def __init__(self, config: RunConfig, start: Start) -> None:
+        """Prepare to write the records of an attempt that the ledger knows."""
         self._config, self._start = config, start
-        self._refuse_superseded = refuse_superseded
         self._run = Path(config.folder)
         self._ledger = self._run / ledger.FILE_NAME
         self._warned: set[str] = set()
@@ -131,7 +123,7 @@ class RunLog:
             ValueError: names the other attempt.
         """
         folder.refuse_superseded(ledger.read_ledger(self._ledger), self._start.token)
-        self._refuse_superseded()
+        control.refuse_superseded(self._run, control.token_of(os.environ))
 
     def validated(self, step: int, scores: Mapping[str, Any], measure: str) -> None:
         """Write a measurement on the validation split after `step` updates.

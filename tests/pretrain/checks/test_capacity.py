@@ -32,7 +32,8 @@ def machine(monkeypatch):
         memory = SimpleNamespace(total=total * GB, available=available * GB)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
         monkeypatch.setattr(gpus, "visible_gpus", lambda *_: [str(n) for n in range(len(cards))])
-        monkeypatch.setattr(gpus, "memory", lambda: [(t * GB, f * GB) for t, f in cards])
+        found = [gpus.Gpu(str(n), 9.0, t * GB, f * GB) for n, (t, f) in enumerate(cards)]
+        monkeypatch.setattr(gpus, "describe", lambda: found)
 
     return describe
 
@@ -63,12 +64,17 @@ def test_gpus_whose_memory_is_unknown_are_not_judged(machine, monkeypatch, tmp_p
     machine((24, 20), [(80, 79)])
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpus.memory() == []
+    assert gpus.describe() == []
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ncat <<END\n{NVIDIA_SMI}END\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert gpus.memory() == [(143771 << 20, 143128 << 20), (143771 << 20, 20 << 20)]
+    assert gpus.describe() == [
+        gpus.Gpu("0", 9.0, 143771 << 20, 143128 << 20),
+        gpus.Gpu("1", 9.0, 143771 << 20, 20 << 20),
+    ]
+    program.write_text("#!/bin/sh\necho '0, [N/A], 1, 1'\n")
+    assert gpus.describe() == []
 
 
 def test_a_disk_without_room_for_the_checkpoints_of_a_new_run_is_refused(tmp_path, monkeypatch):
@@ -83,15 +89,6 @@ def test_a_disk_without_room_for_the_checkpoints_of_a_new_run_is_refused(tmp_pat
     run.mkdir(parents=True)
     ledger.append(run / ledger.FILE_NAME, "commit", step=500, attempt=1)
     capacity.refuse_small_disk(config, 10**6)  # the next attempt knows the size
-
-
-def test_gpus_are_read_from_nvidia_smi():
-    first, second = gpus.parse(NVIDIA_SMI)
-    assert first == gpus.Gpu("0", 9.0, 143771 << 20, 143128 << 20)
-    assert second.number == "1"
-    for text in ("0, 9.0", "0, [N/A], 1, 1"):
-        with pytest.raises(ValueError, match=r"unpack|convert"):
-            gpus.parse(text)
 
 
 def test_gpus_that_are_hidden_by_number_are_left_out(monkeypatch, tmp_path):

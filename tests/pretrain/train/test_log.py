@@ -17,7 +17,7 @@ def log(tmp_path):
     )
     state = ledger.run_state(ledger.read_ledger(path), 1)
     start = Start(1, "t", 0, state, Lineage.begin(10, 1), share_of_tokens=1.0, checkpoint_size=100)
-    return RunLog(RunConfig(folder=str(tmp_path)), start, refuse_superseded=lambda: None)
+    return RunLog(RunConfig(folder=str(tmp_path)), start)
 
 
 def kinds(folder):
