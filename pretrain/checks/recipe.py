@@ -47,7 +47,12 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
     `check_recipe`, and what the launch and the installed packages decide; arguments, results and
     errors are the same.
     """
-    _refuse_missing_tracker(config)
+    package = importlib.util.find_spec(config.tracker)
+    if package is None or package.origin is None:  # without an origin: a mere folder of that name
+        raise ValueError(
+            f"tracker {config.tracker}: its package is not installed; run `pip install "
+            f'"zeroclap[{config.tracker}]"`, or use tracker tensorboard'
+        )
     return check_recipe(config, world_size)
 
 
@@ -104,9 +109,18 @@ def _check_phase(
     manifest = next(iter(manifests.values()))
     model = config.architecture(manifest.vocab_size)
     _check_settings(config, model, world_size)
-    for source in (*open_sources(config.data, "train"), *open_sources(config.data, "valid")):
+    train, valid = (open_sources(config.data, split) for split in SPLITS)
+    for source in (*train, *valid):
         _refuse_small_share(source, config, model)
-    _refuse_bad_blocks(config, manifest.vocab_size, model)
+    folder = Path(next(iter(config.data.named_corpora.values())).path)
+    vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, folder)
+    objective = config.objective.for_validation().build(vocabulary)
+    for source in valid:
+        refuse_without_targets(source, objective, config.training.evaluation_blocks)
+    for number, source in enumerate(train):
+        _refuse_few_blocks(source, number, config)
+        # Raises where the objective takes text of other documents, and there are none.
+        objective.collate([source.blank(0)], [validation_key(0)], source.sequence_length)
     return model, manifests
 
 
@@ -148,30 +162,6 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     for is_wrong, message in rules:
         if is_wrong:
             raise ValueError(message)
-
-
-def _refuse_missing_tracker(config: RunConfig) -> None:
-    """Refuse a tracker whose package is not installed."""
-    package = importlib.util.find_spec(config.tracker)
-    if package is None or package.origin is None:  # without an origin: a mere folder of that name
-        raise ValueError(
-            f"tracker {config.tracker}: its package is not installed; run `pip install "
-            f'"zeroclap[{config.tracker}]"`, or use tracker tensorboard'
-        )
-
-
-def _refuse_bad_blocks(config: RunConfig, vocab_size: int, model: ModelConfig) -> None:
-    """Refuse blocks that the objective finds nothing in, or too few of them."""
-    folder = Path(next(iter(config.data.named_corpora.values())).path)
-    vocabulary = Vocabulary(vocab_size, model.vocab_size, folder)
-    objective = config.objective.for_validation().build(vocabulary)
-    for valid in open_sources(config.data, "valid"):
-        limit = config.training.evaluation_blocks
-        refuse_without_targets(valid, objective, limit)
-    for number, train in enumerate(open_sources(config.data, "train")):
-        _refuse_few_blocks(train, number, config)
-        # Raises where the objective takes text of other documents, and there are none.
-        objective.collate([train.blank(0)], [validation_key(0)], train.sequence_length)
 
 
 def open_sources(data: DataConfig, split: str) -> tuple[Source, ...]:

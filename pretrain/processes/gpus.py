@@ -120,8 +120,12 @@ def describe() -> list[Gpu]:
     return [gpu for gpu in found if gpu.number in visible] or found
 
 
-def gpus_of(processes: int) -> list[str]:
+def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> list[str]:
     """Return the GPUs for this many processes on this machine: the first visible ones.
+
+    Args:
+        processes: number of ranks.
+        setting: what the user sets this number with, for the message.
 
     Returns:
         One GPU for each process; empty on a machine without GPUs, where ranks use the CPU.
@@ -132,7 +136,7 @@ def gpus_of(processes: int) -> list[str]:
     gpus = visible_gpus()
     if gpus and processes > len(gpus):
         raise ValueError(
-            f"supervision.processes_per_node: {count(processes, 'rank')} on a machine with "
+            f"{setting}: {count(processes, 'rank')} on a machine with "
             f"{count(len(gpus), 'usable GPU')} ({_setting()}); write at most {len(gpus)}"
         )
     return gpus[:processes]

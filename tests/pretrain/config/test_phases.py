@@ -57,12 +57,6 @@ def test_a_phase_changes_the_recipe_and_not_the_phase_before(phased):
     assert sizes == [16, 8, 8]
 
 
-def test_what_was_written_is_read_back(phased, tmp_path):
-    config = phased(f"[{{steps: 60}}, {LONG}]")
-    dump(config, tmp_path / "again.yaml")
-    assert load(str(tmp_path / "again.yaml")) == config
-
-
 def test_what_is_shown_is_a_recipe_of_the_same_run(phased, tmp_path, capsys):
     config = phased(f"[{{steps: 60}}, {LONG}]")
     dump(config, tmp_path / "again.yaml")

@@ -65,17 +65,6 @@ def test_a_request_to_stop_that_reaches_the_launcher_does_not_end_it(run):
     job.end(5.0)
 
 
-def test_without_gpus_ranks_use_the_cpu(tmp_path, monkeypatch):
-    script = "import os; print(os.environ.get('DS_ACCELERATOR', 'none'))"
-    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable, "-c", script])
-    monkeypatch.setattr(launch.gpus, "visible_gpus", lambda *_: [])
-    monkeypatch.delenv("DS_ACCELERATOR")
-    job = jobs.start(RunConfig(), tmp_path, CONTROL_FILE, 0)
-    while not job.ended():
-        time.sleep(0.02)
-    assert job.log.read_text().strip() == "cpu"
-
-
 def test_the_launcher_of_the_current_attempt_is_found_again_and_no_other(run, monkeypatch):
     # As under srun: all processes inherit it.
     monkeypatch.setenv("SLURM_PROCID", "0")
