@@ -5,10 +5,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Processes that run tests; a file's tests share one, as they share what is costly to set up. The files
-# begin in the order of tests/conftest.py: those that take longest first.
-WORKERS := 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A file's tests share a process, as they share what is costly to set up. The files begin in the order of
+# tests/conftest.py: those that take longest first.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test test-slow test-gpu lint format clean
 
@@ -34,12 +33,13 @@ demo: $(READY)
 	$(BIN)/python -m finetune demo
 
 test: $(READY)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n 2 -m "not slow"
 
 # Tests of several machines need root and the packages that .ci/run installs; those of kernels need
-# g++, and fetch Triton once (0.7 GB). They skip, and say so, without.
+# g++, and fetch Triton once (0.7 GB). They skip, and say so, without. Many wait more than they compute,
+# so there are more processes than cores.
 test-slow: $(READY)
-	$(PYTEST) -rs -m slow
+	$(PYTEST) -n 3 -rs -m slow
 
 test-gpu: $(READY)
 	bash tests/gpu/test.sh $(BIN)/python

@@ -37,7 +37,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 RunRanks = Callable[..., list[Any]]
 
 
-FIRST = ["walks", "engine", "train", "supervision", "pretrain", "finetune", "convert"]
+FIRST = ["machines", "chaos", "walks", "rehearsal", "studies", "engine", "train", "supervision"]
+FIRST += ["pretrain", "finetune", "convert"]
 """Folders of files that take long: one that begins last would keep one worker of two waiting."""
 
 
