@@ -336,14 +336,8 @@ class OtherNodes:
 
     def name(self, node: int) -> str:
         """Return the number of a node, with its host as far as that is known: `1 (gpu-2)`."""
-        host = self.host(node)
+        host = (self._reports.get(node) or {}).get("host", "")
         return f"{node} ({host})" if host else str(node)
-
-    def host(self, node: int) -> str:
-        """Return the host of a node as its last report names it; "" if there is none."""
-        if node == 0:
-            return socket.gethostname()
-        return str((self._reports.get(node) or {}).get("host", ""))
 
     def unavailable(self) -> list[int]:
         """Return the nodes that cannot start an attempt: silent, apart, or busy with another.

@@ -339,10 +339,7 @@ class Supervisor:
             self._print(f"log: {job.log}")
             return EXIT_USAGE
         launcher = launching.describe_exit(job.code())
-        each = job.control_file.processes_per_node
-        ranks = range(own[0]["ranks"] if own else 0)
-        machines = [self._other_nodes.host(rank // each) for rank in ranks]
-        seen = decide.why_ended(problem, launcher, errors, machines)
+        seen = decide.why_ended(problem, launcher, errors, own[0]["hosts"] if own else ())
         kind = decide.ending(kinds, seen.kind, bool(self._stop_requests.count))
         if kind:
             step = ledger.run_state(records, self.config.training.seed).resume_step()

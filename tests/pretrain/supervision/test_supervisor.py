@@ -61,6 +61,7 @@ from pretrain.records import failures, heartbeat
 run, token = Path({run!r}), os.environ["ZEROCLAP_ATTEMPT"]
 def record(kind, **fields):
     defaults = {{"token": token, "step": 0, "attempt": 1, "ranks": 2, "seed": 1, "host": "here"}}
+    defaults["hosts"] = ["here"] * 2
     if kind == "done":
         defaults["step"] = STEPS
     ledger.append(run / "ledger.jsonl", kind, **{{**defaults, **fields}})
