@@ -29,13 +29,11 @@ def export(options: argparse.Namespace) -> None:
 
     example: python -m pretrain export runs/base --output models/base
     """
-    from pretrain.models.export import best_step, export_checkpoint, why_not_newest
+    from pretrain.models.export import choose_step, export_checkpoint
 
-    chosen, reason = best_step(options.run) if options.best else (options.step, "")
-    step = export_checkpoint(options.run, options.output, chosen)
+    step, reason = choose_step(options.run, options.step, options.best)
+    export_checkpoint(options.run, options.output, step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
-    if chosen is None:
-        reason = why_not_newest(options.run, step)
     if reason:
         sys.stdout.write(f"{reason}\n")
 

@@ -79,14 +79,31 @@ def _chosen(run: Path, state: RunState, step: int | None) -> int:
     return step
 
 
-def best_step(run: Path) -> tuple[int, str]:
-    """Return the step of the kept checkpoint with the lowest validation loss, and a sentence on it.
+def choose_step(run: Path, step: int | None, best: bool) -> tuple[int, str]:
+    """Return the step of the checkpoint to export, and a sentence on why it is this one, or "".
+
+    Args:
+        run: the run's folder.
+        step: as of `export_checkpoint`.
+        best: choose the kept checkpoint with the lowest validation loss.
 
     Raises:
-        ValueError: no run, or none of the checkpoints that may be exported was evaluated.
+        ValueError: no run, no such checkpoint, or none of those that may be exported was evaluated.
     """
     config, state = _config_and_state(run)
-    _chosen(run, state, None)  # refuses a run without any that may be exported
+    chosen = _chosen(run, state, step)
+    if best:
+        return _best(run, config, state)
+    if step is not None or chosen == state.checkpoints[-1]:
+        return chosen, ""
+    newest = state.checkpoints[-1]
+    return chosen, (
+        f"not of step {newest}, the newest: the run is"
+        f"{suspicion(state.suspected_since).removeprefix(',')}; --step {newest} exports it"
+    )
+
+
+def _best(run: Path, config: RunConfig, state: RunState) -> tuple[int, str]:
     validation = metrics.read_metrics(run / metrics.VALIDATION)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     best = best_checkpoint(records, validation, config.training.seed)
@@ -135,22 +152,6 @@ def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Re
     source = f"{folder / checkpoints.MANIFEST}: architecture"
     architecture = ModelConfig.from_dict(manifest["architecture"], source)
     return architecture, dict(consolidated_weights(folder)), manifest["recipe"]
-
-
-def why_not_newest(run: Path, step: int) -> str:
-    """Say why `export_checkpoint` chose the checkpoint of `step`; "" if it is the newest one.
-
-    Raises:
-        ValueError: no run.
-    """
-    state = _config_and_state(run)[1]
-    newest = state.checkpoints[-1]
-    if newest == step:
-        return ""
-    return (
-        f"not of step {newest}, the newest: the run is"
-        f"{suspicion(state.suspected_since).removeprefix(',')}; --step {newest} exports it"
-    )
 
 
 def _config_and_state(run: Path) -> tuple[RunConfig, RunState]:

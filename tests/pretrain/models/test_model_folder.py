@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from data_prep import tokenizer as tokenizers
 from pretrain.config.load import dump
 from pretrain.model.classification import ClassificationConfig
-from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.models import model_folder
 from pretrain.models.export import export_checkpoint
@@ -73,15 +72,6 @@ def test_a_part_that_is_missing_or_damaged_is_named(part, saved):
         model_folder.load_model(folder)
     path.write_bytes(content)
     model_folder.load_model(folder)
-
-
-def test_a_folder_of_an_earlier_version_is_read_with_the_defaults_of_later_fields(saved):
-    folder, model = saved
-    architecture = model.config.to_dict()
-    for field in ("alibi", "layer_norm_epsilon"):
-        assert architecture.pop(field) == getattr(ModelConfig(vocab_size=1), field)
-        change(folder, architecture=architecture)
-        assert model_folder.load_model(folder).model.config == model.config
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{}", '{"format_version": 1, "architecture": 3}'])
