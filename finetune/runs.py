@@ -16,8 +16,7 @@ import re
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ MODEL = "model"
 LOG = "log.txt"
 WEIGHTS = ("pretrained", "random")
 """Weights to start from; random ones show what pretraining is worth."""
-_POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 60.0
 _CAUSE_LINES = 200
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:finetune\.train: error|[\w.]+Error): \S.*)")
@@ -334,12 +332,6 @@ def slots(gpus: Sequence[str], cores: int, jobs: int, world_size: int) -> list[l
     return [shares[number % len(shares)] for number in range(jobs or len(shares))]
 
 
-@dataclasses.dataclass
-class _Running:
-    plan: RunPlan
-    process: subprocess.Popen[bytes]
-
-
 def run_all(
     output: Path,
     plans: Sequence[RunPlan],
@@ -367,30 +359,25 @@ def run_all(
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, jobs, world_size)[: max(1, len(plans))]
     threads = max(1, cores // (len(devices) * world_size))
-    waiting, failed, logged = deque(plans), dict[str, str](), time.monotonic()
-    progress = _Progress()
-    with children.terminating(_Running) as running:
-        while waiting or running:
-            for slot, gpus in enumerate(devices):
-                if waiting and slot not in running:
-                    running[slot] = _start(output, waiting.popleft(), gpus, threads, world_size)
-            time.sleep(_POLL_SECONDS)
-            for run in _take_ended(running):
-                if _has_failed(output, run):
-                    failed[run.plan.name] = _cause(output, run)
-                left = [*waiting, *(other.plan for other in running.values())]
-                log(f"[{progress.count(run.plan, left)}] {_outcome(output, run)}")
-            if time.monotonic() - logged >= _PROGRESS_SECONDS:
-                logged = time.monotonic()
-                for run in running.values():
-                    log(f"    {run.plan.name}: {tail(output / run.plan.name / LOG, 1).strip()}")
+    failed, progress, logged = dict[str, str](), _Progress(), time.monotonic()
+
+    def start(plan: RunPlan, slot: int) -> subprocess.Popen[bytes]:
+        return _start(output, plan, devices[slot], threads, world_size)
+
+    def ended(plan: RunPlan, code: int, left: Sequence[RunPlan]) -> None:
+        if _has_failed(output, plan, code):
+            failed[plan.name] = _cause(output, plan, code)
+        log(f"[{progress.count(plan, left)}] {_outcome(output, plan, code)}")
+
+    def polled(running: Sequence[RunPlan]) -> None:
+        nonlocal logged
+        if time.monotonic() - logged >= _PROGRESS_SECONDS:
+            logged = time.monotonic()
+            for plan in running:
+                log(f"    {plan.name}: {tail(output / plan.name / LOG, 1).strip()}")
+
+    children.run_in_slots(plans, len(devices), start, ended, polled)
     return failed
-
-
-def _take_ended(running: dict[int, _Running]) -> Iterator[_Running]:
-    """Yield the runs that have ended; each is removed from `running` only when it is yielded."""
-    for slot in [slot for slot, run in running.items() if run.process.poll() is not None]:
-        yield running.pop(slot)
 
 
 class _Progress:
@@ -413,7 +400,7 @@ class _Progress:
 
 def _start(
     output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, world_size: int
-) -> _Running:
+) -> subprocess.Popen[bytes]:
     # Each run is a process group of its own, even if a launcher started this process.
     environment = children.environment()
     for name in _LAUNCHER_VARIABLES & environment.keys():
@@ -429,32 +416,31 @@ def _start(
         command += [f"--master-port={port}", "-m"]
     folder = output / plan.name
     with (folder / LOG).open("wb") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [*command, "finetune.train", str(folder)],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
             preexec_fn=children.end_with_parent,
         )
-    return _Running(plan, process)
 
 
-def _has_failed(output: Path, run: _Running) -> bool:
+def _has_failed(output: Path, plan: RunPlan, code: int) -> bool:
     """Return whether a run that has ended failed; it may have the result of an earlier one."""
-    return run.process.returncode != 0 or not is_finished(output / run.plan.name, run.plan)
+    return code != 0 or not is_finished(output / plan.name, plan)
 
 
-def _cause(output: Path, run: _Running) -> str:
+def _cause(output: Path, plan: RunPlan, code: int) -> str:
     """Return the last error in the log of a run that failed, or else how its process ended."""
-    lines = tail(output / run.plan.name / LOG, _CAUSE_LINES).splitlines()
+    lines = tail(output / plan.name / LOG, _CAUSE_LINES).splitlines()
     errors = [found[1] for line in lines if (found := _ERROR.match(line))]
-    return errors[-1] if errors else describe_exit(run.process.returncode)
+    return errors[-1] if errors else describe_exit(code)
 
 
-def _outcome(output: Path, run: _Running) -> str:
-    name, folder = run.plan.name, output / run.plan.name
-    if _has_failed(output, run):
-        return f"{name}: failed, {describe_exit(run.process.returncode)}; see {folder / LOG}"
+def _outcome(output: Path, plan: RunPlan, code: int) -> str:
+    name, folder = plan.name, output / plan.name
+    if _has_failed(output, plan, code):
+        return f"{name}: failed, {describe_exit(code)}; see {folder / LOG}"
     result = read_result(folder)
     best, last = (
         ", ".join(

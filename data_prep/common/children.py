@@ -10,26 +10,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 _ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1
 
 
-class Running(Protocol):
-    """Something that a process of ours is at work on."""
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The process."""
-
-
-R = TypeVar("R", bound=Running)
+T = TypeVar("T")
+_POLL_SECONDS = 0.1
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -51,22 +45,46 @@ def spawn_context() -> SpawnContext:
     return multiprocessing.get_context("spawn")
 
 
-@contextmanager
-def terminating(kind: type[R]) -> Iterator[dict[int, R]]:
-    """Yield an empty dict; processes left in it at the end are terminated, on SIGTERM as well.
+def run_in_slots(
+    tasks: Sequence[T],
+    slots: int,
+    start: Callable[[T, int], subprocess.Popen[bytes]],
+    ended: Callable[[T, int, Sequence[T]], object],
+    polled: Callable[[Sequence[T]], object] = lambda tasks: None,
+) -> None:
+    """Run a process for each task, and return when all have ended.
+
+    At its own end, by an error, Ctrl-C or SIGTERM, it terminates them and waits for them.
 
     Args:
-        kind: of the dict's values.
+        tasks: in the order in which they start.
+        slots: processes at once.
+        start: starts the process of a task in a slot, a number from 0 on.
+        ended: told a task, its exit code, and the tasks that have not ended.
+        polled: told several times a second the tasks in progress.
     """
-    running: dict[int, R] = {}
+    waiting, running = deque(tasks), dict[int, tuple[T, subprocess.Popen[bytes]]]()
+
+    def take_ended() -> None:
+        for slot, (task, process) in list(running.items()):
+            if (code := process.poll()) is not None:
+                del running[slot]
+                ended(task, code, [*waiting, *(other for other, _ in running.values())])
+
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        yield running
+        while waiting or running:
+            for slot in sorted({*range(slots)} - running.keys())[: len(waiting)]:
+                task = waiting.popleft()
+                running[slot] = task, start(task, slot)
+            time.sleep(_POLL_SECONDS)
+            take_ended()
+            polled([task for task, _ in running.values()])
     finally:
-        for each in running.values():
-            each.process.terminate()
-        for each in running.values():
-            each.process.wait()
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():
+            process.wait()
         signal.signal(signal.SIGTERM, previous)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +14,6 @@ from pretrain.processes.gpus import VARIABLE
 
 Ended = Callable[[Path, int], object]
 """Told the folder of a run that has ended, and its exit code."""
-_POLL_SECONDS = 0.2
 
 
 class Engine(Protocol):
@@ -24,12 +21,6 @@ class Engine(Protocol):
 
     def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
         """Do the runs, in any order, and return when all have ended."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Running:
-    folder: Path
-    process: subprocess.Popen[bytes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,21 +34,12 @@ class Local:
 
     def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
         """As `Engine`; ended by Ctrl-C or SIGTERM, it stops the runs and waits for them."""
-        waiting = deque(folders)
-        with children.terminating(_Running) as running:
-            while waiting or running:
-                for slot, gpus in enumerate(self.devices):
-                    if waiting and slot not in running:
-                        folder = waiting.popleft()
-                        running[slot] = self._start(folder, gpus)
-                time.sleep(_POLL_SECONDS)
-                for slot, run in list(running.items()):
-                    if (code := run.process.poll()) is not None:
-                        del running[slot]
-                        ended(run.folder, code)
+        children.run_in_slots(
+            folders, len(self.devices), self._start, lambda folder, code, _: ended(folder, code)
+        )
 
-    def _start(self, folder: Path, gpus: Sequence[str]) -> _Running:
+    def _start(self, folder: Path, slot: int) -> subprocess.Popen[bytes]:
         environment = children.environment() | {"OMP_NUM_THREADS": str(self.threads)}
-        if gpus:
+        if gpus := self.devices[slot]:
             environment[VARIABLE] = ",".join(gpus)
-        return _Running(folder, job.start(folder, environment=environment))
+        return job.start(folder, environment=environment)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.common import children
 from data_prep.common.files import write_json
 from finetune import command, examples, runs, tasks
 from finetune.__main__ import main
@@ -217,7 +218,7 @@ def test_a_run_that_ends_well_without_the_model_it_was_to_keep_is_named_and_not_
 
     def start(output, plan, *_):
         started.append(plan.name)
-        return runs._Running(plan, subprocess.Popen([sys.executable, "-c", ""]))
+        return subprocess.Popen([sys.executable, "-c", ""])
 
     monkeypatch.setattr(runs, "_start", start)
     failed = runs.run_all(output, waiting, log.append, jobs=1)
@@ -371,15 +372,15 @@ def test_the_cause_of_a_failure_is_the_last_error_of_the_log_or_how_the_process_
     killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     killed.kill()
     killed.wait()
-    assert runs._cause(tmp_path, runs._Running(plan, killed)).startswith(cause)
+    assert runs._cause(tmp_path, plan, killed.returncode).startswith(cause)
 
 
 def test_of_two_runs_that_end_at_once_the_second_counts_as_left_while_the_first_is_logged():
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    running = {slot: runs._Running(None, done) for slot in range(2)}
-    left = [len(running) for _ in runs._take_ended(running)]
-    assert left == [1, 0]
+    left = []
+    children.run_in_slots("ab", 2, lambda *_: done, lambda task, code, rest: left.append(rest))
+    assert left == [["b"], []]
 
 
 def test_a_causal_model_is_fine_tuned_on_the_mean_alone(tiny_model, easy_glue, tmp_path):
