@@ -1,6 +1,7 @@
 """`replay`: the spike detector over recorded curves, and what the policy would do.
 
-It is the detector that runs live. A curve is a run's folder, or a CSV or JSON Lines file of others.
+It is the detector that runs live. A curve is a run's folder, or a CSV or JSON Lines file of others,
+also compressed (.gz, .zst).
 A step at or below the one before it starts over from there, as after a restart from a checkpoint,
 and the later record counts. Steps may be missing: many logs have every fifth.
 """
@@ -18,6 +19,7 @@ from typing import Any
 
 from data_prep.common import pictures, records
 from data_prep.common.files import write_json
+from data_prep.compressed import open_stream
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SpikeConfig
@@ -81,8 +83,15 @@ def read_curve(path: Path) -> list[Seen]:
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the columns of each line; a last one that was cut off is left out."""
-    lines = path.read_text(encoding="utf-8-sig").split("\n")
-    is_json = path.suffix in (".jsonl", ".json")
+    with open_stream(path) as stream:
+        data = stream.read()
+    try:
+        lines = data.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None
+    is_json = not {".jsonl", ".json"}.isdisjoint(path.suffixes)
     names = [] if is_json else next(csv.reader(lines[:1]), [])
     for number, line in enumerate(lines[1:] if names else lines, start=2 if names else 1):
         if not line.strip():

@@ -1,5 +1,6 @@
 """`replay`: recorded curves are read, judged by the detector, and shown."""
 
+import gzip
 import json
 import math
 import os
@@ -92,6 +93,16 @@ def test_errors_name_the_file_and_the_line(text, name, message, write):
     path = write(text, name)
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}: {message}"):
         read_curve(path)
+
+
+def test_a_compressed_curve_is_read_and_other_bytes_are_refused_by_name(write, tmp_path):
+    curve = tmp_path / "a.csv.gz"
+    curve.write_bytes(gzip.compress(b"step,loss\n1,3.0\n2,2.5\n"))
+    assert pairs(read_curve(curve)) == [(1, 3.0), (2, 2.5)]
+    latin = write("", "latin.csv")
+    latin.write_bytes("step,loss\n1,3.0,Verlustgröße\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=f"{re.escape(str(latin))}: is not UTF-8 text"):
+        read_curve(latin)
 
 
 def test_a_run_folder_gives_what_its_surviving_attempts_judged_live(write):
