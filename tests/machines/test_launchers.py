@@ -24,9 +24,7 @@ def test_ranks_refuse_a_host_with_other_code_by_name(cluster, recipe, tmp_path):
     run, said = tmp_path / "run", []
     environment = {**os.environ, "PATH": SBIN, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     for node in (0, 1):
-        words = [
-            str(cluster.folder / "hostfile") if w == "HOSTFILE" else w for w in deepspeed(node)
-        ]
+        words = deepspeed(cluster.folder / "hostfile", node)
         command = [*cluster.enter(node + 1), *map(str, words), str(recipe.path), f"folder={run}"]
         said.append(
             subprocess.Popen(
