@@ -1,0 +1,68 @@
+"""What machines of a hostfile are refused for, over a true ssh."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.load import load
+from tests.chaos.conftest import PATIENCE
+from tests.machines.conftest import change_code, mount_read_only
+
+pytestmark = pytest.mark.slow
+
+
+def unequal(cluster, hosts, chaos):
+    hosts.write_text("node1 slots=1\nnode2 slots=2\n")
+
+
+def without_folder(cluster, hosts, chaos):
+    chaos.run.mkdir()
+    cluster.run(2, "mount", "-t", "tmpfs", "tmpfs", chaos.run)
+
+
+def read_only(cluster, hosts, chaos):
+    mount_read_only(cluster, chaos.run)
+
+
+def without_corpus(cluster, hosts, chaos):
+    cluster.run(2, "mount", "-t", "tmpfs", "tmpfs", load(str(chaos.recipe)).data.corpus)
+
+
+def forced_command(cluster, hosts, chaos):
+    forced = hosts.with_name("authorized_keys")
+    key = (cluster.folder / "ssh" / "authorized_keys").read_text()
+    forced.write_text(f'command="echo no shell here" {key}')
+    cluster.run(2, "mount", "--bind", forced, Path("~root/.ssh/authorized_keys").expanduser())
+
+
+def without_key(cluster, hosts, chaos):
+    keys = Path("~root/.ssh/authorized_keys").expanduser()
+    cluster.run(2, "mount", "--bind", "/dev/null", keys)
+
+
+def other_code(cluster, hosts, chaos):
+    change_code(cluster)
+
+
+@pytest.mark.parametrize(
+    ("arrange", "message"),
+    [
+        (other_code, "node2 has zeroclap "),
+        (unequal, "node2 has 2 slots and node1 has 1"),
+        (without_folder, "node2 does not have the folder"),
+        (read_only, "node2 cannot write to the folder"),
+        (without_corpus, "node2 does not have the corpus"),
+        (forced_command, "node2 did not run what ssh was asked to run; it printed 'no shell here'"),
+        (without_key, "node2: root@node2: Permission denied"),
+    ],
+)
+def test_machines_that_cannot_run_it_are_refused_in_seconds(
+    hostfile_run, chaos, cluster, arrange, message
+):
+    arrange(cluster, hostfile_run.hosts, chaos)
+    started = time.monotonic()
+    assert hostfile_run.start().wait(PATIENCE) == 2, chaos.output()
+    assert message in chaos.output()
+    assert time.monotonic() - started < 60  # most of it is the start of Python
+    assert not (chaos.run / "ledger.jsonl").exists()
