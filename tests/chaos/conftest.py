@@ -66,11 +66,9 @@ class Chaos:
         self.schedule({})
 
     def schedule(self, faults):
-        """Plan the faults of each attempt, as tuples (what, rank, step[, checkpoint])."""
+        """Plan the faults of each attempt, as tuples (what, rank, step)."""
         named = {
-            attempt: [
-                dict(zip(("what", "rank", "step", "checkpoint"), f, strict=False)) for f in fs
-            ]
+            attempt: [dict(zip(("what", "rank", "step"), f, strict=True)) for f in fs]
             for attempt, fs in faults.items()
         }
         self.plan.write_text(json.dumps(named))

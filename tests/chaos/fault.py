@@ -92,20 +92,6 @@ def in_writing(step, action):
     torch.save = call
 
 
-def before_manifest(step, action):
-    """Act when all files are written and hashed, and nothing is committed."""
-    from pretrain.records import checkpoints
-
-    original = checkpoints.write_json
-
-    def call(path, value):
-        if path.name == checkpoints.MANIFEST and value["step"] == step:
-            action()
-        original(path, value)
-
-    checkpoints.write_json = call
-
-
 def before_record(step, action):
     """Act when the checkpoint is committed and the ledger does not have it yet."""
     from pretrain.train.saver import Saver
@@ -151,26 +137,6 @@ def fill_run(run):
                     file.write(b"\0" * size)
 
 
-def damage(run, step, how):
-    """Damage the second file of a checkpoint, as a disk might."""
-    folder = run / "checkpoints" / f"step-{step:08d}"
-    path = sorted(folder.glob("*_optim_states.pt"))[-1]
-    data = path.read_bytes()
-    if how == "flip":
-        middle = len(data) // 2
-        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
-    elif how == "cut":
-        path.write_bytes(data[: len(data) // 2])
-    else:
-        path.unlink()
-    (run / "checkpoints" / "latest").write_text("")
-
-
-def tear_ledger(run):
-    with (run / "ledger.jsonl").open("ab") as file:
-        file.write(b'{"number": 99, "time": 1.0, "ki')
-
-
 def make_losses_nan(engine):
     """Make the loss NaN from now on."""
     from pretrain.objectives.masked import MaskedLM
@@ -189,10 +155,6 @@ def make_gradients_nan(engine):
 def plan(fault, run):
     """Patch the product for one fault."""
     what, step = fault["what"], fault["step"]
-    checkpoint = fault.get("checkpoint", 0)
-
-    def damage_and_die(how):
-        return lambda engine: (damage(run, checkpoint, how), die())
 
     def pause(engine):
         """Wait until the test continues."""
@@ -201,23 +163,16 @@ def plan(fault, run):
             time.sleep(0.05)
 
     arrange = {
-        "die-at-start": die,
         "die": lambda: at_step(step, lambda engine: die()),
         "freeze-at-start": lambda: before_engine(freeze),
         "raise": lambda: at_step(step, lambda engine: fail()),
         "freeze": lambda: at_step(step, lambda engine: freeze()),
-        "ask-to-stop": lambda: at_step(step, lambda engine: os.kill(os.getpid(), signal.SIGUSR1)),
         "exit-0": lambda: at_step(step, lambda engine: os._exit(0)),
         "pause": lambda: at_step(step, pause),
         "die-before-save": lambda: before_save(step, die),
         "die-while-writing": lambda: in_writing(step, half_written),
-        "die-when-hashed": lambda: before_manifest(step, die),
         "die-when-committed": lambda: before_record(step, die),
         "freeze-before-commit": lambda: before_check(step, freeze),
-        "flip": lambda: at_step(step, damage_and_die("flip")),
-        "cut": lambda: at_step(step, damage_and_die("cut")),
-        "remove": lambda: at_step(step, damage_and_die("remove")),
-        "tear-ledger": lambda: at_step(step, lambda engine: (tear_ledger(run), die())),
         "nan-losses": lambda: at_step(step, make_losses_nan),
         "nan-gradients": lambda: at_step(step, make_gradients_nan),
         "fill-run": lambda: at_step(step, lambda engine: fill_run(run)),

@@ -35,4 +35,4 @@ def test_the_demo_survives_a_spike_and_pretraining_helps(tmp_path: Path) -> None
     assert accuracy["pretrained weights"] > 2 * accuracy["the best constant answer"]
     assert accuracy["pretrained weights"] > accuracy["random weights"]
     assert (output / "run" / "loss.png").stat().st_size > 10_000
-    assert list((output / "run" / "tensorboard").glob("attempt-00*/events*"))
+    assert list((output / "run" / "tensorboard").glob("events*"))
