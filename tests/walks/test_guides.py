@@ -20,7 +20,6 @@ GUIDES = ROOT / "pretrain" / "guides"
 PAGES = [
     GUIDES / "writing-a-recipe.md",
     GUIDES / "using-a-model.md",
-    GUIDES / "continuing-a-run.md",
     ROOT / "README.md",
 ]
 SMALLER = {
