@@ -24,8 +24,6 @@ from pretrain.loop.protocols import MicroBatch
 from pretrain.objectives.base import Block, DocumentObjective, Ids
 from pretrain.objectives.tokens import IGNORED
 
-_MOST_PARTS = 100
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Window:
@@ -37,8 +35,8 @@ class _Window:
     """[n]: what the model reads."""
     positions: Ids
     """[m]: the tokens to predict."""
-    groups: Ids
-    """[n]: the group of each id's loss, see `Windows.batches`."""
+    subsets: Ids
+    """[n]: the subset of each id's document."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,17 +58,6 @@ class Windows:
         """Ids of a row of a micro-batch: L, or those of the longest text, if it is shorter."""
         return min(self.length, int(self._texts.max()) + 1)
 
-    @cached_property
-    def parts(self) -> Ids:
-        """The part of the text that each document is in: at most 100 parts of whole documents.
-
-        They have about as many tokens each, and are the same whatever the length of a window.
-        """
-        lengths: Ids = self.corpus.lengths[self.documents].astype(np.int64)
-        places = (np.cumsum(lengths) - lengths) * _MOST_PARTS // max(1, int(lengths.sum()))
-        numbers: Ids = np.unique(places, return_inverse=True)[1].astype(np.int64)
-        return numbers
-
     def __len__(self) -> int:
         """Number of windows."""
         return int((1 + self._later).sum())
@@ -83,8 +70,7 @@ class Windows:
     def batches(self, objective: DocumentObjective, rows: int) -> Iterator[MicroBatch]:
         """Micro-batches of windows. At most a window and a document are in memory besides.
 
-        Short windows share a row, where they do not see each other. In place of its subset each
-        target has its group, its place in an array of [subsets, parts].
+        Short windows share a row, where they do not see each other.
 
         Args:
             objective: for validation.
@@ -128,22 +114,18 @@ class Windows:
         return later
 
     def _windows(self, objective: DocumentObjective) -> Iterator[_Window]:
-        numbered = zip(self.documents, self.parts, strict=True)
-        documents = (self._tokens(objective, document, int(part)) for document, part in numbered)
+        documents = (self._tokens(objective, document) for document in self.documents)
         for text in [documents] if self.one_text else ([document] for document in documents):
             yield from self._cut(text)
 
-    def _tokens(self, objective: DocumentObjective, document: int, part: int) -> Ids:
-        """Of each token of a document: id, what the model reads, its source, whether a target.
-
-        The source is a place in an array of [subsets, parts].
-        """
+    def _tokens(self, objective: DocumentObjective, document: int) -> Ids:
+        """Of each token of a document: id, what the model reads, its subset, whether a target."""
         ids = self.corpus.document(document).astype(np.int64)
         inputs, positions = objective.mask(ids, validation_key(document))
         is_target = np.zeros_like(ids)
         is_target[positions] = 1
-        source = int(self.corpus.subsets[document]) * (int(self.parts[-1]) + 1) + part
-        return np.stack([ids, inputs, np.full_like(ids, source), is_target])
+        subset = int(self.corpus.subsets[document])
+        return np.stack([ids, inputs, np.full_like(ids, subset), is_target])
 
     def _cut(self, text: Iterable[Ids]) -> Iterator[_Window]:
         """The windows of one text, which comes in parts."""
@@ -158,12 +140,12 @@ class Windows:
 
     def _window(self, tokens: Ids, scored: int) -> _Window:
         """A window whose first `scored` tokens were scored before."""
-        ids, inputs, sources, is_target = tokens
+        ids, inputs, subsets, is_target = tokens
         return _Window(
             np.append(Tokenizer.bos_id, ids),
             np.append(Tokenizer.bos_id, inputs),
             np.flatnonzero(is_target[scored:]) + scored + 1,
-            np.append(0, sources),
+            np.append(0, subsets),
         )
 
     def _micro_batch(
@@ -177,7 +159,7 @@ class Windows:
                 Block(
                     np.concatenate([window.ids for window in windows]),
                     np.repeat(np.arange(1, len(sizes) + 1), sizes) if len(sizes) > 1 else None,
-                    np.concatenate([window.groups for window in windows]),
+                    np.concatenate([window.subsets for window in windows]),
                 )
             )
             places = [each.positions + first for each, first in zip(windows, starts, strict=False)]

@@ -58,10 +58,7 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     packing += "contiguous reads the split as one text, any other every document by itself"
     packings = ["chunked", "best-fit", "complete", "contiguous", "one-document", "sentence-pairs"]
     add("--packing", choices=packings, help=packing)
-    text = (
-        "also write the results to this file, those of --lengths with an interval by the bootstrap"
-    )
-    add("--json", type=Path, help=text)
+    add("--json", type=Path, help="also write the results to this file")
     plot = pictures.HELP.format("perplexity by length")
     add("--plot", type=Path, help=plot)
     add_device(command)

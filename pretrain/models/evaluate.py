@@ -34,10 +34,6 @@ from pretrain.objectives.base import (
 )
 from pretrain.objectives.sentence_pairs import SentencePairsLM
 
-_RESAMPLES = 1000
-INTERVAL = "95 % interval of perplexity: bootstrap over documents"
-"""What `Evaluation.interval` is."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Score:
@@ -50,11 +46,6 @@ class Score:
     targets: int
     accuracy: float
     """Share of the targets that the model finds most likely."""
-
-    @property
-    def accuracy_error(self) -> float:
-        """Standard error of the accuracy p of n targets, sqrt(p (1 - p) / n)."""
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.targets)
 
     @classmethod
     def of(cls, sums: npt.NDArray[np.float64], weights: Sequence[float]) -> Score:
@@ -135,8 +126,6 @@ class Evaluation(Scores):
     """Share of the split's tokens that the blocks or windows hold. Span corruption reads less."""
     stride: int | None = None
     """Of windows that overlap."""
-    interval: tuple[float, float] | None = None
-    """Of `evaluate_lengths`: see `perplexity_interval`."""
     pairs: dict[str, Score] = dataclasses.field(default_factory=dict)
     """Of `evaluate_blocks`, for a model with a pair head: of "masked", "nsp" and "sop"."""
 
@@ -148,27 +137,6 @@ class Refusal:
     length: int
     refused: str
     """Why."""
-
-
-def perplexity_interval(sums: npt.NDArray[np.float64]) -> tuple[float, float] | None:
-    """The 95 % interval of a perplexity by the bootstrap (Efron and Tibshirani 1993, chapter 13).
-
-    The parts are drawn with replacement 1,000 times, always with the same seed. The interval is
-    that of the text, as if other documents had been read; the model is the same.
-
-    Args:
-        sums: [parts, 3]: nats, correct predictions, targets of each part of the text.
-
-    Returns:
-        The 2.5th and the 97.5th percentile; None where fewer than two parts have targets.
-    """
-    sums = sums[sums[:, 2] > 0]
-    if len(sums) < 2:
-        return None
-    drawn = np.random.default_rng(0).integers(len(sums), size=(_RESAMPLES, len(sums)))
-    nats, _, targets = sums[drawn].sum(axis=1).T
-    low, high = np.percentile(nats / targets, [2.5, 97.5])
-    return math.exp(min(low, 700.0)), math.exp(min(high, 700.0))
 
 
 def validation_objective(
@@ -264,14 +232,6 @@ def pair_objectives(objective: PretrainingObjective) -> dict[str, SentencePairsL
     }
 
 
-def _refuse_latents(latents: int, one_text: bool) -> None:
-    if latents and not one_text:
-        raise ValueError(
-            f"--lengths puts several documents into a row, which the model's {latents} latents "
-            "read as one; use --packing contiguous, or leave out --lengths"
-        )
-
-
 def evaluate_lengths(
     model: LanguageModel,
     objective: PretrainingObjective,
@@ -308,7 +268,11 @@ def evaluate_lengths(
             f"objective {objective.settings.name!r} cannot draw targets for whole documents, so "
             "every length would measure others; evaluate without --lengths"
         )
-    _refuse_latents(model.config.latents, one_text)
+    if model.config.latents and not one_text:
+        raise ValueError(
+            "--lengths puts several documents into a row, which the model's latents read as one; "
+            "use --packing contiguous, or leave out --lengths"
+        )
     documents = spread(len(corpus), limit)
     read = int(corpus.lengths[documents].sum())
     if max(lengths) > read + 1:
@@ -328,7 +292,7 @@ def evaluate_lengths(
         windows = Windows(corpus, documents, length, stride or length, one_text)
         rows = max(1, tokens // windows.row)
         try:
-            scores, interval = _window_scores(model, objective, windows, rows)
+            scores = _window_scores(model, objective, windows, rows)
         except torch.OutOfMemoryError as error:
             return Refusal(length, str(error).partition("\n")[0])
         return Evaluation(
@@ -337,7 +301,6 @@ def evaluate_lengths(
             blocks=len(windows),
             coverage=coverage,
             stride=stride,
-            interval=interval,
         )
 
     return map(measure, lengths)
@@ -345,14 +308,11 @@ def evaluate_lengths(
 
 def _window_scores(
     model: LanguageModel, objective: DocumentObjective, windows: Windows, rows: int
-) -> tuple[Scores, tuple[float, float] | None]:
-    """The scores over windows, and the interval; see `Evaluation`."""
-    corpus, terms = windows.corpus, objective.terms
-    count = int(windows.parts[-1]) + 1  # of parts
-    names = corpus.manifest.subsets
+) -> Scores:
+    corpus, names = windows.corpus, windows.corpus.manifest.subsets
     batches = _with_bar(windows.batches(objective, rows), windows.length, windows.ids)
     # Added one by one: there may be as many passes as tokens.
-    parts = (summed(model, objective, [each], len(names) * count) for each in batches)
+    parts = (summed(model, objective, [each], len(names)) for each in batches)
     sums = functools.reduce(torch.add, parts).cpu().numpy()
     if not sums[..., 2].any():
         raise ValueError(
@@ -360,9 +320,7 @@ def _window_scores(
             f"{windows.ids} tokens read is a target ({validation_note(objective.settings)}); "
             "prepare more validation documents"
         )
-    sums = sums.reshape(len(names), count, len(terms), 3)
-    interval = perplexity_interval(sums.sum(axis=0)[:, 0])
-    return Scores.of(sums.sum(axis=1), terms, names), interval
+    return Scores.of(sums, objective.terms, names)
 
 
 def _with_bar(batches: Iterable[MicroBatch], length: int, tokens: int) -> Iterator[MicroBatch]:

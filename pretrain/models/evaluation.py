@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from pretrain.data.sources import SOURCES
 from pretrain.engine.distributed import choose_device
 from pretrain.models import model_folder
 from pretrain.models.evaluate import (
-    INTERVAL,
     Evaluation,
     Refusal,
     Score,
@@ -35,12 +33,6 @@ from pretrain.models.evaluate import (
     validation_objective,
 )
 from pretrain.models.model_folder import LoadedModel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_ROOM_ABOVE = 1.5
-"""The perplexity axis ends at the highest value within the training length, times this."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +61,6 @@ class Measured:
     trained_length: int
     """Tokens of the blocks of its training."""
     results: list[Evaluation | Refusal] = dataclasses.field(default_factory=list)
-    pair_task: str | None = None
-    """What its pair head was trained on, such as "sop"; "-" where nothing says; None without such a
-    head."""
 
     @property
     def evaluations(self) -> list[Evaluation]:
@@ -107,9 +96,7 @@ def run(
             sys.stdout.write(f"\n{name}, trained on blocks of {length}\n")
         sys.stdout.write(_note(each, corpus, reading))
         sys.stdout.write(heading("windows" if reading.lengths else "blocks"))
-        recorded = each.recipe_section("objective").get("pair_task", "-")
-        task = recorded if each.model.config.pair_head else None
-        found = Measured(name, each.sequence_length, pair_task=task)
+        found = Measured(name, each.sequence_length)
         measured.append(found)
         each.model.to(chosen)
         for result in results:
@@ -121,8 +108,6 @@ def run(
         each.model.to("cpu")
     if plot:
         draw_scores(measured, plot)
-    if table := pair_table(measured):
-        sys.stdout.write(f"\n{table}")
     _raise_refused(measured)
 
 
@@ -212,7 +197,8 @@ def heading(counted: str) -> str:
 def table_rows(result: Evaluation | Refusal) -> str:
     """Lines of the table: the total, each term and each subset where there are several.
 
-    The total over several terms has a loss, but neither a perplexity nor an accuracy.
+    The total over several terms has a loss, but neither a perplexity nor an accuracy. The last
+    lines are those of a pair head on each task.
     """
     if isinstance(result, Refusal):
         return f"{result.length:>8} refused: {result.refused}\n"
@@ -227,6 +213,7 @@ def table_rows(result: Evaluation | Refusal) -> str:
             _row(empty, "", score, f"  {name}", summed=bool(terms))
             for name, score in result.subsets.items()
         ]
+    lines += [_row(empty, "", score, f"  pairs: {name}") for name, score in result.pairs.items()]
     return "".join(lines)
 
 
@@ -240,52 +227,16 @@ def _row(first: str, coverage: str, score: Score, last: str, *, summed: bool = F
     )
 
 
-def pair_table(measured: Sequence[Measured]) -> str:
-    """The accuracy of models with a pair head, as in table 5 of Lan et al. 2020."""
-    found = [(m, result.pairs) for m in measured for result in m.evaluations if result.pairs]
-    if not found:
-        return ""
-    width = max(5, *(len(each.model) for each, _ in found))
-    title = (
-        "accuracy ± its standard error, of masked tokens and of each task's pairs\n"
-        "MLM: of pairs in their order; `masked` above: of pairs as in training, also false ones\n"
-    )
-    names = f"{'tokens':>9} {'MLM':>15} {'pairs':>8} {'NSP':>15} {'SOP':>15}"
-    return f"{title}{'model':<{width}}  trained on {names}\n" + "".join(
-        f"{each.model:<{width}}  {each.pair_task:<10} {scores['masked'].targets:>9,} "
-        f"{_accuracy(scores['masked'])} {scores['sop'].targets:>8,} {_accuracy(scores['nsp'])} "
-        f"{_accuracy(scores['sop'])}\n"
-        for each, scores in found
-    )
-
-
-def _accuracy(score: Score) -> str:
-    return f"{score.accuracy:>7.1%} ± {score.accuracy_error:>5.1%}"
-
-
 # --- files ---------------------------------------------------------------------------------------
 
 
 def _as_json(measured: Measured, result: Evaluation | Refusal) -> dict[str, object]:
-    values = {
-        **dataclasses.asdict(result),
-        "model": measured.model,
-        "trained_length": measured.trained_length,
-    }
-    if isinstance(result, Evaluation) and result.interval:
-        values["interval_kind"] = INTERVAL
-    if isinstance(result, Evaluation) and measured.pair_task:
-        values["pair_task"] = measured.pair_task
-        for name, score in result.pairs.items():
-            values["pairs"][name]["standard_error"] = score.accuracy_error
-    return values
+    of = {"model": measured.model, "trained_length": measured.trained_length}
+    return dataclasses.asdict(result) | of
 
 
 def draw_scores(measured: Sequence[Measured], path: Path) -> None:
-    """Draw perplexity by length, the form of Figure 1 of Press et al. 2022.
-
-    The axis of perplexity ends a little above the values within the training length.
-    """
+    """Draw perplexity by length, the form of Figure 1 of Press et al. 2022."""
     found = [(each, each.evaluations) for each in measured if each.evaluations]
     strides = {result.stride for _, results in found for result in results if result.stride}
     kind = f"sliding windows, stride {strides.pop():,}" if strides else "non-overlapping windows"
@@ -294,45 +245,16 @@ def draw_scores(measured: Sequence[Measured], path: Path) -> None:
         axes = figure.subplots()
         axes.set(title=f"perplexity by length, {kind}", ylabel="perplexity")
         axes.set(xlabel="inference length (tokens)", xscale="log")
-        if found:
-            end = _end_of_axis(measured)
-            for number, (each, results) in enumerate(found):
-                _draw_curve(axes, each, results, f"C{number}", end)
-            axes.set_ylim(top=end)
+        for number, (each, results) in enumerate(found):
+            x = [result.length for result in results]
+            y = [result.total.perplexity for result in results]
+            axes.plot(x, y, "o-", color=f"C{number}", label=each.model)
+            if x[0] <= (trained := each.trained_length) <= x[-1]:
+                value = np.exp(np.interp(trained, x, np.log(y)))
+                axes.plot(trained, value, "D", color=f"C{number}", mfc="white", ms=8, zorder=3)
         axes.plot([], [], "D", color="black", mfc="white", label="training length")
-        if any(result.interval for _, results in found for result in results):
-            axes.plot([], [], "|", color="black", ms=8, label=INTERVAL)
         axes.minorticks_off()
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.set_yscale("log")  # short after the training length, a curve may explode
+        pictures.plain_numbers(axes.yaxis)
         pictures.legend_below(figure)
-
-
-def _end_of_axis(measured: Sequence[Measured]) -> float:
-    """Return the highest perplexity that is shown."""
-    points = [
-        (
-            result.length <= each.trained_length,
-            max(result.total.perplexity, *(result.interval or [0.0])),
-        )
-        for each in measured
-        for result in each.evaluations
-    ]
-    highs = [high for _, high in points]
-    within = [high for is_trained, high in points if is_trained] or [min(highs)]
-    return min(_ROOM_ABOVE * max(within), 1.05 * max(highs))
-
-
-def _draw_curve(
-    axes: Axes, each: Measured, results: Sequence[Evaluation], color: str, end: float
-) -> None:
-    """Draw the curve of a model, with the intervals and the training length."""
-    x = [result.length for result in results]
-    # What is far above the end of the axis would overflow.
-    y = [min(result.total.perplexity, 100 * end) for result in results]
-    axes.plot(x, y, "o-", color=color, label=each.model)
-    for result in results:
-        if result.interval:
-            axes.vlines(result.length, *result.interval, color=color, lw=1)
-    if x[0] <= each.trained_length <= x[-1]:
-        value = np.interp(each.trained_length, x, y)
-        axes.plot(each.trained_length, value, "D", color=color, mfc="white", ms=8, zorder=3)

@@ -52,13 +52,13 @@ def batches_of(split, length, rows, chosen=None, **reading):
     return [batch.arrays for batch in batches]
 
 
-def targets_of(batches, groups):
+def targets_of(batches):
     """(id, subset, what the model reads in its place) of every target: with an id, its place."""
     found = []
     for arrays in batches:
         used = arrays["labels"] != IGNORED
         read = arrays["input_ids"].ravel()[arrays["target_positions"]]
-        columns = arrays["labels"][used], arrays["subsets"][used] // groups, read[used]
+        columns = arrays["labels"][used], arrays["subsets"][used], read[used]
         found += zip(*(column.tolist() for column in columns), strict=True)
     return sorted(found)
 
@@ -74,10 +74,8 @@ def test_every_length_and_batch_size_has_the_same_targets(split, settings):
     for length in (2, 3, 17, 64, 128, 301, 1000):
         for rows in (1, 50):
             for reading in ({}, {"one_text": True}, {"stride": 1 + length // 3}):
-                windows = windows_of(split, length, **reading)
-                groups = int(windows.parts[-1]) + 1
                 batches = batches_of(split, length, rows, objective(**settings), **reading)
-                assert targets_of(batches, groups) == sorted(expected), (length, rows, reading)
+                assert targets_of(batches) == sorted(expected), (length, rows, reading)
 
 
 @pytest.mark.parametrize("length", [2, 17, 64, 301])
@@ -216,27 +214,6 @@ def test_one_text_is_the_concatenation_of_the_documents(split):
         for arrays, same in zip(found, expected, strict=True):
             for name in arrays.keys() - {"subsets"}:
                 np.testing.assert_array_equal(arrays[name], same[name])
-
-
-@pytest.mark.parametrize("stride", [64, 10])
-def test_groups_say_subset_and_part(split, stride):
-    windows = windows_of(split, 64, stride)
-    for arrays in batches_of(split, 64, 3, causal_objective(), stride=stride):
-        used = arrays["labels"] != IGNORED
-        documents = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-        read = documents[arrays["labels"][used] - FIRST_WORD_ID]
-        subsets, part = split.subsets[read].astype(int), windows.parts[read]
-        expected = subsets * (windows.parts[-1] + 1) + part
-        np.testing.assert_array_equal(arrays["subsets"][used], expected)
-
-
-def test_parts_are_whole_documents_of_about_as_many_tokens():
-    many = split_of(1 + np.arange(700) % 50)
-    parts = windows_of(many, 64).parts
-    tokens = np.bincount(parts, weights=many.lengths)
-    assert len(tokens) == 100
-    assert (np.diff(parts) >= 0).all()
-    assert abs(tokens / many.lengths.sum() - 0.01).max() * many.lengths.sum() <= 50
 
 
 def test_targets_of_a_block_as_a_whole_are_not_a_document_s(split):

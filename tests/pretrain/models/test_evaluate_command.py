@@ -168,10 +168,6 @@ def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, 
     results = json.loads(files[0].read_text())
     assert [r["model"] for r in results] == ["causal-rotary"] * 3 + ["causal-learned"] * 3
     assert {result["stride"] for result in results if "stride" in result} == {30}
-    for result in results[:5]:
-        low, high = result["interval"]
-        assert low < result["total"]["perplexity"] < high
-        assert result["interval_kind"].startswith("95 % interval of perplexity")
     assert "<svg " in files[1].read_text()
 
 
@@ -206,21 +202,17 @@ def test_models_of_the_same_folder_name_are_named_by_path(folder, corpus, tmp_pa
     assert all(f"\n{model}, trained on blocks" in out for model in models)
 
 
-def test_models_with_a_pair_head_are_one_table_of_both_tasks(
+def test_models_with_a_pair_head_are_measured_on_both_tasks(
     pair_folder, sentence_corpus, tmp_path, capsys
 ):
     file, tasks = tmp_path / "scores.json", ["none", "nsp", "sop"]
     words = ["--data", str(sentence_corpus), "--blocks", "30", "--json", str(file)]
     assert command_line.main(["evaluate", *map(pair_folder, tasks), *words]) == 0
-    *_, columns, none, nsp, sop = capsys.readouterr().out.splitlines()
-    assert columns.split() == ["model", "trained", "on", "tokens", "MLM", "pairs", "NSP", "SOP"]
+    rows = [row for row in capsys.readouterr().out.splitlines() if row.endswith("pairs: sop")]
     found = json.loads(file.read_text())
-    for task, row, result in zip(tasks, (none, nsp, sop), found, strict=True):
-        assert row.split()[:2] == [task, result["pair_task"]] == [task, task]
+    for row, result in zip(rows, found, strict=True):
         score = result["pairs"]["sop"]
-        error = (score["accuracy"] * (1 - score["accuracy"]) / 30) ** 0.5
-        assert score["standard_error"] == pytest.approx(error)
-        assert row.endswith(f"{score['accuracy']:.1%} ± {error:>5.1%}")
+        assert row.split()[-3] == f"{score['accuracy']:.1%}"
         # The weights are the same: so are the scores on a task, whatever the training.
         assert score == found[0]["pairs"]["sop"]
     assert score.items() >= found[2]["terms"]["sop"].items()
@@ -275,7 +267,6 @@ def test_scores_of_pairs_are_those_of_the_run_to_the_last_digit(task, compared, 
     overrides += ["data.min_token_coverage=0", "model.variant=albert"]
     overrides += [f"objective={{name: sentence-pairs, pair_task: {task}, longest_ngram: 3}}"]
     logged, found = compared(sentence_corpus, *overrides)
-    assert found["pair_task"] == task
     assert {name: logged[name] for name in found["total"]} == found["total"]
     if task == "none":
         assert found["pairs"]["masked"].items() >= found["total"].items()
