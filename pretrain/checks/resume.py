@@ -42,7 +42,9 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     run = Path(config.folder)
     _refuse_other_folder(run)
     fork = forks.find(config)
-    records = fork.records if fork else ledger.read_ledger(run / ledger.FILE_NAME)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
+    run_folder.refuse_lost_ledger(run, records, fork.copied if fork else ())
+    records = fork.records if fork else records
     old = forks.recorded(config, fork)
     state = ledger.run_state(records, config.training.seed)
     done = state.resume_step()

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -17,7 +17,7 @@ from data_prep import contents
 from data_prep.common import files
 from data_prep.manifest import CorpusManifest
 from pretrain.config.run import RunConfig
-from pretrain.records import checkpoints, ledger
+from pretrain.records import checkpoints, ledger, metrics
 
 LOCK = "train.lock"
 """Held by the attempt that trains a run."""
@@ -54,11 +54,38 @@ def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:
     Raises:
         ValueError: a later attempt has begun; the message names it.
     """
-    newest = [record for record in records if record["kind"] == "attempt"][-1]
+    newest = next((r for r in reversed(records) if r["kind"] == "attempt"), None)
+    if newest is None:
+        raise ValueError(f"{ledger.FILE_NAME}: has lost the records of this attempt, which stops")
     if newest["token"] != token:
         raise ValueError(
             f"attempt {newest['attempt']} (process {newest['pid']} on {newest['host']}) has begun "
             "on this run since; this one stops"
+        )
+
+
+def refuse_lost_ledger(
+    run: Path, records: Sequence[ledger.Record], copied: Collection[Path] = ()
+) -> None:
+    """Refuse to begin where a run has saved something that no record of an attempt speaks of.
+
+    Args:
+        run: the run's folder.
+        records: of its ledger.
+        copied: files and folders in it that come from another run.
+
+    Raises:
+        ValueError: names what is there, and both ways out.
+    """
+    if any(record["kind"] == "attempt" for record in records):
+        return
+    saved = {*run.glob("checkpoints/step-????????"), *run.glob(metrics.METRICS)} - {*copied}
+    if saved:
+        names = ", ".join(sorted(str(path.relative_to(run)) for path in saved))
+        raise ValueError(
+            f"{run / ledger.FILE_NAME}: is missing, or has lost its records, but {names} of that "
+            "run are there and would be replaced; put the ledger back from a backup to resume the "
+            "run, or name a new folder to begin another one"
         )
 
 

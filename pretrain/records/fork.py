@@ -14,7 +14,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Fork:
     """Of the source's ledger, up to the commit of the checkpoint."""
     recipe: RunConfig
     """The public part of the source's when it saved the checkpoint."""
+    copied: Collection[Path]
+    """What a call of `take` that was interrupted may have left in the fork's folder."""
 
 
 def find(config: RunConfig) -> Fork | None:
@@ -76,7 +78,9 @@ def find(config: RunConfig) -> Fork | None:
     )
     manifest = checkpoints.read_manifest(checkpoints.folder_of(run, wanted.step))
     source = f"the recipe in the checkpoint of step {wanted.step} of {wanted.run}"
-    return Fork(run, wanted.step, records[: end + 1], from_dict(manifest["recipe"], source))
+    copied = (checkpoints.folder_of(own, wanted.step), own / metrics.METRICS)
+    recipe = from_dict(manifest["recipe"], source)
+    return Fork(run, wanted.step, records[: end + 1], recipe, copied)
 
 
 def recorded(config: RunConfig, fork: Fork | None) -> RunConfig | None:

@@ -18,7 +18,7 @@ from pretrain.config.run import Phase, RunConfig
 from pretrain.config.sections import PhaseConfig
 from pretrain.config.settings import flatten, override
 from pretrain.records import fork, ledger, metrics, pace, versions
-from pretrain.records.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK
+from pretrain.records.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK, refuse_lost_ledger
 from pretrain.records.history import sentences, suspicion
 from pretrain.records.ledger import Record
 
@@ -160,6 +160,7 @@ def view(run: Path) -> RunView:
         )
     config = load(str(_recipe_of(run)))
     records = ledger.read_ledger(run / ledger.FILE_NAME)
+    refuse_lost_ledger(run, records)
     state = ledger.run_state(records, config.training.seed)
     lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS))
     validation = metrics.surviving_validation(metrics.read_metrics(run / metrics.VALIDATION), lines)

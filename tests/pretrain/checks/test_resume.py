@@ -148,3 +148,24 @@ def test_a_run_goes_on_only_with_the_algorithm_that_cut_its_blocks(recipe, tmp_p
     monkeypatch.setattr(SOURCES["chunked"], "algorithm", 2)
     with pytest.raises(ValueError, match="cut by chunked-1, .* by chunked-2"):
         refuse_other_recipe(config, manifests)
+
+
+@pytest.mark.parametrize("content", [None, "", '{"number": 0, "kind": "crash"}'])
+@pytest.mark.parametrize("left", ["checkpoints/step-00000015", "metrics.jsonl"])
+def test_what_a_run_has_saved_is_not_replaced_where_its_ledger_is_lost(
+    recipe, tmp_path, content, left
+):
+    config = recipe.load(tmp_path / "run")
+    run_folder.lock(tmp_path / "run").close()
+    path = tmp_path / "run" / ledger.FILE_NAME
+    if content:
+        ledger.append(path, "crash", attempt=1, reason="its launcher ended")
+    elif content is not None:
+        path.touch()
+    refuse_other_recipe(config, check(config, 1)[1])
+    if left == "metrics.jsonl":
+        (tmp_path / "run" / left).write_text("{}\n")
+    else:
+        (tmp_path / "run" / left).mkdir(parents=True)
+    with pytest.raises(ValueError, match=f"{path}: .* {left}.* a backup.* new folder"):
+        refuse_other_recipe(config, check(config, 1)[1])

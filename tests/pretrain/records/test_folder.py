@@ -37,6 +37,8 @@ def test_an_attempt_is_superseded_by_any_later_one_and_by_nothing_else():
     # Both read the ledger at once and took the same number: the token tells them apart.
     with pytest.raises(ValueError, match=r"attempt 1 \(process 7 on there\) has begun"):
         run_folder.refuse_superseded([mine, other, {"kind": "commit"}], "a")
+    with pytest.raises(ValueError, match=r"ledger\.jsonl: has lost the records"):
+        run_folder.refuse_superseded([{"kind": "crash"}], "a")
 
 
 def test_a_run_is_created_once_even_where_a_launch_failed_before(recipe, tmp_path):
