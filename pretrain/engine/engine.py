@@ -143,6 +143,8 @@ class Engine:
                 model=model, optimizer=wrapped, config=dict(settings)
             )
         stage = self._deepspeed.zero_optimization_stage()
+        if stage in (1, 2):
+            workarounds.judge_overflow_by_norm(self._deepspeed.optimizer)
         if stage > 0 and isinstance(wrapped, ByParameter):
             pieces = {
                 tensor: reshard.pieces(stage, shapes, len(tensor), self.rank, self.world_size)
