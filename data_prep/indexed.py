@@ -15,9 +15,13 @@ read the files through megatron-core too.
 Order: layout, writer, reader.
 """
 
+import ctypes
+import mmap
+import os
 import struct
 import sys
 import warnings
+import weakref
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,6 +39,11 @@ _HEADER = struct.Struct("<9sQBQQ")
 _TYPE_OF_CODE: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.uint16)}
 """By the codes of megatron.core.datasets.indexed_dataset.DType; the types of `dtype_for`."""
 _CODE_OF_TYPE = {dtype: code for code, dtype in _TYPE_OF_CODE.items()}
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FAILED = ctypes.c_void_p(-1).value
 _WINDOW = 1 << 20  # entries of a column in memory at a time
 
 
@@ -142,25 +151,22 @@ class IndexedReader:
                 The message names the file, the sequence and the value.
         """
         index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-        for file in (index, data):
-            if not file.is_file():
-                raise ValueError(f"{file}: no such file")
-        dtype, sequences, bounds = _read_header(index)
+        content = _mapped(index)
+        dtype, sequences, bounds = _header(index, content)
         start = _HEADER.size
-        self.lengths: npt.NDArray[np.int32] = _mapped(index, "<i4", start, sequences)
+        self.lengths: npt.NDArray[np.int32] = np.frombuffer(content, "<i4", sequences, start)
         """Number of ids in each sequence; int32 [sequences]."""
         start += 4 * sequences
-        self.offsets: npt.NDArray[np.int64] = _mapped(index, "<i8", start, sequences)
+        self.offsets: npt.NDArray[np.int64] = np.frombuffer(content, "<i8", sequences, start)
         """Place of each sequence in the data, in bytes; int64 [sequences]."""
         start += 8 * sequences
-        self.bounds: npt.NDArray[np.int64] = _mapped(index, "<i8", start, bounds)
+        self.bounds: npt.NDArray[np.int64] = np.frombuffer(content, "<i8", bounds, start)
         """First sequence of each document, and the number of sequences; int64 [documents + 1]."""
-        size_bytes = data.stat().st_size
-        self.ids: npt.NDArray[np.integer[Any]] = _mapped(
-            data, dtype, 0, size_bytes // dtype.itemsize
-        )
+        content = _mapped(data)
+        count = len(content) // dtype.itemsize
+        self.ids: npt.NDArray[np.integer[Any]] = np.frombuffer(content, dtype, count)
         """All ids; [ids]."""
-        self._check(index, data, size_bytes)
+        self._check(index, data, len(content))
 
     def __getitem__(self, number: int) -> npt.NDArray[np.integer[Any]]:
         """Return the ids of a sequence."""
@@ -208,29 +214,46 @@ def import_megatron() -> ModuleType:
     return sys.modules[module.__name__]
 
 
-def _mapped(file: Path, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
-    if not count:  # an empty file cannot be mapped
-        return np.empty(0, dtype)
-    # The base class: making a slice of a numpy.memmap takes ten times as long.
-    return np.asarray(np.memmap(file, dtype, mode="r", offset=offset, shape=(count,)))
+def _mapped(file: Path) -> memoryview:
+    """Map a file into memory for as long as the view or an array of it is used.
+
+    The mapping needs no open file. One of Python's `mmap` keeps one, and a corpus may have more
+    shards than a process may have open files.
+
+    Raises:
+        ValueError: There is no such file.
+    """
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file")
+    with file.open("rb") as opened:
+        size_bytes = os.fstat(opened.fileno()).st_size
+        if not size_bytes:  # cannot be mapped
+            return memoryview(b"")
+        options = mmap.PROT_READ, mmap.MAP_SHARED, opened.fileno(), 0
+        address = _LIBC.mmap(None, size_bytes, *options)
+    if address == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(file))
+    content = (ctypes.c_ubyte * size_bytes).from_address(address)
+    # Not at exit, when an array may still be read.
+    weakref.finalize(content, _LIBC.munmap, address, size_bytes).atexit = False
+    return memoryview(content).toreadonly()
 
 
-def _read_header(index: Path) -> tuple[np.dtype[Any], int, int]:
+def _header(index: Path, content: memoryview) -> tuple[np.dtype[Any], int, int]:
     """Return the type of the ids, and the numbers of sequences and of bounds of documents."""
-    with index.open("rb") as file:
-        head = file.read(_HEADER.size)
-    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+    if len(content) < _HEADER.size or content[: len(_MAGIC)] != _MAGIC:
         raise ValueError(f"{index}: not a Megatron index (it does not start with {_MAGIC!r})")
-    _, version, code, sequences, bounds = _HEADER.unpack(head)
+    _, version, code, sequences, bounds = _HEADER.unpack_from(content)
     if version != _VERSION or code not in _TYPE_OF_CODE:
         raise ValueError(
             f"{index}: version {version} with id type {code}; accepted: version {_VERSION} with "
             f"{', '.join(f'{code} ({dtype})' for code, dtype in _TYPE_OF_CODE.items())}"
         )
     expected = _HEADER.size + 12 * sequences + 8 * bounds
-    if bounds < 1 or index.stat().st_size != expected:
+    if bounds < 1 or len(content) != expected:
         raise ValueError(
-            f"{index}: {index.stat().st_size} bytes, but its header ({sequences} sequences, "
+            f"{index}: {len(content)} bytes, but its header ({sequences} sequences, "
             f"{bounds} document bounds) requires {expected}"
         )
     return _TYPE_OF_CODE[code], sequences, bounds

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE
+from data_prep.common.files import described
 
 AddArguments = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int | None]
@@ -201,9 +202,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
         if code == EXIT_DONE:
             sys.stdout.flush()
     except (ValueError, OSError) as error:
-        message = str(error)
-        if isinstance(error, OSError) and error.filename is not None:
-            message = f"{error.filename}: {error.strerror}"
+        message = described(error) if isinstance(error, OSError) else str(error)
         print(f"{name}: error: {' '.join(message.split())}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:

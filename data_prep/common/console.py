@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
+from data_prep.common.files import allow_open_files
+
 _GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
 """Errors of a write to a pipe, terminal or device that nobody reads."""
 
@@ -67,11 +69,12 @@ def install() -> None:
 
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
-    """Make stdout and stderr lasting streams within the block.
+    """Make stdout and stderr lasting streams within the block, and allow many open files.
 
     Output that nobody can read is dropped, so that the command finishes its work, such as writing
     files, and returns its own exit code. Other errors, such as a full disk, are raised.
     """
+    allow_open_files()  # here, because every command begins with it
     before = sys.stdout, sys.stderr
     install()
     try:

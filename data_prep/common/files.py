@@ -4,12 +4,14 @@ Files are written under a temporary name in the same folder, hashed on the way, 
 and renamed. A killed process leaves `*.partial` files, which nothing reads.
 """
 
+import errno
 import fcntl
 import glob
 import hashlib
 import json
 import math
 import os
+import resource
 import secrets
 import shutil
 import socket
@@ -21,6 +23,9 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 PARTIAL_SUFFIX = ".partial"
+_MOST_OPEN_FILES = 1 << 16
+"""Where a machine has no limit, or a huge one, programs that close all that they could have open
+would take minutes to start."""
 _PAUSES = (0.1, 0.4, 1.0)
 """Seconds between the attempts of `retried`."""
 T = TypeVar("T")
@@ -206,6 +211,20 @@ def lock(path: Path, busy: str) -> TextIO:
         file.close()
         raise
     return file
+
+
+def allow_open_files() -> None:
+    """Let this process and its children have as many files open as the machine allows them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_OPEN_FILES)), hard))
+
+
+def described(error: OSError) -> str:
+    """Return what an error says, with its file, and the limit where too many files are open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    remedy = f"; this process may have {limit} open (`ulimit -n`): allow more"
+    text = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+    return text + (remedy if error.errno == errno.EMFILE else "")
 
 
 def sha256_of(path: Path) -> str:

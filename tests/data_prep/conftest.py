@@ -1,6 +1,7 @@
 """A small vocabulary and small inputs, shared by the tests of data_prep."""
 
 import json
+import resource
 import shutil
 
 import numpy as np
@@ -114,6 +115,15 @@ def manifest(corpus_and_manifest):
 def copy(corpus_and_manifest, tmp_path):
     """A copy of that corpus, which a test may change."""
     return shutil.copytree(corpus_and_manifest[0], tmp_path / "copy")
+
+
+@pytest.fixture
+def few_files():
+    """Let this process have 128 files open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def write_indexed(prefix, documents, vocab_size=65_000):

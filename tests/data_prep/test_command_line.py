@@ -1,3 +1,6 @@
+import errno
+import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -46,6 +49,19 @@ def test_inspect_describes_the_corpus(home, tmp_path, capsys):
         assert part in shown
     assert make_texts(60, 30)[0] in shown or make_texts(60, 30)[1] in shown
     assert "--- valid document 0" in shown
+
+
+@pytest.mark.usefixtures("few_files")
+def test_a_command_may_open_more_files_and_names_the_limit(home, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "a.bin")
+
+    monkeypatch.setattr("data_prep.verify.verify", fail)
+    assert main(["verify", f"{home}/c"]) == 2
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert limit == min(most, 65_536)
+    said = f"a.bin: Too many open files; this process may have {limit} open (`ulimit -n`)"
+    assert said in capsys.readouterr().err
 
 
 def test_exit_code_of_verify_depends_on_its_findings(home, capsys):

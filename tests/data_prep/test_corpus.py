@@ -1,5 +1,6 @@
 import itertools
 import multiprocessing
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from data_prep.corpus import Corpus
 from data_prep.engines import ENGINES
 from data_prep.indexed import import_megatron
-from data_prep.manifest import Settings
+from data_prep.manifest import FILE_NAME, Settings, write_record
 from data_prep.run import prepare
 from data_prep.sentences import sentences
 from data_prep.verify import verify
@@ -103,6 +104,20 @@ def test_corpus_pickles_small_and_works_in_another_process(folder):
     assert _first_and_last(pickle.loads(packed)) == expected
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply(_first_and_last, (corpus,)) == expected
+
+
+@pytest.mark.usefixtures("few_files")
+def test_a_corpus_of_more_shards_than_files_may_be_open_is_read(copy, manifest):
+    files = manifest.shards["train"][0]
+    shards = [replace(files, stem=f"train/shard-{1000 + number}") for number in range(260)]
+    for shard in shards:
+        for file, link in zip(files.hashes, shard.hashes, strict=True):
+            os.link(copy / file, copy / link)
+    write_record(copy / FILE_NAME, replace(manifest, shards={**manifest.shards, "train": shards}))
+    corpus = Corpus(copy, "train")
+    assert corpus.lengths.tolist() == corpus.lengths[: files.documents].tolist() * 260
+    last = corpus.document(len(corpus) - 1)
+    assert last.tolist() == corpus.document(files.documents - 1).tolist()
 
 
 def test_missing_empty_and_unknown_splits_are_refused(folder, tmp_path):
