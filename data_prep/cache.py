@@ -35,11 +35,13 @@ def kept(corpus: Path, digest: str) -> list[Path]:
 
 
 def differences(tables: Path) -> Iterator[str]:
-    """Yield a line if the tables in a folder differ from their hashes, which finds damage only."""
-    listed = (tables / HASHES).read_bytes() if (tables / HASHES).is_file() else b""
-    found = "".join(f"{sha256_of(file)}  {file.name}\n" for file in sorted(tables.glob("*.npy")))
-    if not listed or listed != found.encode():
-        yield f"{tables}: is not as it was made; delete it, and training makes it again"
+    """Yield a line for each table in a folder that differs from its hash: only damage is found."""
+    sums = tables / HASHES
+    listed = sums.read_text(errors="replace").splitlines() if sums.is_file() else []
+    found = [f"{sha256_of(file)}  {file.name}" for file in tables.glob("*.npy")]
+    for name in sorted({line.partition("  ")[2] for line in {*listed} ^ {*found}}):
+        file = tables / (name or HASHES)
+        yield f"{file}: is not as it was made; delete {tables}, and training makes it again"
 
 
 def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> Path:

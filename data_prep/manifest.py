@@ -6,6 +6,7 @@ A `ShardTask` says what to make; its `ShardManifest` is written when the shard i
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -169,6 +170,11 @@ class ShardFiles:
     subsets_sha256: str
     counts_sha256: str
     subsets: list[str]
+
+    def __post_init__(self) -> None:
+        """Refuse the name of a file that is not of a corpus."""
+        if not re.fullmatch(rf"({'|'.join(SPLITS)})/shard-\d+", self.stem, re.ASCII):
+            raise ValueError(f"stem {self.stem!r}: accepted: such as train/shard-00000")
 
     @property
     def hashes(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import cache
-from data_prep.common.files import sha256_of, write_atomically
+from data_prep.common.files import naming, sha256_of, write_atomically
 from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer
 from pretrain.objectives.base import Block, Ids
@@ -162,11 +162,16 @@ class Blocks(ABC):
 
 def _load(folder: Path) -> Tables:
     tables = {}
-    for path in folder.glob("*.npy"):
+    for name in (folder / cache.HASHES).read_text(encoding="utf-8").split()[1::2]:
+        path = folder / name
         try:
-            tables[path.stem] = np.load(path, mmap_mode="r")
-        except (EOFError, ValueError) as error:
+            with naming(path):
+                table = np.load(path, mmap_mode="r")
+            if table.dtype.kind not in "iu":
+                raise ValueError(f"numbers of the type {table.dtype}")
+        except (EOFError, ValueError, FileNotFoundError) as error:
             raise ValueError(
                 f"{path}: is damaged ({error}); delete {folder}, and it is made again"
             ) from None
+        tables[path.stem] = table
     return tables

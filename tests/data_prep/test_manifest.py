@@ -74,6 +74,15 @@ def test_damage_is_named(tmp_path, manifest, change, message):
     assert str(file) in str(error.value)
 
 
+@pytest.mark.parametrize("stem", ["../../../../etc/passwd", "/etc/passwd", "train/../shard-0", ""])
+def test_files_outside_the_corpus_are_refused(tmp_path, manifest, stem):
+    file = tmp_path / "manifest.json"
+    write_record(file, manifest)
+    file.write_text(file.read_text().replace("train/shard-00000", stem))
+    with pytest.raises(ValueError, match=re.escape(f"{file}: stem {stem!r}: accepted: such as")):
+        load_manifest(tmp_path)
+
+
 @pytest.mark.parametrize("content", ['{"format_version": 1', "[" * 100_000])
 def test_invalid_json_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)

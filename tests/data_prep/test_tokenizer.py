@@ -49,6 +49,21 @@ def test_text_that_is_not_valid_unicode_is_refused(tokenizer):
         tokenizer.encode_batch(["good", "a\udcff b", "good"])
 
 
+def test_dropout_is_off_and_that_is_said(tokenizer, tmp_path, capsys):
+    content = tokenizer.content()
+    content["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    loaded = load(tmp_path)
+    assert (
+        "its dropout of 0.5 gives a text other ids each time; it is off" in capsys.readouterr().err
+    )
+    assert loaded.content() == tokenizer.content()
+    assert loaded.digest() == tokenizer.digest()
+    texts = make_texts(50, 20)
+    pairs = zip(loaded.encode_batch(texts), tokenizer.encode_batch(texts), strict=True)
+    assert all(np.array_equal(found, expected) for found, expected in pairs)
+
+
 def test_training_is_deterministic_and_uses_the_text(tokenizer):
     again = train(iter(make_texts(300, 40)), 320)
     assert again.digest() == tokenizer.digest()

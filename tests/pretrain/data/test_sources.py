@@ -271,15 +271,21 @@ def test_another_algorithm_reads_no_table_of_this_one(corpus, tmp_path, monkeypa
     assert len(ChunkedBlocks(Corpus(folder, "train"), LENGTH)) == length - 1
 
 
-def test_a_damaged_table_is_named(corpus, tmp_path):
+@pytest.mark.parametrize("damage", ["cut", "gone", "of floats"])
+def test_a_damaged_table_is_named(damage, corpus, tmp_path):
     folder = tmp_path / "corpus"
     shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
     len(ChunkedBlocks(Corpus(folder, "train"), LENGTH))
     (file,) = folder.glob("blocks/*/ranges.npy")
-    file.write_bytes(file.read_bytes()[:-4])
+    content, floats = file.read_bytes(), np.load(file).astype(float)
+    file.unlink()
+    if damage == "cut":
+        file.write_bytes(content[:-4])
+    elif damage == "of floats":
+        np.save(file, floats)
     with pytest.raises(ValueError, match=rf"{file}: is damaged .*; delete {file.parent}"):
         len(ChunkedBlocks(Corpus(folder, "train"), LENGTH))
-    assert any(str(file.parent) in problem for problem in verify(folder))
+    assert any(problem.startswith(f"{file}: ") for problem in verify(folder))
 
 
 def test_a_corpus_without_a_document_that_fits_is_refused(corpus):

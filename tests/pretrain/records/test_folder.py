@@ -127,7 +127,9 @@ def test_kept_tables_of_blocks_are_compared_with_their_hashes_once(
             run_folder.check_corpora(config, manifests)
     np.save(file, np.load(file)[::-1])
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"{file.parent}: is not as it was made"):
+        with pytest.raises(
+            ValueError, match=f"{file}: is not as it was made; delete {file.parent}"
+        ):
             run_folder.check_corpora(config, manifests)
     shutil.rmtree(file.parent)
     run_folder.check_corpora(config, manifests)
