@@ -3,12 +3,15 @@
 A command that runs for days is often started in a terminal that is closed later, or piped into a
 program that ends first. From then on every write fails, including the interpreter's final flush
 (exit code 120), and the command's own exit code is lost. All commands therefore run in `lasting`.
+There a character that the stream's encoding lacks is written as an escape of Python's; an error
+would lose the text that has it, and all that follows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -62,6 +65,9 @@ class _LastingStream:
 
 def install() -> None:
     """Replace stdout and stderr of this process by lasting streams."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = (
         cast(TextIO, _LastingStream(stream)) for stream in (sys.stdout, sys.stderr)
     )

@@ -17,12 +17,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from data_prep.common import children
+from data_prep.common import children, console
 from data_prep.common.exit_codes import EXIT_DONE
 from data_prep.common.files import write_json
 
 JOB = "job.json"
 LOG = "log.txt"
+EVALUATION = "evaluation"
+"""How the names of files begin that `evaluate` writes, one for each corpus of a mixture."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,7 @@ def _mark(folder: Path, stage: Stage) -> Path:
     return folder / f"{stage.name}.done"
 
 
+@console.lasting()
 def do(folder: Path) -> int:
     """Do the stages that are left; returns the exit code of the first that fails.
 

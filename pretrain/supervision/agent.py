@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from data_prep.common import files
+from data_prep.common import console, files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
@@ -253,6 +253,7 @@ def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
         time.sleep(1.0)
 
 
+@console.lasting()
 def main(arguments: Sequence[str]) -> int:
     """Run the agent that `hosts.Agents` starts on another machine of a hostfile.
 

@@ -1,6 +1,7 @@
 """Commands whose output nobody reads any more."""
 
 import errno
+import io
 import os
 import pty
 import subprocess
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from data_prep.common import console
 
 ROOT = Path(__file__).parents[3]
 COMMAND = """
@@ -85,6 +88,19 @@ def test_a_reader_gets_all_output(start):
     with child.stdout as file:
         assert go_on(child) == 76
         assert file.read() == b"first\nline 0\nline 1\nline 2\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"), [("ascii", b"na\\xefve"), ("utf-8", b"na\xc3\xafve")]
+)
+def test_characters_that_an_encoding_lacks_are_written_as_escapes(monkeypatch, encoding, written):
+    """Regression test: with PYTHONIOENCODING=ascii `predict` answered, and printed an error."""
+    for name in ("stdout", "stderr"):
+        file = io.BytesIO()
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(file, encoding))
+        with console.lasting():
+            print("na\xefve \ud800", file=getattr(sys, name))
+        assert file.getvalue() == written + b" \\ud800\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
