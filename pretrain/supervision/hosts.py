@@ -78,7 +78,10 @@ def _lines(path: Path, setting: str) -> list[str]:
     """Return the lines of a hostfile that are not empty or comments."""
     if not path.is_file():
         raise ValueError(f"{setting}: no such file")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{setting}: is not UTF-8: {error}") from None
     return [line for line in lines if line.partition("#")[0].strip()]
 
 
@@ -120,7 +123,7 @@ def exported(environ: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in environ.items() if _EXPORTED.match(name)}
     for folder in (Path.home(), Path()):
         file = folder / environ.get("DS_ENV_FILE", ".deepspeed_env")
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        lines = file.read_text(encoding="utf-8-sig").splitlines() if file.is_file() else []
         pairs = (line.partition("=") for line in lines if "=" in line)
         found |= {name.strip(): value.strip() for name, _, value in pairs}
     return found

@@ -21,8 +21,9 @@ def hostfile(tmp_path):
 
 
 def test_a_hostfile_names_machines_and_their_slots(hostfile):
-    text = "# the first\ngpu-1 slots=8\n\n  gpu-3\tslots=8  # the second\n"
-    assert hosts.read_hostfile(hostfile(text)) == (["gpu-1", "gpu-3"], 8)
+    text = "gpu-1 slots=8\n# the second\n\n  gpu-3\tslots=8  # the last\n"
+    for start in ("", "\ufeff"):  # as some editors begin a file
+        assert hosts.read_hostfile(hostfile(start + text)) == (["gpu-1", "gpu-3"], 8)
 
 
 @pytest.mark.parametrize(
