@@ -17,6 +17,7 @@ from pretrain.config.load import public
 from pretrain.config.run import RunConfig
 from pretrain.convert import conversion
 from pretrain.convert.huggingface_files import weight_files
+from pretrain.convert.huggingface_layout import BY_TOKEN
 from pretrain.model.config import ModelConfig
 from pretrain.models import model_folder
 from pretrain.models.model_folder import HEADS, ModelContents
@@ -93,6 +94,7 @@ def read_initial_model(
     except ValueError as error:
         raise ValueError(f"model.init_from: {error}") from None
     _refuse_other_vocabulary(name, contents, config.streams[0].path, manifest)
+    contents = _without_padding(name, contents)
     _refuse_other_architecture(name, contents.config, architecture)
     weights = {key: w for key, w in contents.weights.items() if not key.startswith(HEADS)}
     dense = weights.get("head.dense.weight")
@@ -124,12 +126,30 @@ def _refuse_other_vocabulary(
             f"({manifest.tokenizer_digest[:12]}); give the model's vocabulary to "
             f"`{typed('data_prep prepare')} --tokenizer`"
         )
-    needed = vocabulary.vocab_size - (contents.config.mask_embedding == "zero")
-    if contents.config.vocab_size != needed:
-        raise ValueError(
-            f"{name}: has {contents.config.vocab_size} rows of tokens, but its vocabulary needs "
-            f"{needed}"
-        )
+
+
+def _without_padding(name: str, contents: ModelContents) -> ModelContents:
+    """Leave out the rows of tokens beyond the vocabulary: training pads the table itself."""
+    assert contents.vocabulary is not None
+    rows, has_mask = contents.config.vocab_size, contents.config.mask_embedding != "zero"
+    needed = contents.vocabulary.vocab_size - (not has_mask)
+    if rows == needed:
+        return contents
+    if rows < needed or not has_mask:
+        raise ValueError(f"{name}: has {rows} rows of tokens, but its vocabulary needs {needed}")
+    by_token = {*BY_TOKEN, "head.weight"}  # of a head with a matrix of its own
+    weights = {
+        key: weight[:needed] if key in by_token else weight
+        for key, weight in contents.weights.items()
+    }
+    note = f"its last {rows - needed} rows of tokens, which have no id, were left out"
+    notes = [*contents.provenance.get("notes", []), note]
+    return dataclasses.replace(
+        contents,
+        config=dataclasses.replace(contents.config, vocab_size=needed),
+        weights=weights,
+        provenance={**contents.provenance, "notes": notes},
+    )
 
 
 def _refuse_other_architecture(name: str, theirs: ModelConfig, ours: ModelConfig) -> None:

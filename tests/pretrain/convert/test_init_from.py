@@ -279,7 +279,7 @@ def test_another_architecture_is_refused_with_the_settings_that_describe_it(
     [
         ({"vocabulary": None}, "has no vocabulary to compare with that of the corpus"),
         ({"weights": "no head"}, "has no head over the vocabulary"),
-        ({"rows": 8}, "has 408 rows of tokens, but its vocabulary needs 400"),
+        ({"rows": -8}, "has 392 rows of tokens, but its vocabulary needs 400"),
     ],
 )
 def test_a_model_that_cannot_be_continued_is_refused(
@@ -298,6 +298,32 @@ def test_a_model_that_cannot_be_continued_is_refused(
     words = ["model.init_from=here", "model.variant=baseline"]
     with pytest.raises(ValueError, match=f"model.init_from here: {message}"):
         checked(recipe.load(tmp_path, *words))
+
+
+@pytest.mark.parametrize("settings", ["baseline", "learned-clap", "causal-alibi", "untied"])
+def test_a_padded_vocabulary_is_accepted_without_its_padding(
+    settings, recipe, tokenizer, tmp_path, monkeypatch
+):
+    """As transformers' resize_token_embeddings(pad_to_multiple_of=...) leaves it."""
+    variant = settings if settings != "untied" else "baseline"
+    overrides = {"head": "untied"} if settings == "untied" else {}
+    contents, model, _ = random_model(variant, tokenizer, **overrides)
+    ids = tokenizer.vocab_size
+    padded = {
+        name: torch.cat([w, torch.ones(48, *w.shape[1:])]) if len(w) == ids else w
+        for name, w in contents.weights.items()
+    }
+    config = dataclasses.replace(contents.config, vocab_size=ids + 48)
+    source = dataclasses.replace(contents, config=config, weights=padded)
+    monkeypatch.setattr(conversion, "read_model", lambda path: source)
+    words = ["model.init_from=here", f"model.variant={variant}"]
+    words += [f"model.overrides.{key}={value}" for key, value in overrides.items()]
+    found = checked(recipe.load(tmp_path, *words))
+    assert found.provenance["notes"] == [
+        "its last 48 rows of tokens, which have no id, were left out"
+    ]
+    for name, weight in model.state_dict().items():
+        assert torch.equal(found.weights[name], weight), name
 
 
 def test_no_model_is_refused(recipe, tmp_path):
