@@ -72,12 +72,14 @@ Tables = Mapping[str, Mapping[str, Row]]
 
 
 def write_report(folder: Path) -> str:
-    """Return the report as Markdown, and write report.md and report.csv.
+    """Return the report as Markdown, and write report.md, report.csv and results.jsonl.
 
     Raises:
         ValueError: there is no finished run.
     """
     results = collect(folder)
+    lines = "".join(strict_json(result) + "\n" for result in results)
+    write_atomically(folder / RESULTS, lines.encode())
     protocol = _protocol_of(results)
     tables = summary(results)
     named = {task: rows for task, rows in tables.items() if task in TASKS}
@@ -93,7 +95,7 @@ def write_report(folder: Path) -> str:
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
-    """Read every finished run's result, with its folder's name, and write all to results.jsonl.
+    """Read every finished run's result, with its folder's name.
 
     Raises:
         ValueError: there is no finished run.
@@ -101,10 +103,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
         raise ValueError(f"{folder}: has no finished run of `{typed('finetune glue')}`")
-    results = [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
-    lines = "".join(strict_json(result) + "\n" for result in results)
-    write_atomically(folder / RESULTS, lines.encode())
-    return results
+    return [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
 
 
 def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:

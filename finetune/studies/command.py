@@ -10,13 +10,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from data_prep.common.arguments import Command, seeds
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.common.files import lock, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
 from finetune.studies import job
-from finetune.studies.job import Stage
+from finetune.studies.job import EVALUATION, Stage
 from pretrain.checks.devices import DEVICES
 
 if TYPE_CHECKING:
@@ -155,16 +156,19 @@ def _stages(
     model, trained = str(folder / "model"), str(folder / "run")
     words = [*checked.arm.words, *options.overrides, f"training.seed={seed}"]
     words += [override("folder", trained)]
-    evaluate = ["pretrain", "evaluate", model, "--json", str(folder / "evaluation.json")]
-    evaluate += ["--data", checked.config.streams[0].path]
-    longest = checked.model.longest_input or math.inf  # learned positions end
-    if lengths := [length for length in chosen.lengths if length <= longest]:
-        evaluate += ["--lengths", ",".join(map(str, lengths))]
     found = [
         Stage("train", ["pretrain", "supervise", checked.arm.recipe, *words]),
         Stage("export", ["pretrain", "export", trained, "--output", model]),
-        Stage("evaluate", evaluate),
     ]
+    longest = checked.model.longest_input or math.inf  # learned positions end
+    lengths = ",".join(str(length) for length in chosen.lengths if length <= longest)
+    corpora = {stream.path: stream.name for stream in checked.config.streams}
+    for path, name in corpora.items():
+        of_corpus = f"-{quote(name, safe='')}" if len(corpora) > 1 else ""
+        evaluate = ["pretrain", "evaluate", model, "--data", path]
+        evaluate += ["--json", str(folder / f"{EVALUATION}{of_corpus}.json")]
+        evaluate += ["--lengths", lengths] if lengths else []
+        found.append(Stage(f"evaluate{of_corpus}", evaluate))
     for way in finetuning_arms(chosen):
         assert chosen.finetune is not None
         name = way.folder or "all"

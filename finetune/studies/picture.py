@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,25 +84,26 @@ def _band(axes: Axes, places: Any, lines: Any, label: str, kind: Mapping[str, An
 
 def draw_lengths(measured: Measured, output: Path) -> None:
     """Draw perplexity by the length of the input, if it was measured at several lengths."""
-    columns = {
-        name: int(found[1].replace(",", ""))
-        for name in names_of(measured)
-        if (found := re.fullmatch(r"perplexity, ([\d,]+) tokens", name))
-    }
-    if len(columns) < 2:
+    by_corpus: dict[str, dict[str, int]] = {}
+    for name in names_of(measured):
+        if found := re.fullmatch(r"perplexity(?: (on .+))?, ([\d,]+) tokens", name):
+            by_corpus.setdefault(found[1] or "", {})[name] = int(found[2].replace(",", ""))
+    lengths = sorted({length for columns in by_corpus.values() for length in columns.values()})
+    if len(lengths) < 2:
         return
     for suffix in _FORMATS:
         with pictures.picture(output / f"{LENGTHS}{suffix}", 6, 4.6) as figure:
             axes = figure.subplots()
-            for number, (arm, frame) in enumerate(measured.items()):
+            both = itertools.product(measured.items(), by_corpus.items())
+            for number, ((arm, frame), (corpus, columns)) in enumerate(both):
                 # Learned positions end, and a run may not be evaluated yet.
                 lines = frame[[name for name in columns if name in frame]].dropna()
                 places = [columns[name] for name in lines.columns]
                 if len(lines) and places:
                     kind = {**_kind(number), "marker": "o"}
-                    _band(axes, places, lines.to_numpy(), arm.name, kind)
+                    _band(axes, places, lines.to_numpy(), f"{arm.name} {corpus}".strip(), kind)
             axes.set_xscale("log", base=2)
-            axes.set_xticks([*columns.values()], [f"{length:,}" for length in columns.values()])
+            axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
             axes.minorticks_off()
             axes.set(xlabel="tokens of the input", ylabel="perplexity")
             pictures.legend_below(figure)

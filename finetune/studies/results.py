@@ -9,11 +9,13 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
 import numpy as np
 
 from finetune.runs import RESULT, read_result, task_of
 from finetune.scores import mean
+from finetune.studies.job import EVALUATION
 from finetune.studies.study import Arm, Run, Study, comparisons, finetuning_arms
 from pretrain.records import ledger, metrics, status
 
@@ -87,7 +89,7 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
             continue
         curve = _curve(seen)
         loss = _finite(curve.validation[-1] if curve.validation else None)
-        pretraining[run.arm, run.seed] = {LOSS: loss, **_evaluated(folder / "evaluation.json")}
+        pretraining[run.arm, run.seed] = {LOSS: loss, **_evaluated(folder)}
         cost[run.arm, run.seed] = _cost(seen)
         curves.setdefault(run.arm, []).append(curve)
         for way in finetuning_arms(study):
@@ -136,15 +138,16 @@ def _cost(seen: status.RunView) -> Figures:
     }
 
 
-def _evaluated(path: Path) -> Figures:
-    """Return what `evaluate --json` measured."""
-    if not path.exists():
-        return {}
+def _evaluated(folder: Path) -> Figures:
+    """Return what `evaluate --json` measured, with the corpus's name where there are several."""
     found = Figures()
-    for each in json.loads(path.read_text(encoding="utf-8")):
-        found[f"perplexity, {each['length']:,} tokens"] = _finite(each["total"]["perplexity"])
-        for name, score in each.get("pairs", {}).items():
-            found[f"{name} accuracy"] = score["accuracy"]
+    for path in sorted(folder.glob(f"{EVALUATION}*.json")):
+        on = unquote(path.stem.removeprefix(EVALUATION).replace("-", " on ", 1))
+        for each in json.loads(path.read_text(encoding="utf-8")):
+            perplexity = _finite(each["total"]["perplexity"])
+            found[f"perplexity{on}, {each['length']:,} tokens"] = perplexity
+            for name, score in each.get("pairs", {}).items():
+                found[f"{name} accuracy{on}"] = score["accuracy"]
     return found
 
 

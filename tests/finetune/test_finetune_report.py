@@ -89,6 +89,8 @@ def test_a_diverged_regression_has_the_worst_score_and_standard_json(runs):
     for seed, best in ((1, 0.13), (2, math.inf), (3, math.inf)):
         write_run(runs, "pretrained", seed, best, math.inf, task="STS-B")
     row = rows_of(runs, "STS-B")["pretrained"]
+    assert not (runs / "results.jsonl").exists()  # reading writes nothing
+    report.write_report(runs)
     assert row.best["seed_loss"] == Spread(math.inf, 0.13, math.inf)
     for path in (runs / "results.jsonl", *runs.glob("STS-B*/result.json")):
         for line in (

@@ -1,13 +1,20 @@
 """Arms, their comparisons, and what is refused before a study begins."""
 
 import itertools
+import json
 import math
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from finetune.__main__ import main
-from finetune.studies import study
+from finetune.studies import results, study
+from finetune.studies.command import STUDY, _begin, _stages
+from finetune.studies.picture import draw_lengths
 from pretrain.config.load import load
+from pretrain.config.sections import CorpusConfig
 from pretrain.config.settings import apply_override
 
 NAMES = sorted(path.stem for path in study.STUDIES.glob("*.yaml"))
@@ -146,11 +153,6 @@ def test_a_study_that_is_not_text_is_refused_by_its_name(tmp_path):
 
 
 def test_another_study_in_the_same_folder_is_refused_but_not_further_seeds(study_file, tmp_path):
-    from argparse import Namespace
-
-    from finetune.studies.command import STUDY, _begin
-
-    replace = study.dataclasses.replace
     loaded = study.load(str(study_file), toy=False)
     checked = study.check_arms(loaded, [])
     loaded = replace(loaded, settings={"spike.deviations": math.inf})
@@ -164,6 +166,39 @@ def test_another_study_in_the_same_folder_is_refused_but_not_further_seeds(study
     checked[0] = replace(checked[0], config=replace(checked[0].config, tracker="wandb"))
     with pytest.raises(ValueError, match="other recipes"):
         _begin(tmp_path / STUDY, loaded, checked, options)
+
+
+def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
+    loaded = study.load(str(study_file), toy=True)
+    checked, *_ = study.check_arms(loaded, [])
+    pile = CorpusConfig(checked.config.data.corpus)
+    data = replace(
+        checked.config.data, corpus="", corpora={"my-pile": pile, "web": CorpusConfig("w")}
+    )
+    both = replace(checked, config=replace(checked.config, data=data))
+    options = Namespace(overrides=[], data="")
+    stages = {
+        name: [stage.arguments for stage in _stages(loaded, each, 1, tmp_path, options)]
+        for name, each in {"one": checked, "two": both}.items()
+    }
+    files = {
+        name: [Path(words[words.index("--json") + 1]).name for words in of if "--json" in words]
+        for name, of in stages.items()
+    }
+    assert files == {
+        "one": ["evaluation.json"],
+        "two": ["evaluation-my-pile.json", "evaluation-web.json"],
+    }
+    read = [words[words.index("--data") + 1] for words in stages["two"] if "--json" in words]
+    assert read == [pile.path, "w"]
+    for number, name in enumerate(files["two"]):
+        score = {"length": 512, "total": {"perplexity": number}, "pairs": {"sop": {"accuracy": 1}}}
+        (tmp_path / name).write_text(json.dumps([score, {**score, "length": 1024}]))
+    figures = results._evaluated(tmp_path)
+    assert (figures["perplexity on my-pile, 512 tokens"], figures["sop accuracy on web"]) == (0, 1)
+    assert (figures["perplexity on web, 1,024 tokens"], len(figures)) == (1, 6)
+    draw_lengths(results.table({(checked.arm, 1): figures}), tmp_path)
+    assert (tmp_path / "lengths.svg").read_text().count("learned, some on ") == 2
 
 
 def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, capsys):
