@@ -212,10 +212,10 @@ def _load(data: str, name: str, split: str, source: str) -> Any:  # noqa: ANN401
     return saved[split]
 
 
-def _hub_label(task: BenchmarkTask, value: float, where: str) -> float:
+def _hub_label(task: BenchmarkTask, value: Any, where: str) -> float:  # noqa: ANN401
     if task.is_regression:
         return _label(task, str(value), where)
-    if not 0 <= value < task.classes:
+    if value not in range(task.classes):
         raise ValueError(
             f"{where}: label {value!r}; accepted: 0 to {task.classes - 1} "
             f"({', '.join(task.labels)})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from finetune.tables import TableRow, read_rows, text
 from finetune.tasks import Kind, Task
 
 _MOST_CLASSES = 1000
+_ALMOST_NUMBER = re.compile(r"[-+]?(\d*,\d+|nan|inf|infinity)", re.IGNORECASE)
+"""A label that spoils a column of numbers, and is hardly the name of a class."""
 _SCORES: Mapping[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "classification": (("accuracy", "macro_f1", "matthews"), ("accuracy",)),
     "regression": (("pearson", "spearman", "squared_error"), ("pearson", "spearman")),
@@ -122,17 +125,24 @@ def _refuse_missing_columns(request: Request, rows: Sequence[TableRow]) -> None:
 
 
 def _kind_of(request: Request, rows: Sequence[TableRow]) -> Kind:
-    """Return what the labels look like: numbers that are not all whole, or names."""
+    """Return what the labels look like: numbers that are not all whole, or names.
+
+    Raises:
+        ValueError: but for labels such as "3,5" and "nan" all are numbers.
+    """
     numbers = [_number(row.values[request.label]) for row in rows]
-    if all(map(math.isfinite, numbers)) and not all(number.is_integer() for number in numbers):
-        return "regression"
-    return "classification"
+    others = [row for row, n in zip(rows, numbers, strict=True) if not math.isfinite(n)]
+    if others:
+        if all(_ALMOST_NUMBER.fullmatch(text(row.values[request.label])) for row in others):
+            _number_of(request, others[0])
+        return "classification"
+    return "classification" if all(number.is_integer() for number in numbers) else "regression"
 
 
 def _number(value: Any) -> float:  # noqa: ANN401 - of any table
     try:
         return math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
@@ -140,14 +150,17 @@ def _number_of(request: Request, row: TableRow) -> float:
     """Return the label of a regression."""
     value = row.values[request.label]
     if not math.isfinite(number := _number(value)):
-        raise ValueError(f"{row.place}: column {request.label!r}: {value!r} is not a number")
+        raise ValueError(
+            f"{row.place}: column {request.label!r}: {value!r} is not a number; write it as 3.5, "
+            "leave the row out, or take labels as names with --kind classification"
+        )
     return number
 
 
 def _name_of(request: Request, row: TableRow) -> str:
     """Return the label of a classification."""
     value = row.values[request.label]
-    if isinstance(value, list | dict):
+    if isinstance(value, list | dict | bytes):
         raise ValueError(
             f"{row.place}: column {request.label!r}: {value!r} is not one label; an example has "
             "one class or one number"
@@ -205,26 +218,29 @@ def _divided(
 ) -> tuple[list[Example], list[Example]]:
     """Divide examples into train and dev by a hash of their texts: equal ones stay together.
 
-    Every class keeps an example in train.
+    Dev has the same share of every class, and train keeps an example of each.
     """
     if not 0 < share < 1:
         raise ValueError(f"--dev-share {share}: accepted: above 0 and below 1")
-    size = max(1, round(share * len(examples)))
-    left = Counter(e.label for e in examples if kind == "classification")
-    chosen: set[bytes] = set()
+    classes = [e.label if kind == "classification" else 0 for e in examples]
+    total, size = len(examples), max(1, round(share * len(examples)))
+    left, wanted, seen = Counter(classes), Counter[float](), 0
+    for label, number in sorted(left.items(), key=lambda each: (-each[1], each[0])):
+        # Rounded so that the sum over the classes is `size`.
+        before, seen = (size * seen + total // 2) // total, seen + number
+        wanted[label] = (size * seen + total // 2) // total - before
+    equal: dict[bytes, list[int]] = {}
+    for number, example in enumerate(examples):
+        equal.setdefault(_hash(example), []).append(number)
     in_dev: set[int] = set()
-    for number in sorted(range(len(examples)), key=lambda number: _hash(examples[number])):
-        example = examples[number]
-        if len(in_dev) >= size and _hash(example) not in chosen:
-            break
-        if kind == "classification" and left[example.label] <= 1:
-            continue
-        left[example.label] -= 1
-        chosen.add(_hash(example))
-        in_dev.add(number)
+    for _, numbers in sorted(equal.items()):
+        found = Counter(classes[number] for number in numbers)
+        if all(wanted[label] > 0 and left[label] > found[label] for label in found):
+            left, wanted = left - found, wanted - found
+            in_dev.update(numbers)
+    if not in_dev:
+        raise ValueError(f"{count(total, 'example')} are too few to divide; give --dev")
     train = [example for number, example in enumerate(examples) if number not in in_dev]
-    if not train or not in_dev:
-        raise ValueError(f"{count(len(examples), 'example')} are too few to divide; give --dev")
     return train, [examples[number] for number in sorted(in_dev)]
 
 

@@ -59,12 +59,12 @@ def read_rows(source: str) -> list[TableRow]:
 
 
 def text(value: Any) -> str:  # noqa: ANN401 - of JSON or parquet
-    """Return a label as CSV would hold it: "true" for true, "1" for 1 and 1.0."""
+    """Return a label as CSV would hold it: "true" for true, "1" for 1.0, "" for null and NaN."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return "" if value is None else str(value).strip()
+    return "" if value is None or value != value else str(value).strip()
 
 
 def _separated(delimiter: str, quoting: Literal[0, 3]) -> Callable[[Path], Iterator[TableRow]]:
@@ -97,6 +97,8 @@ def _separated(delimiter: str, quoting: Literal[0, 3]) -> Callable[[Path], Itera
 
 def _header(fields: Sequence[str], place: str) -> list[str]:
     names = [field.strip() for field in fields]
+    if len(names) == 1 and ";" in names[0]:
+        raise ValueError(f"{place}: {names[0]!r}: separate columns with commas, not semicolons")
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{place}: column {', '.join(sorted(twice))!r} is there twice")
     return names
@@ -113,6 +115,7 @@ def _json_lines(path: Path) -> Iterator[TableRow]:
 def _object(content: str, place: str) -> dict[str, Any]:
     try:
         value = json.loads(content)
+        json.dumps(value, ensure_ascii=False).encode()  # refuses \ud800, half of a character
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
@@ -157,8 +160,9 @@ def _from_datasets(source: str) -> Iterator[TableRow]:
     for number, values in enumerate(table, start=1):
         values = dict(values)
         for column, known in names.items():
-            # The hub's test sets have -1 where there is no label.
-            values[column] = known[values[column]] if values[column] >= 0 else None
+            # Null, or -1 as in the hub's test sets, where there is no label.
+            label = values[column]
+            values[column] = known[label] if label in range(len(known)) else None
         yield TableRow(f"{source}: row {number}", values)
 
 

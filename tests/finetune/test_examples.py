@@ -193,15 +193,18 @@ def test_a_saved_dataset_gives_the_same_examples_and_digest_as_tsv_files(tmp_pat
 def test_a_saved_dataset_without_the_task_s_columns_or_labels_is_refused(tmp_path):
     import datasets
 
-    for label, message in (
-        (2, "row 0: label 2; accepted: 0 to 1"),
-        (None, "has no column 'label'"),
+    for labels, message in (
+        ([2], "row 0: label 2; accepted: 0 to 1"),
+        ([0, None], "row 1: label None; accepted: 0 to 1"),
+        ([1, -1], "row 1: label -1; accepted: 0 to 1"),
+        ([0.5], "row 0: label 0.5; accepted: 0 to 1"),
+        ([], "has no column 'label'"),
     ):
-        columns = {"sentence": ["a"], **({} if label is None else {"label": [label]})}
+        columns = {"sentence": ["a"] * max(1, len(labels)), **({"label": labels} if labels else {})}
         saved = datasets.DatasetDict({"train": datasets.Dataset.from_dict(columns)})
-        saved.save_to_disk(tmp_path / message[:3] / "sst2")
+        saved.save_to_disk(tmp_path / str(labels) / "sst2")
         with pytest.raises(ValueError, match=message):
-            read(tmp_path / message[:3], "train", "SST-2")
+            read(tmp_path / str(labels), "train", "SST-2")
 
 
 def test_the_digest_depends_on_every_split(tmp_path):

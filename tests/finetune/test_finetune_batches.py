@@ -148,7 +148,10 @@ def test_what_happens_beyond_the_length_of_training_is_said_for_every_method(met
 
 def test_a_long_example_is_left_out_of_training_and_cut_in_scoring(tiny_model):
     tokenizer = tokenizers.load(tiny_model)
-    examples = [Example(("the dog sees a small bird",), 1), Example(("the",), 0)]
+    long = "the dog sees a small bird"
+    for texts in ((long, "the"), ("the", long)):  # whichever text is cut
+        assert EncodedExamples(TASK, [Example(texts)], tokenizer, 8).too_long == 1
+    examples = [Example((long,), 1), Example(("the",), 0)]
     cut = EncodedExamples(TASK, examples, tokenizer, 6)
     assert (len(cut), cut.too_long, len(cut.ids[0])) == (2, 1, 6)
     dropped = EncodedExamples(TASK, examples, tokenizer, 6, drop_long=True)

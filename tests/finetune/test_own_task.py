@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import random
+from collections import Counter
 
 import pytest
 
@@ -37,6 +39,9 @@ def labelled(*labels):
         ((10, 9, 9), "classification", ("9", "10")),
         ((True, False, True), "classification", ("false", "true")),
         ((1.5, 2, -7), "regression", ()),
+        (("--5", "5", "--5"), "classification", ("--5", "5")),
+        (("1,2", "a", "a"), "classification", ("1,2", "a")),
+        ((10**400, 5, 5), "classification", ("5", str(10**400))),
     ],
 )
 def test_the_kind_is_what_the_labels_look_like(table, labels, kind, names):
@@ -67,6 +72,13 @@ def test_a_share_of_train_is_dev_without_equal_texts_or_lost_classes(table):
     assert "WARNING: at most one training example of rare" in "\n".join(found.summary)
 
 
+def test_dev_has_the_same_share_of_every_class(table):
+    labels = ["a"] * 60 + ["b"] * 20 + ["c"] * 10 + ["d"] * 8 + ["e", "f"]
+    found = describe(Request("own", table(labelled(*labels)), dev_share=0.2))
+    sizes = Counter(e.label for e in found.splits["dev"])
+    assert [sizes[label] for label in range(6)] == [12, 4, 2, 2, 0, 0]
+
+
 def test_texts_of_dev_that_train_has_are_counted(table):
     dev = table([("text 0", "b"), ("new", "a")], "dev")
     found = describe(Request("own", table(labelled("a", "b")), dev=dev))
@@ -84,6 +96,14 @@ def test_texts_of_dev_that_train_has_are_counted(table):
         (labelled("a", ["b"]), {}, r"line 2: column 'label': \['b'\] is not one label"),
         (labelled("a", "b"), {"dev_share": 1.0}, "--dev-share 1.0"),
         ([(5, "a"), ("x", "b")], {}, "line 1: 5 is not text"),
+        (labelled(1.0, math.nan, 0.0), {}, "line 2: column 'label' is empty"),
+        (labelled("good", math.nan), {}, "line 2: column 'label' is empty"),
+        (labelled("1", "nan", "0"), {}, "line 2: column 'label': 'nan' is not a number"),
+        (labelled(5, math.inf), {}, "line 2: column 'label': inf is not a number"),
+        (labelled("4", "3,5"), {}, "line 2: column 'label': '3,5' is not a number; write it as"),
+        (labelled("a", "b\ud800"), {}, r"line 2: not valid JSON: .*'\\ud800'.*surrogates"),
+        ([("a\udfff", "a"), ("x", "b")], {}, "line 1: not valid JSON"),
+        (labelled(*range(1001)), {}, "has 1,001 different labels; for numbers write --kind regres"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_by_line(table, rows, request_, message):

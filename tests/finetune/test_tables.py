@@ -1,6 +1,7 @@
 """Rows of examples are read alike from every format, and errors name file and line."""
 
 import json
+import math
 
 import datasets
 import pytest
@@ -26,9 +27,10 @@ def write_json_lines(folder):
     return folder / "a.jsonl"
 
 
-def made():
+def made(*labels):
     names = datasets.ClassLabel(names=["1", "2"])
-    columns = {"text": [t for t, _ in ROWS], "label": [label for _, label in ROWS]}
+    labels = labels or [label for _, label in ROWS]
+    columns = {"text": [text for text, _ in ROWS], "label": labels}
     features = datasets.Features({"text": datasets.Value("string"), "label": names})
     return datasets.Dataset.from_dict(columns, features=features)
 
@@ -57,6 +59,13 @@ def test_every_format_gives_the_same_rows(tmp_path, write):
     assert values_of(write(tmp_path)) == [(text.strip(), label) for text, label in ROWS]
 
 
+def test_rows_without_a_label_have_an_empty_one(tmp_path):
+    """The hub's test sets have -1."""
+    made(1, None, -1).save_to_disk(tmp_path / "saved")
+    assert [label for _, label in values_of(tmp_path / "saved")] == ["2", "", ""]
+    assert tables.text(math.nan) == ""
+
+
 def test_places_are_the_lines_where_rows_begin(tmp_path):
     places = [row.place.rpartition(": ")[2] for row in tables.read_rows(str(write_csv(tmp_path)))]
     assert places == ["line 2", "line 3", "line 6"]
@@ -73,6 +82,7 @@ def test_a_quotation_mark_in_a_tsv_file_is_text(tmp_path):
         ("a.csv", "text,label\na,b,c\n", "a.csv: line 2: has 3 fields, the header line has 2"),
         ("a.csv", 'text,label\nx,1\n"a,b\n', "a.csv: line 3: unexpected end"),
         ("a.csv", "text,text\n", "line 1: column 'text' is there twice"),
+        ("a.csv", "text;label\na, b;1\n", "line 1: 'text;label': separate columns with commas"),
         ("a.csv", "text,label\n", "a.csv: is empty"),
         ("a.csv", "", "a.csv: is empty"),
         ("a.jsonl", '{"a": 1}\n[1]\n', "a.jsonl: line 2: not a JSON object"),
