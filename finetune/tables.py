@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from data_prep.common.files import strict_json
+
 _HUB = "datasets:"
 
 
@@ -115,7 +117,7 @@ def _json_lines(path: Path) -> Iterator[TableRow]:
 def _object(content: str, place: str) -> dict[str, Any]:
     try:
         value = json.loads(content)
-        json.dumps(value, ensure_ascii=False).encode()  # refuses \ud800, half of a character
+        strict_json(value, ensure_ascii=False).encode()  # refuses \ud800, half of a character
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
