@@ -27,7 +27,6 @@ MAY_CHANGE = (
     "training.evaluation_blocks",
     "training.checkpoint_interval",
     "training.checkpoints_kept",
-    "training.best_checkpoint_kept",
     "batch.micro_batch_size",
     "data.corpus",
     "data.corpora",

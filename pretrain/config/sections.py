@@ -283,9 +283,6 @@ class TrainingConfig:
     checkpoints_kept: Annotated[int, Ge(2)] = 5
     """Newest checkpoints that are kept; a rollback needs one from before the spike. Checkpoints
     that a rollback may go back to are kept as well (spikes/policy.py)."""
-    best_checkpoint_kept: bool = False
-    """Also keep the checkpoint with the lowest validation loss, for `export --best`. It has to be
-    saved where an evaluation is due."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,8 +310,6 @@ class SpikeConfig:
     """Steps between the checkpoint of a rollback and the spike's onset, at least. The second
     rollback skips the blocks of as many steps before the onset, and of four times as many after
     it."""
-    max_rollbacks: NonNegativeInt = 20
-    """Rollbacks after which the run is given up; it is, too, after 5 within 10,000 steps."""
 
     @property
     def slow_window(self) -> int:
@@ -463,7 +458,6 @@ ADVANCED = frozenset(
         "training.compile",
         "training.attention_backend",
         "training.deterministic",
-        "training.best_checkpoint_kept",
         "supervision.hang_seconds",
         "supervision.init_seconds",
         "supervision.node_wait_seconds",

@@ -17,11 +17,7 @@ def add_export_arguments(command: argparse.ArgumentParser) -> None:
     add("--output", type=Path, required=True, help="the new model folder")
     step = "step of the checkpoint; 0: the weights that the run began with (default: the newest "
     step += "that no suspected spike precedes)"
-    either = command.add_mutually_exclusive_group()
-    either.add_argument("--step", type=int, help=step)
-    best = "the checkpoint with the lowest validation loss of those that are kept "
-    best += "(training.best_checkpoint_kept keeps it)"
-    either.add_argument("--best", action="store_true", help=best)
+    add("--step", type=int, help=step)
 
 
 def export(options: argparse.Namespace) -> None:
@@ -31,7 +27,7 @@ def export(options: argparse.Namespace) -> None:
     """
     from pretrain.models.export import choose_step, export_checkpoint
 
-    step, reason = choose_step(options.run, options.step, options.best)
+    step, reason = choose_step(options.run, options.step)
     export_checkpoint(options.run, options.output, step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
     if reason:

@@ -17,8 +17,7 @@ from pretrain.model.config import ModelConfig
 from pretrain.models import model_folder
 from pretrain.models.initial_weights import TOKENS, initial_model
 from pretrain.models.model_folder import ModelContents
-from pretrain.records import checkpoints, ledger, metrics
-from pretrain.records.best import best_checkpoint
+from pretrain.records import checkpoints, ledger
 from pretrain.records.history import suspicion
 from pretrain.records.ledger import RunState
 from pretrain.records.summary import summary
@@ -79,48 +78,24 @@ def _chosen(run: Path, state: RunState, step: int | None) -> int:
     return step
 
 
-def choose_step(run: Path, step: int | None, best: bool) -> tuple[int, str]:
+def choose_step(run: Path, step: int | None) -> tuple[int, str]:
     """Return the step of the checkpoint to export, and a sentence on why it is this one, or "".
 
     Args:
         run: the run's folder.
         step: as of `export_checkpoint`.
-        best: choose the kept checkpoint with the lowest validation loss.
 
     Raises:
-        ValueError: no run, no such checkpoint, or none of those that may be exported was evaluated.
+        ValueError: no run, no such checkpoint, or none before a suspected spike.
     """
-    config, state = _config_and_state(run)
+    _, state = _config_and_state(run)
     chosen = _chosen(run, state, step)
-    if best:
-        return _best(run, config, state)
     if step is not None or chosen == state.checkpoints[-1]:
         return chosen, ""
     newest = state.checkpoints[-1]
     return chosen, (
         f"not of step {newest}, the newest: the run is"
         f"{suspicion(state.suspected_since).removeprefix(',')}; --step {newest} exports it"
-    )
-
-
-def _best(run: Path, config: RunConfig, state: RunState) -> tuple[int, str]:
-    validation = metrics.read_metrics(run / metrics.VALIDATION)
-    records = ledger.read_ledger(run / ledger.FILE_NAME)
-    best = best_checkpoint(records, validation, config.training.seed)
-    if best is None:
-        steps = ", ".join(map(str, state.checkpoints))
-        raise ValueError(
-            f"{run}: no checkpoint that it kept has a validation loss that compares with the last "
-            f"one; --step may be {steps}; checkpoints are evaluated where "
-            "training.checkpoint_interval and training.evaluation_interval meet"
-        )
-    last = metrics.surviving(validation)[-1]
-    loss, last_loss = (metrics.format_number(line["loss"], ".4f") for line in (best, last))
-    is_last = best["step"] == last["step"]
-    compared = f"; {last_loss} at the last evaluation, after {last['step']}"
-    return best["step"], (
-        f"validation loss {loss} after {best['step']} steps, the lowest of the checkpoints that "
-        f"were kept and evaluated{'' if is_last else compared}"
     )
 
 

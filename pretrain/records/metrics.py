@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -299,21 +299,16 @@ def seconds_left(records: Sequence[Line], last_step: int) -> float:
     return left
 
 
-def best_validation(
-    validation: Sequence[Line], steps: Collection[int] | None = None
-) -> Line | None:
+def best_validation(validation: Sequence[Line]) -> Line | None:
     """Return the measurement with the lowest loss among those that are finite.
 
-    Only those count that measured the same as the newest one, and if `steps` are given, after as
-    many updates.
+    Only those count that measured the same as the newest one.
     """
     measures = {line.get("measure") for line in validation[-1:]}
     comparable = [
         line
         for line in validation
-        if line.get("measure") in measures
-        and not math.isnan(loss_of(line))
-        and (steps is None or line["step"] in steps)
+        if line.get("measure") in measures and not math.isnan(loss_of(line))
     ]
     return min(comparable, key=loss_of, default=None)
 

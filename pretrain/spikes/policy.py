@@ -36,6 +36,9 @@ _NON_FINITE_CHANNELS = ("non-finite", "loss-scale")
 _BUDGET, _BUDGET_STEPS = 5, 10_000
 """Rollbacks within so many steps after which a run is given up: a recipe that spikes more often has
 a cause that rollbacks do not mend."""
+_MOST_ROLLBACKS = 20
+"""Rollbacks after which a run is given up, however far apart: as many as PaLM's largest model needed
+(Chowdhery et al. 2022, section 5.1)."""
 
 Records = Sequence[ledger.Record]
 
@@ -102,7 +105,7 @@ def plan(
     """
     onset, last_read = spike["onset"], spike["step"]
     near = [r for r in rollbacks if abs(r["onset"] - onset) <= REGION_STEPS]
-    reason = _spent_budget(onset, near, rollbacks, policy) or _no_target(spike, checkpoints, policy)
+    reason = _spent_budget(onset, near, rollbacks) or _no_target(spike, checkpoints, policy)
     if reason:
         return GiveUp(reason)
     rung = 1 + max((r["rung"] for r in near), default=0)
@@ -131,7 +134,6 @@ def _spent_budget(
     onset: int,
     near: Sequence[Mapping[str, Any]],
     rollbacks: Sequence[Mapping[str, Any]],
-    policy: SpikeConfig,
 ) -> str:
     """Describe the budget that is spent; "" if none is."""
     recent = [r for r in rollbacks if abs(r["onset"] - onset) < _BUDGET_STEPS]
@@ -142,8 +144,8 @@ def _spent_budget(
         )
     elif len(recent) >= _BUDGET:
         cause = f"follows {len(recent)} rollbacks within {_BUDGET_STEPS:,} steps"
-    elif len(rollbacks) >= policy.max_rollbacks:
-        cause = f"follows {len(rollbacks)} rollbacks (spike.max_rollbacks)"
+    elif len(rollbacks) >= _MOST_ROLLBACKS:
+        cause = f"follows {len(rollbacks)} rollbacks"
     else:
         return ""
     return (
@@ -250,8 +252,7 @@ def protected(
 
 def usual_checkpoints_kept(config: RunConfig) -> int:
     """Most checkpoints that a run keeps if no spike is ever suspected; at times it is one fewer."""
-    most = max(_usually_kept(phase.config) for phase in config.resolved_phases)
-    return most + config.training.best_checkpoint_kept
+    return max(_usually_kept(phase.config) for phase in config.resolved_phases)
 
 
 def _usually_kept(config: RunConfig) -> int:
@@ -281,8 +282,7 @@ def max_checkpoints_kept(config: RunConfig) -> int:
     checkpoint, which may lie between two regular ones.
     """
     phases = config.resolved_phases
-    most = max(_most_kept(phase.config) for phase in phases) + len(phases) - 1
-    return most + config.training.best_checkpoint_kept
+    return max(_most_kept(phase.config) for phase in phases) + len(phases) - 1
 
 
 def _most_kept(config: RunConfig) -> int:

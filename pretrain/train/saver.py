@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pretrain.records import checkpoints, ledger, metrics
-from pretrain.records.best import best_checkpoint
+from pretrain.records import checkpoints, ledger
 from pretrain.spikes.policy import checkpoints_to_keep
 from pretrain.train.log import RunLog
 from pretrain.train.prepared import Prepared
@@ -69,10 +68,6 @@ class Saver:
         records = ledger.read_ledger(self._run / ledger.FILE_NAME)
         steps = ledger.run_state(records, self._config.training.seed).checkpoints
         keep = checkpoints_to_keep(records, step, self._config.phase(step - 1).config)
-        if self._config.training.best_checkpoint_kept:
-            validation = metrics.read_metrics(self._run / metrics.VALIDATION)
-            best = best_checkpoint(records, validation, self._config.training.seed)
-            keep |= {best["step"]} if best else set()
         for old in steps:
             if old not in keep:
                 self._log.record("delete", step=old)

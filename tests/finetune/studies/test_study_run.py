@@ -78,11 +78,10 @@ def test_a_study_that_is_killed_goes_on_without_doing_anything_twice(
 @pytest.mark.slow
 def test_a_run_that_fails_is_named_and_the_others_are_reported(study_file, tmp_path):
     path = tmp_path / "study.yaml"
-    changes = "{model.variant: alibi, spike.gross_nats: 0.0, spike.max_rollbacks: 0}"
+    changes = "{model.variant: alibi, supervision.max_retries: 0, supervision.init_seconds: 0.1}"
     path.write_text(study_file.read_text().replace("{model.variant: alibi}", changes))
     words = [str(path), "--toy", "--seeds", "1", "--output", "output"]
-    noisy = "fault.random_labels=[12, 20]"
-    code, text, error = run(tmp_path, *words, noisy)
+    code, text, error = run(tmp_path, *words)
     assert code == 1, (text, error)
     assert "ALiBi-some-seed1" in error
     assert "learned, some" in text

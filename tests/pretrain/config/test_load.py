@@ -145,8 +145,7 @@ OUT_OF_RANGE = """
     optimizer.learning_rate=0 optimizer.learning_rate=nan optimizer.name=lam
     optimizer.weight_decay=-1 schedule.decay_steps=-1 schedule.minimum_learning_rate=-1
     schedule.name=step schedule.overestimate=0.9 schedule.warmup_steps=-1 spike.deviations=0
-    spike.max_rollbacks=-1 spike.patience=0
-    spike.window=0 supervision.hang_seconds=0 supervision.processes_per_node=-2
+    spike.patience=0 spike.window=0 supervision.hang_seconds=0 supervision.processes_per_node=-2
     training.attention_backend=fast training.checkpoint_interval=0 training.checkpoints_kept=1
     training.compile=always training.evaluation_blocks=-1 training.seed=-1 training.steps=0
 """
@@ -186,7 +185,7 @@ def test_values_that_contradict_each_other_are_refused(overrides, message):
         "training.evaluation_blocks=3",
         "training.data_workers=2",
         "training.checkpoints_kept=9",
-        "spike.max_rollbacks=7",
+        "spike.window=77",
         "data.corpus=moved",
         "data.min_token_coverage=0",
     ],

@@ -259,11 +259,6 @@ def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(attempt, tmp_path)
 
 def broken_evaluations(*steps, stop_after=None):
     """The validation loss is not finite after so many updates."""
-    return changed_evaluations(dict.fromkeys(steps, math.nan), stop_after)
-
-
-def changed_evaluations(losses, stop_after=None):
-    """The validation losses after some numbers of updates are others."""
 
     def sabotage(rank):
         from pretrain.train.attempt import Attempt
@@ -279,17 +274,16 @@ def changed_evaluations(losses, stop_after=None):
 
         def broken(self, sums):
             found, record = scores(self, sums)
-            if now[0] in losses:
-                record["total"]["loss"] = loss = losses[now[0]]
-                found = dataclasses.replace(
-                    found, total=dataclasses.replace(found.total, loss=loss)
-                )
+            if now[0] in steps:
+                record["total"]["loss"] = math.nan
+                total = dataclasses.replace(found.total, loss=math.nan)
+                found = dataclasses.replace(found, total=total)
             return found, record
 
-        def ask(self, steps):
-            if steps == stop_after:
+        def ask(self, updates):
+            if updates == stop_after:
                 control.request_stop(self._run, self._token)
-            return verdict(self, steps)
+            return verdict(self, updates)
 
         Attempt._evaluate, Reading.scores, SupervisorClient.verdict = noted, broken, ask
 
@@ -326,33 +320,6 @@ def test_a_spike_that_the_last_evaluation_confirms_is_rolled_back(attempt, tmp_p
     config = load(str(tmp_path / "run.yaml"))
     rollback = policy.answer_to_spike(records(tmp_path), config)
     assert rollback.step == 2
-
-
-KEPT = [
-    "training.steps=24",
-    "training.checkpoints_kept=3",
-    "training.evaluation_interval=4",
-    "spike.window=4",
-    "spike.patience=1",
-    "spike.deviations=1e6",
-    "spike.validation_nats=100",
-]
-
-
-def test_the_best_checkpoint_is_kept_where_it_is_asked_for_and_exported(attempt, tmp_path, capsys):
-    """The loss after 4 steps is the lowest."""
-    run, model = tmp_path / "run", tmp_path / "model"
-    words = [*KEPT, "training.best_checkpoint_kept=true"]
-    lowest = changed_evaluations({4: 0.25})
-    assert attempt(run, *words, ranks=1, sabotage=lowest)[0][0] == EXIT_DONE
-    assert 4 in committed(run)
-    assert 6 not in committed(run)
-    assert pretrain(["export", str(run), "--output", str(model), "--best"]) == 0
-    said = capsys.readouterr().out
-    assert "after 4 steps" in said
-    assert "0.2500" in said
-    assert json.loads((model / "model.json").read_text())["provenance"]["step"] == 4
-    assert len(committed(run)) <= policy.max_checkpoints_kept(load(str(run / "run.yaml")))
 
 
 def test_a_last_evaluation_that_only_suspects_is_told_where_the_run_ends(attempt, tmp_path, capsys):
