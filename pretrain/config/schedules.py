@@ -19,9 +19,9 @@ def learning_rate(config: RunConfig, step: int) -> float:
             steps - cooldown_steps on, where f(x) = 1 - sqrt(x), which ends lower than
             1 - x; peak before (Hägele et al. 2024, section 3)
 
-    where `steps` is `schedule.decay_steps`, or `training.steps` if that is 0, and period =
-    floor(overestimate * steps), counted from the end of the warm-up as in EIFY/fairseq, so that the
-    published run ends at 84 % of the period, above the minimum. The learning rate stays at the
+    where `steps` is `schedule.decay_steps`, or `training.steps` if that is 0, and period = steps,
+    or of an overestimated-cosine floor(1.1 * steps), counted from the end of the warm-up as in
+    EIFY/fairseq, so that the published run ends at 84 % of the period. The learning rate stays at the
     minimum from the end of the period (update `warmup` + period), or from update `steps` of the
     linear schedule and of wsd on. That is only reached if `decay_steps` is below `training.steps`.
 
@@ -50,7 +50,6 @@ def _learning_rate(config: RunConfig, step: int, length: int) -> float:
             return peak
         left = max(0, steps - step) / cooldown
         return minimum + (peak - minimum) * (1.0 - math.sqrt(1.0 - left))
-    # Rounded first, because 1.15 * 100 is 114.99999999999999.
-    period = math.floor(round(config.schedule.overestimate * steps, 6))
+    period = 11 * steps // 10 if config.schedule.name == "overestimated-cosine" else steps
     phase = min(step - warmup, period) / period
     return minimum + 0.5 * (peak - minimum) * (1.0 + math.cos(math.pi * phase))

@@ -199,16 +199,16 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning rate by step; config/schedules.py has the formulas."""
 
-    name: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """Shape of the decay after the warm-up; constant: the peak to the end; wsd: warm-up, stable,
-    decay: the peak up to the last `cooldown_steps`."""
+    name: Literal["overestimated-cosine", "cosine", "linear", "constant", "wsd"] = (
+        "overestimated-cosine"
+    )
+    """Shape of the decay after the warm-up; overestimated-cosine: for 1.1 times the steps, so that
+    the run ends above the minimum (as published, after Hoffmann et al. 2022, appendix B); constant:
+    the peak to the end; wsd: warm-up, stable, decay: the peak up to the last `cooldown_steps`."""
     warmup_steps: NonNegativeInt = 10000
     """Updates until the learning rate reaches its peak."""
     minimum_learning_rate: NonNegativeFloat = 6e-5
     """Learning rate that the warm-up starts from and the decay leads to."""
-    overestimate: Annotated[float, Ge(1)] = 1.1
-    """Half period of the cosine, as a multiple of the run's steps: above 1, the run ends before the
-    minimum (Hoffmann et al. 2022, appendix B; 1.1 as published)."""
     decay_steps: NonNegativeInt = 0
     """Steps of the run for which the decay is computed; 0: training.steps. After the decay the
     learning rate stays at the minimum. A finished run is extended by a larger training.steps and
@@ -451,7 +451,6 @@ ADVANCED = frozenset(
         "optimizer.beta2",
         "optimizer.epsilon",
         "optimizer.weight_decay_on",
-        "schedule.overestimate",
         "schedule.decay_steps",
         "schedule.cooldown_steps",
         "training.data_workers",

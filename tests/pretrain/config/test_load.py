@@ -144,7 +144,7 @@ OUT_OF_RANGE = """
     optimizer.beta2=1 optimizer.epsilon=-0.5 optimizer.gradient_clipping=-1
     optimizer.learning_rate=0 optimizer.learning_rate=nan optimizer.name=lam
     optimizer.weight_decay=-1 schedule.decay_steps=-1 schedule.minimum_learning_rate=-1
-    schedule.name=step schedule.overestimate=0.9 schedule.warmup_steps=-1 spike.deviations=0
+    schedule.name=step schedule.warmup_steps=-1 spike.deviations=0
     spike.patience=0 spike.window=0 supervision.hang_seconds=0 supervision.processes_per_node=-2
     training.attention_backend=fast training.checkpoint_interval=0 training.checkpoints_kept=1
     training.compile=always training.evaluation_blocks=-1 training.seed=-1 training.steps=0
@@ -332,8 +332,8 @@ ROBERTA = {
     "wikitext103": ModelConfig(vocab_size=50265, max_positions=512),
 }
 NUMBERS = {
-    "pile-base": (512, 2048, 133082, 6e-4, 6e-5, "cosine"),
-    "pile-large": (512, 2048, 133082, 4e-4, 4e-5, "cosine"),
+    "pile-base": (512, 2048, 133082, 6e-4, 6e-5, "overestimated-cosine"),
+    "pile-large": (512, 2048, 133082, 4e-4, 4e-5, "overestimated-cosine"),
     "wikitext103": (256, 512, 125000, 5e-4, 0.0, "linear"),
 }
 

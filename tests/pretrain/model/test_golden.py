@@ -167,6 +167,7 @@ def test_masks_are_drawn_as_the_formulas_say(name, key):
 @pytest.mark.parametrize("label", SCHEDULES)
 def test_learning_rates_are_those_of_the_formulas(label):
     name, peak, minimum, warmup, steps, _ = make.SCHEDULES[label]
+    name = "overestimated-cosine" if name == "cosine" else name
     config = RunConfig(
         optimizer=OptimizerConfig(learning_rate=peak),
         schedule=ScheduleConfig(name, warmup, minimum),

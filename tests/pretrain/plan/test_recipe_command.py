@@ -26,7 +26,7 @@ def test_the_list_has_every_recipe_size_variant_objective_and_named_setting(caps
     assert {*SIZES, *VARIANTS, *SETTINGS_BY_NAME} <= rows.keys()
     assert rows["large"].startswith("hidden_size 1024, num_layers 24")
     assert rows["demo"].startswith("A small zero-clap")
-    assert rows["schedule.name"] == "cosine, linear, constant, wsd"
+    assert rows["schedule.name"] == "overestimated-cosine, cosine, linear, constant, wsd"
     assert rows["data.packing"] == ", ".join(SOURCES)
     assert rows["model.overrides.sharing"] == "none, all, attention, feed-forward"
 
