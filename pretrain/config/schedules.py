@@ -21,9 +21,10 @@ def learning_rate(config: RunConfig, step: int) -> float:
 
     where `steps` is `schedule.decay_steps`, or `training.steps` if that is 0, and period = steps,
     or of an overestimated-cosine floor(1.1 * steps), counted from the end of the warm-up as in
-    EIFY/fairseq, so that the published run ends at 84 % of the period. The learning rate stays at the
-    minimum from the end of the period (update `warmup` + period), or from update `steps` of the
-    linear schedule and of wsd on. That is only reached if `decay_steps` is below `training.steps`.
+    EIFY/fairseq, so that the published run ends at 84 % of the period. The learning rate stays
+    at the minimum from the end of the period (update `warmup` + period), or from update `steps` of
+    the linear schedule and of wsd on. That is only reached if `decay_steps` is below
+    `training.steps`.
 
     In a phase that has a schedule of its own, updates count from its first, and its length takes
     the place of `training.steps`. The other phases share the run's schedule; each may have another

@@ -350,8 +350,6 @@ class SpikeConfig:
 class SupervisionConfig:
     """How a run is launched and watched, and how often it is relaunched (supervision/)."""
 
-    launcher: Literal["deepspeed", "torchrun"] = "deepspeed"
-    """Command that starts the ranks."""
     processes_per_node: NonNegativeInt = 0
     """Ranks that `supervise` starts on each machine; 0: one per GPU, or 2 on a CPU."""
     hostfile: str = ""

@@ -142,22 +142,6 @@ def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> 
     return gpus[:processes]
 
 
-def numbers_of(processes: int) -> list[str]:
-    """Return `gpus_of` for the deepspeed launcher, which accepts GPU numbers only.
-
-    Raises:
-        ValueError: There are fewer GPUs than processes, or the GPUs are given by name.
-    """
-    gpus = gpus_of(processes)
-    if not all(gpu.isdecimal() for gpu in gpus):
-        raise ValueError(
-            f"{_setting()}: the deepspeed launcher takes GPUs by number only; write the "
-            "numbers that `nvidia-smi -L` lists, or set supervision.launcher=torchrun, which "
-            "takes names"
-        )
-    return gpus
-
-
 def _setting() -> str:
     """Return the value of CUDA_VISIBLE_DEVICES for a message."""
     variable = os.environ.get(VARIABLE)

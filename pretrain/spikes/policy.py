@@ -37,7 +37,7 @@ _BUDGET, _BUDGET_STEPS = 5, 10_000
 """Rollbacks within so many steps after which a run is given up: a recipe that spikes more often has
 a cause that rollbacks do not mend."""
 _MOST_ROLLBACKS = 20
-"""Rollbacks after which a run is given up, however far apart: as many as PaLM's largest model needed
+"""Rollbacks after which a run is given up, however far apart: as many as PaLM's largest model took
 (Chowdhery et al. 2022, section 5.1)."""
 
 Records = Sequence[ledger.Record]

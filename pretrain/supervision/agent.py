@@ -159,7 +159,7 @@ class Agent:
             return
         attempt, token = f"attempt {control_file.attempt}", control_file.token
         try:
-            self._job = jobs.start(self._config, self._run, control_file, self._node)
+            self._job = jobs.start(self._run, control_file, self._node)
         except (OSError, ValueError) as error:  # such as too few GPUs on this node
             self._print(f"{attempt} could not be started: {error}")
             self._set_report(nodes.ENDED, f"it could not be started: {error}", token)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 
-from pretrain.config.run import RunConfig
 from pretrain.processes import processes
 from pretrain.records import control
 from pretrain.records.control import ControlFile
@@ -58,19 +57,18 @@ class Job:
             self.child.wait()
 
 
-def start(config: RunConfig, run: Path, control_file: ControlFile, node: int) -> Job:
+def start(run: Path, control_file: ControlFile, node: int) -> Job:
     """Launch an attempt on this node, in a session of its own.
 
     Args:
-        config: the recipe.
         run: folder of the run.
         control_file: describes the attempt.
         node: number of this node.
 
     Raises:
-        ValueError: The launcher is not installed, or there are too few GPUs.
+        ValueError: There are too few GPUs.
     """
-    command = launch.command(config, run, control_file, node)
+    command = launch.command(run, control_file, node)
     log = log_of(run, control_file, node)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
@@ -79,7 +77,7 @@ def start(config: RunConfig, run: Path, control_file: ControlFile, node: int) ->
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=launch.environment(config.supervision, run, control_file, node),
+            env=launch.environment(run, control_file, node),
             start_new_session=True,
             preexec_fn=_ignore_stop_signal,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import secrets
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,71 +31,41 @@ def world_size(config: SupervisionConfig, nodes: int) -> int:
 
 
 def check(config: SupervisionConfig) -> None:
-    """Check that the launcher can be started from this node.
+    """Check that the ranks of this node can have the GPUs that are visible here.
 
     Raises:
-        ValueError: The launcher is not installed, or its ranks could not have the GPUs that are
-            visible here.
+        ValueError: There are too few.
     """
-    find_launcher(config)
-    if config.launcher == "deepspeed":
-        gpus.numbers_of(processes_per_node(config))
-    else:
-        gpus.gpus_of(processes_per_node(config))
+    gpus.gpus_of(processes_per_node(config))
 
 
-def find_launcher(config: SupervisionConfig) -> str:
-    """Return the launcher's program, beside this Python or on PATH.
-
-    Raises:
-        ValueError: There is none; the message says how to get it.
-    """
-    name = config.launcher
-    beside = Path(sys.executable).with_name(name)
-    program = str(beside) if beside.is_file() else shutil.which(name)
-    if program is None:
-        package = "torch" if name == "torchrun" else name
-        raise ValueError(
-            f"supervision.launcher: no `{name}` beside {sys.executable} or on PATH; install the "
-            f"package {package} in this environment, or choose another launcher"
-        )
-    return program
-
-
-def command(config: RunConfig, run: Path, control_file: ControlFile, node: int = 0) -> list[str]:
+def command(run: Path, control_file: ControlFile, node: int = 0) -> list[str]:
     """Return the launcher's command line for an attempt on one node.
 
     Args:
-        config: the recipe.
         run: folder of the run.
         control_file: gives the address of rank 0, and the numbers of nodes and processes.
         node: number of this node.
 
     Raises:
-        ValueError: The launcher is not installed, or there are too few GPUs.
+        ValueError: There are too few GPUs.
     """
-    settings = config.supervision
-    program, started = find_launcher(settings), ["pretrain.train", str(run / SUPERVISED)]
-    count, port = control_file.processes_per_node, str(control_file.port)
-    if settings.launcher == "torchrun":
-        gpus.gpus_of(count)
-        options = ["--nnodes", str(control_file.nodes), "--node-rank", str(node)]
-        options += ["--nproc-per-node", str(count), "--master-addr", control_file.address]
-        return [program, *options, "--master-port", port, "--module", *started]
     options = [f"--world_info={_world(control_file, node)}", "--node_rank", str(node)]
-    options += ["--master_addr", control_file.address, "--master_port", port]
-    return [sys.executable, "-u", "-m", "deepspeed.launcher.launch", *options, "--module", *started]
+    options += ["--master_addr", control_file.address, "--master_port", str(control_file.port)]
+    options += ["--module", "pretrain.train", str(run / SUPERVISED)]
+    return [sys.executable, "-u", "-m", "deepspeed.launcher.launch", *options]
 
 
 def _world(control_file: ControlFile, node: int) -> str:
-    """Return DeepSpeed's --world_info: the GPU numbers of every node, as JSON in base64.
+    """Return DeepSpeed's --world_info: the GPUs of every node, as JSON in base64.
 
     This is what the program `deepspeed` does on one machine or with --no_ssh (launcher/runner.py,
     `main`): it starts launcher/launch.py, and costs an import of torch and DeepSpeed before. A
-    launcher uses its own node's GPU numbers; of the other nodes only their count matters.
+    launcher writes its own node's into CUDA_VISIBLE_DEVICES, numbers or names (GPU-..., MIG-...);
+    of the other nodes only their count matters.
     """
     default = list(range(control_file.processes_per_node))
-    own = sorted(map(int, gpus.numbers_of(control_file.processes_per_node))) or default
+    own = gpus.gpus_of(control_file.processes_per_node) or default
     nodes = range(control_file.nodes)
     world = {f"node-{number}": own if number == node else default for number in nodes}
     return base64.urlsafe_b64encode(files.strict_json(world).encode()).decode()
@@ -125,9 +94,7 @@ def next_control_file(
     )
 
 
-def environment(
-    config: SupervisionConfig, run: Path, control_file: ControlFile, node: int = 0
-) -> dict[str, str]:
+def environment(run: Path, control_file: ControlFile, node: int = 0) -> dict[str, str]:
     """Return the launcher's environment: this process's, and marks of the attempt's processes.
 
     On several nodes, ranks on CPUs get as many threads each as those of node 0, so that a run on

@@ -266,10 +266,10 @@ class Supervisor:
         control_file = launch.next_control_file(self.config, self._node, self._records())
         control_file = dataclasses.replace(control_file, start=self._agents.start)
         control.write(run, control_file)
-        job = jobs.start(self.config, run, control_file, 0)
+        job = jobs.start(run, control_file, 0)
         ranks = launch.world_size(self._settings, self._node.count)
-        through = f"{count(ranks, 'rank')} through {self._settings.launcher}"
-        self._print(f"attempt {control_file.attempt}: {through}  (log: {job.log})")
+        started = f"{count(ranks, 'rank')} through deepspeed"
+        self._print(f"attempt {control_file.attempt}: {started}  (log: {job.log})")
         return self._run_to_end(job)
 
     def _run_to_end(self, job: Job) -> int | None:
@@ -426,6 +426,6 @@ def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
     text = f"next: {decision}\n"
     if isinstance(decision, decide.Launch):
         step = ledger.run_state(records, config.training.seed).resume_step()
-        command = launch.command(config, run, launch.next_control_file(config, node, records))
+        command = launch.command(run, launch.next_control_file(config, node, records))
         text += f"from step {step}: {' '.join(command)}\n"
     return text

@@ -75,11 +75,10 @@ def test_a_rank_that_is_stopped_during_the_start_up_is_noticed_after_hang_second
     chaos.assert_same_as(undisturbed)
 
 
-@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
-def test_the_ledger_says_which_rank_failed_and_why(launcher, chaos, undisturbed):
+def test_the_ledger_says_which_rank_failed_and_why(chaos, undisturbed):
     """The other rank loses its connection, and the launcher has its own exit code."""
     chaos.schedule({1: [("raise", 1, 6)], 2: [("die", 1, 6)]})
-    assert chaos.supervise(f"supervision.launcher={launcher}") == 0, chaos.output()
+    assert chaos.supervise() == 0, chaos.output()
     failed, killed = [record["reason"] for record in chaos.records("crash")]
     assert re.fullmatch(
         r"rank 1 on \S+: KeyError: 'a fault of this rank alone' \(pretrain/.*, line \d+\)", failed
@@ -249,9 +248,9 @@ def start_by_hand(chaos, config, mark):
     dump(config, chaos.run / SUPERVISED)
     control_file = launch.next_control_file(config, Node(), [])
     control.write(chaos.run, control_file)
-    words = launch.command(config, chaos.run, control_file)
+    words = launch.command(chaos.run, control_file)
     command = ["tests.chaos.fault" if word == "pretrain.train" else word for word in words]
-    environment = launch.environment(config.supervision, chaos.run, control_file)
+    environment = launch.environment(chaos.run, control_file)
     environment |= {PLAN: str(chaos.plan), processes.RUN_VARIABLE: mark, "PYTHONPATH": str(ROOT)}
     with (chaos.run / "zombie.log").open("wb") as log:
         return subprocess.Popen(

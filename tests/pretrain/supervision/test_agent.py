@@ -42,7 +42,7 @@ class Stage:
         self.agent = self.thread = None
         self.listener = nodes.Listener()
 
-    def command(self, config, run, control_file, node=0):
+    def command(self, run, control_file, node=0):
         script = self.scripts[control_file.attempt, node]
         return [sys.executable, "-c", HEAD.format(run=str(run)) + script]
 

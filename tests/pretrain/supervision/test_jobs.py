@@ -10,7 +10,6 @@ import time
 import psutil
 import pytest
 
-from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
 from pretrain.records import control
 from pretrain.records.control import ControlFile
@@ -38,7 +37,7 @@ def ranks(job):
 
 
 def start(run):
-    job = jobs.start(RunConfig(), run, CONTROL_FILE, 0)
+    job = jobs.start(run, CONTROL_FILE, 0)
     while "rank" not in job.log.read_text():
         assert not job.ended()
     return job

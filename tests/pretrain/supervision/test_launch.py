@@ -4,8 +4,6 @@ import base64
 import dataclasses
 import json
 import multiprocessing.spawn  # noqa: F401 - remembers the Python of its first import
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SupervisionConfig
-from pretrain.processes import launching
 from pretrain.records import control
 from pretrain.records.control import ControlFile
 from pretrain.supervision import launch
@@ -23,20 +20,6 @@ PYTHON = sys.executable
 RUN = Path("/runs/a")
 ONE = ControlFile("aa", 3, control.RUN, nodes=1, processes_per_node=2, port=999)
 TWO = ControlFile("aa", 3, control.RUN, nodes=2, processes_per_node=4, address="10.0.0.1", port=999)
-
-
-@pytest.fixture(autouse=True)
-def _programs(monkeypatch, tmp_path):
-    """Put every launcher beside a Python of this test."""
-    for name in ("deepspeed", "torchrun"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-
-
-def command(control_file, node=0, **settings):
-    config = RunConfig(supervision=SupervisionConfig(**settings))
-    program, *arguments = launch.command(config, RUN, control_file, node)
-    return f"{Path(program).name} {' '.join(arguments)}"
 
 
 def test_each_launch_has_a_higher_number_than_all_before(tmp_path):
@@ -63,28 +46,13 @@ def test_command_of_deepspeed_on_one_node_and_on_several():
         (ONE, 0, {"node-0": [0, 1]}, "127.0.0.1"),
         (TWO, 1, {"node-0": [0, 1, 2, 3], "node-1": [0, 1, 2, 3]}, "10.0.0.1"),
     ):
-        start, _, rest = command(control_file, node).partition(" --world_info=")
+        command = " ".join(launch.command(RUN, control_file, node))
+        start, _, rest = command.partition(" --world_info=")
         encoded, _, options = rest.partition(" ")
-        assert start == "python -u -m deepspeed.launcher.launch"
+        assert start == f"{sys.executable} -u -m deepspeed.launcher.launch"
         assert json.loads(base64.urlsafe_b64decode(encoded)) == world
         address = f"--master_addr {address} --master_port 999"
         assert options == f"--node_rank {node} {address} --module {MODULE}"
-
-
-def test_command_of_torchrun():
-    options = "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 999"
-    assert command(TWO, 1, launcher="torchrun") == f"torchrun {options} --module {MODULE}"
-
-
-def test_a_missing_launcher_is_refused_with_the_way_to_get_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    for name, way in (
-        ("deepspeed", "install the package deepspeed"),
-        ("torchrun", "install the package torch"),
-    ):
-        with pytest.raises(ValueError, match=rf"supervision.launcher: no `{name}` .*{way}"):
-            launch.find_launcher(SupervisionConfig(launcher=name))
 
 
 def test_the_launcher_gets_the_marks_and_ranks_of_several_nodes_equal_threads(
@@ -93,16 +61,16 @@ def test_the_launcher_gets_the_marks_and_ranks_of_several_nodes_equal_threads(
     monkeypatch.setenv("A", "1")
     run = tmp_path / "a run"
     marks = {"ZEROCLAP_RUN": str(run), "ZEROCLAP_ATTEMPT": "aa"}
-    assert launch.environment(SupervisionConfig(), run, ONE).items() >= {"A": "1", **marks}.items()
+    assert launch.environment(run, ONE).items() >= {"A": "1", **marks}.items()
     several = dataclasses.replace(TWO, threads=3)
     for threads, expected in (("7", "7"), (None, "3")):
         if threads is None:
             monkeypatch.delenv("OMP_NUM_THREADS")
         else:
             monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        found = launch.environment(SupervisionConfig(), run, several, 1)
+        found = launch.environment(run, several, 1)
         assert (found["OMP_NUM_THREADS"], found["ZEROCLAP_RUN"]) == (expected, f"{run}#1")
-    assert "OMP_NUM_THREADS" not in launch.environment(SupervisionConfig(), run, ONE)
+    assert "OMP_NUM_THREADS" not in launch.environment(run, ONE)
 
 
 def test_processes_per_node_are_the_visible_gpus_or_two_on_the_cpu(machine):
@@ -173,8 +141,10 @@ def devices_of_ranks(monkeypatch, command, present):
         (8, None, 2, "0,1"),
         (8, "2,3", 2, "2,3"),
         (8, "2,3", 1, "2"),
-        (8, "5,4,3", 2, "4,5"),  # sorted, as by the program `deepspeed`
+        (8, "5,4,3", 2, "5,4"),
         (8, "2,3,-1,4", 2, "2,3"),
+        (8, "GPU-8932f937,GPU-7a3b", 2, "GPU-8932f937,GPU-7a3b"),
+        (8, "MIG-GPU-8932/1/0,MIG-GPU-8932/2/0", 1, "MIG-GPU-8932/1/0"),
         (0, None, 2, "0,1"),  # has no effect on a machine without GPUs
         (0, "", 2, "0,1"),
         (0, "-1", 2, "0,1"),
@@ -185,9 +155,7 @@ def test_deepspeed_gives_the_visible_gpus_to_the_ranks(
 ):
     machine(present, visible)
     control_file = ControlFile("aa", 1, control.RUN, processes_per_node=ranks, port=999)
-    found = devices_of_ranks(
-        monkeypatch, launch.command(RunConfig(), tmp_path, control_file), present
-    )
+    found = devices_of_ranks(monkeypatch, launch.command(tmp_path, control_file), present)
     assert found == [(str(rank), expected) for rank in range(ranks)]
 
 
@@ -200,27 +168,16 @@ def refusal(**settings):
 
 
 def test_more_ranks_than_visible_gpus_are_refused_before_a_launch(machine):
-    for launcher in ("deepspeed", "torchrun"):
-        machine(8, "2,3")
-        assert not refusal(launcher=launcher)
-        assert "3 ranks on a machine with 2 usable GPUs (CUDA_VISIBLE_DEVICES=2,3)" in refusal(
-            launcher=launcher, processes_per_node=3
-        )
-        machine(1)
-        assert "2 ranks on a machine with 1 usable GPU " in refusal(launcher=launcher)
-        machine(8, "-1")
-        assert not refusal(launcher=launcher, processes_per_node=16)  # on the CPU
+    machine(8, "2,3")
+    assert not refusal()
+    usable = "3 ranks on a machine with 2 usable GPUs (CUDA_VISIBLE_DEVICES=2,3)"
+    assert usable in refusal(processes_per_node=3)
+    machine(8, "-1")
+    assert not refusal(processes_per_node=16)  # on the CPU
     machine(1)
+    assert "2 ranks on a machine with 1 usable GPU " in refusal()
     with pytest.raises(ValueError, match="2 ranks on a machine with 1"):
-        command(ONE)
-
-
-def test_gpus_by_name_are_accepted_with_torchrun_only(machine):
-    for names in ("GPU-8932f937,GPU-7a3b", "MIG-GPU-8932/1/0,MIG-GPU-8932/2/0"):
-        machine(8, names)
-        assert not refusal(launcher="torchrun")
-        assert f"CUDA_VISIBLE_DEVICES={names}: the deepspeed launcher takes GPUs by" in refusal()
-        assert "supervision.launcher=torchrun" in refusal()
+        launch.command(RUN, ONE)
 
 
 def test_the_cpu_is_chosen_where_no_gpu_is_visible(machine):
@@ -231,22 +188,3 @@ def test_the_cpu_is_chosen_where_no_gpu_is_visible(machine):
     machine(2)
     assert launch.accelerator({}) == {}
     assert launch.accelerator({"CUDA_VISIBLE_DEVICES": "-1"}) == cpu
-
-
-@pytest.mark.slow
-def test_torchrun_does_not_change_the_visible_gpus(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os, sys\n"
-        "values = [os.environ[name] for name in ('LOCAL_RANK', 'CUDA_VISIBLE_DEVICES')]\n"
-        "sys.stdout.write(' '.join(values) + '\\n')\n"
-    )
-    command = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, "--master-port", str(launching.free_port()), str(program)],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    assert sorted(done.stdout.splitlines()) == ["0 GPU-a,GPU-b", "1 GPU-a,GPU-b"]

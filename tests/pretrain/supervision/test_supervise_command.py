@@ -91,7 +91,6 @@ def test_the_global_batch_is_divided_among_the_ranks_of_all_nodes(supervise):
     ("arguments", "message"),
     [
         (("--nodes", "2", "--node-rank", "2"), "--node-rank 2 with --nodes 2"),
-        (("supervision.launcher=mpirun",), "deepspeed or torchrun"),
         (("supervision.hostfile=nowhere",), "nowhere: no such file"),
     ],
 )

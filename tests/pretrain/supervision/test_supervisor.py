@@ -75,7 +75,7 @@ class Launcher:
         self.scripts, self.started = list(scripts), 0
         monkeypatch.setattr(launch, "command", self.command)
 
-    def command(self, config, run, control_file, node=0):
+    def command(self, run, control_file, node=0):
         self.started = control_file.attempt
         script = self.scripts[min(control_file.attempt, len(self.scripts)) - 1]
         return [sys.executable, "-c", HEAD.format(run=str(run)) + script]
@@ -131,7 +131,7 @@ closed = RuntimeError("gloo: Connection closed by peer")
 def test_a_recipe_that_a_rank_refuses_is_not_tried_again_whatever_the_launcher_reports(
     opened, tmp_path, monkeypatch
 ):
-    """torchrun exits with 1 whatever the exit codes of its ranks."""
+    """A launcher may exit with 1 whatever the exit codes of its ranks."""
     output = []
     refused = "fail(1, 2, ValueError('model.size: no such size'), False); raise SystemExit(1)"
     launcher = Launcher(monkeypatch, FAILS + refused)
@@ -360,8 +360,8 @@ def test_a_new_supervisor_adopts_an_attempt_that_still_runs(opened, tmp_path, mo
     Launcher(monkeypatch, f"record('attempt')\n{WAIT_FOR_REQUEST}")
     control_file = control.ControlFile("t", 1, control.RUN)
     control.write(tmp_path, control_file)
-    command = launch.command(None, tmp_path, control_file)
-    environment = launch.environment(SupervisionConfig(), tmp_path, control_file)
+    command = launch.command(tmp_path, control_file)
+    environment = launch.environment(tmp_path, control_file)
     child = subprocess.Popen(command, env=environment, start_new_session=True, cwd=ROOT)
     threading.Thread(target=child.wait, daemon=True).start()  # as init does
     output = []
