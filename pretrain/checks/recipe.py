@@ -31,6 +31,8 @@ from pretrain.objectives.registry import SETTINGS_BY_NAME
 
 _AMPERE = 8.0
 """Compute capability of the first GPUs with bf16."""
+_USUAL_SHARE = 0.9
+"""Share of a split's tokens below which its blocks are warned of."""
 
 
 Manifests = Mapping[str, CorpusManifest]
@@ -110,8 +112,6 @@ def _check_phase(
     model = config.architecture(manifest.vocab_size)
     _check_settings(config, model, world_size)
     train, valid = (open_sources(config.data, split) for split in SPLITS)
-    for source in (*train, *valid):
-        _refuse_small_share(source, config, model)
     folder = Path(next(iter(config.data.named_corpora.values())).path)
     vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, folder)
     objective = config.objective.for_validation().build(vocabulary)
@@ -236,20 +236,17 @@ def data_summary(config: RunConfig) -> list[str]:
     for split, stream in itertools.product(SPLITS, config.streams):
         name = f"{stream.name}, " if stream.name else ""
         source = open_stream(stream, split)
-        tokens, dropped = _tokens(source)
+        tokens = int(source.corpus.lengths.sum())
+        dropped = tokens - round(source.share_of_tokens * tokens)
+        is_small = source.share_of_tokens < _USUAL_SHARE
         sentences.append(
-            f"{name}{source.corpus.split}: {len(source):,} blocks of {source.sequence_length} hold "
-            f"{source.share_of_tokens:.1%} of {tokens:,} tokens ({stream.packing}, "
-            f"{source.fill:.1%} full)"
+            f"{'WARNING: ' if is_small else ''}{name}{split}: {len(source):,} blocks of "
+            f"{source.sequence_length} hold {source.share_of_tokens:.1%} of {tokens:,} tokens "
+            f"({stream.packing}, {source.fill:.1%} full)"
             + (f"; {dropped:,} tokens of {source.dropped} are dropped" if dropped else "")
+            + ("; another data.packing or longer blocks keep more" if is_small else "")
         )
     return sentences
-
-
-def _tokens(source: Source) -> tuple[int, int]:
-    """Return the tokens of a source's split, and how many of them its blocks do not hold."""
-    tokens = int(source.corpus.lengths.sum())
-    return tokens, tokens - round(source.share_of_tokens * tokens)
 
 
 def _refuse_other_objective(config: RunConfig, model: ModelConfig) -> None:
@@ -271,23 +268,6 @@ def _refuse_other_objective(config: RunConfig, model: ModelConfig) -> None:
         f"objective.name {objective.name} does not fit model.variant {config.model.variant}, which "
         f"{sees}; accepted: objective.name={names[0]}, or for model.variant one of "
         f"{', '.join(variants)}"
-    )
-
-
-def _refuse_small_share(source: Source, config: RunConfig, model: ModelConfig) -> None:
-    """Refuse blocks that hold a smaller share of their split's tokens than the recipe asks for."""
-    data = config.data
-    if source.share_of_tokens >= data.min_token_coverage:
-        return
-    tokens, dropped = _tokens(source)
-    whole = "contiguous" if config.objective.one_text or model.latents else "chunked"
-    raise ValueError(
-        f"data.packing {data.packing} would drop {dropped:,} of the {tokens:,} tokens of split "
-        f"{source.corpus.split!r} of {source.corpus.folder}: {source.dropped}, with "
-        f"data.sequence_length {data.sequence_length}. That leaves {source.share_of_tokens:.1%}, "
-        f"below data.min_token_coverage {data.min_token_coverage:g}; use "
-        + ("" if source.pairs else f"data.packing={whole} (drops nothing), ")
-        + "longer blocks, or a lower share, such as data.min_token_coverage=0"
     )
 
 

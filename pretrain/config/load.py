@@ -30,7 +30,6 @@ MAY_CHANGE = (
     "batch.micro_batch_size",
     "data.corpus",
     "data.corpora",
-    "data.min_token_coverage",
     "spike",
     "supervision",
     "notify",

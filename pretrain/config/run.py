@@ -45,7 +45,6 @@ PHASES_MAY_CHANGE = (
     "data.corpora",
     "data.sequence_length",
     "data.packing",
-    "data.min_token_coverage",
     "objective",
     "batch",
     "optimizer.learning_rate",

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge
 
 from data_prep.common.arguments import typed
 from data_prep.common.records import (
@@ -66,9 +66,6 @@ class DataConfig:
     order are one text, which is cut into blocks (for causal models). one-document: the beginning of
     one document a block; the rest is dropped. sentence-pairs: consecutive sentences of one document
     a block (for objective.name sentence-pairs)."""
-    min_token_coverage: Annotated[float, Ge(0), Le(1)] = 0.9
-    """A run is refused if its blocks hold a smaller share of the tokens of the train or valid split
-    of the corpus; 0 accepts any."""
 
     def __post_init__(self) -> None:
         """Refuse corpora without a usable name or a path, or beside a single one."""
@@ -439,7 +436,6 @@ class ForkConfig:
 
 ADVANCED = frozenset(
     {
-        "data.min_token_coverage",
         "model.init_from",
         "spike",
         "fault",
@@ -474,7 +470,7 @@ class PhaseConfig:
     steps: NonNegativeInt = 0
     """Updates of the phase. 0, of the last phase only: up to training.steps."""
     data: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Other corpora, weights, sequence_length, packing or min_token_coverage. A corpus that an
+    """Other corpora, weights, sequence_length or packing. A corpus that an
     earlier phase read with the same length and packing goes on where that phase ended."""
     objective: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Other settings of the objective, such as {probability: 0.15}; its name stays."""

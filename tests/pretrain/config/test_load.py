@@ -139,7 +139,7 @@ def test_a_bad_setting_is_reported_with_the_recipe_and_the_overrides(tmp_path):
 
 OUT_OF_RANGE = """
     batch.global_batch_size=-4 batch.micro_batch_size=0
-    data.min_token_coverage=1.1 data.packing=loose data.sequence_length=1
+    data.packing=loose data.sequence_length=1
     objective.name=masked objective.probability=0 objective.probability=1.5 objective=3
     optimizer.beta2=1 optimizer.epsilon=-0.5 optimizer.gradient_clipping=-1
     optimizer.learning_rate=0 optimizer.learning_rate=nan optimizer.name=lam
@@ -187,7 +187,6 @@ def test_values_that_contradict_each_other_are_refused(overrides, message):
         "training.checkpoints_kept=9",
         "spike.window=77",
         "data.corpus=moved",
-        "data.min_token_coverage=0",
     ],
 )
 def test_what_changes_no_result_may_change_on_resume(override):
@@ -367,17 +366,16 @@ def test_every_published_configuration_is_a_recipe_and_a_variant(published, name
 
 @pytest.mark.parametrize("path", sorted(recipes.RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_only_published_recipes_may_drop_text(path):
-    data = recipes.load(str(path)).data
+    packing = recipes.load(str(path)).data.packing
     if path.stem in {row[1] for row in PUBLISHED}:
-        assert (data.packing, data.min_token_coverage) == ("complete", 0)
+        assert packing == "complete"
     elif path.stem.startswith("birthplaces"):
-        assert (data.packing, data.min_token_coverage) == ("one-document", 0)
+        assert packing == "one-document"
     else:
-        assert data.min_token_coverage == (0.5 if path.stem == "albert-demo" else 0.9)
         pinned = "complete" if path.stem.startswith(("unstable", "poisoned")) else "chunked"
         of_objective = {"causal": "contiguous", "albert": "sentence-pairs"}
         found = [packing for word, packing in of_objective.items() if word in path.stem]
-        assert data.packing == (found or [pinned])[0]
+        assert packing == (found or [pinned])[0]
 
 
 @pytest.mark.parametrize("name", ["causal-wikitext103", "extrapolation-causal"])
@@ -406,7 +404,6 @@ def test_a_fast_recipe_is_the_published_one_without_attention_dropout_in_full_ro
     published, fast = recipes.load(name), recipes.load(f"{name}-fast")
     assert {text.partition(":")[0] for text in recipes.differences(published, fast, ())} == {
         "data.packing",
-        "data.min_token_coverage",
         "model.overrides.attention_dropout",
     }
     model = fast.architecture(50265)

@@ -360,7 +360,6 @@ CAUSAL = [
 
 
 PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=sentence-pairs"]
-PAIRS += ["data.min_token_coverage=0"]
 
 
 def test_an_evaluation_is_not_repeated_on_resume(attempt, tmp_path):
