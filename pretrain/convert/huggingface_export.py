@@ -4,17 +4,17 @@ A baseline becomes a plain `RobertaForMaskedLM`, or with a classification head a
 `RobertaForSequenceClassification`; an ALBERT an `AlbertForPreTraining`, without a pair head an
 `AlbertForMaskedLM`, with a classification head an `AlbertForSequenceClassification`. These need no
 code of ours. What transformers does not have (ALiBi with offset, the CLAP head, the zero mask,
-layers that share one part only, causal models) is exported with its code: the unchanged files of
-pretrain/model/, and modeling_zeroclap.py, which transformers loads with `trust_remote_code=True`.
+layers that share one part only, causal models) is exported with its code, which transformers loads
+with `trust_remote_code=True`: one file, made of those of pretrain/model/ and modeling_zeroclap.py.
 
 transformers itself is not needed here: the files are JSON and safetensors.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def write_folder(
         write_json(partial / "config.json", settings)
         _write_companions(partial, contents, config.causal and head is None)
         if plain is None:
-            _write_code(partial)
+            (partial / f"{_ADAPTER}.py").write_text(_code(), encoding="utf-8")
         card = model_card(folder.resolve().name, contents, head, scores)
         (partial / "README.md").write_text(card, "utf-8")
     whose = "a class of transformers" if plain else "its code is in the folder; no other class fits"
@@ -249,10 +249,29 @@ def _write_companions(folder: Path, contents: ModelContents, generates: bool) ->
         )
 
 
-def _write_code(folder: Path) -> None:
-    for path in sorted((_PACKAGE / "model").glob("*.py")):
-        shutil.copyfile(path, folder / path.name)
-    adapter = f"{_ADAPTER}.py"
-    code = (_PACKAGE / "convert" / adapter).read_text(encoding="utf-8")
-    flat = re.sub(r"^from pretrain\.model\.", "from .", code, flags=re.MULTILINE)
-    (folder / adapter).write_text(flat, encoding="utf-8")
+def _code() -> str:
+    """Return the adapter behind the model's own files that it uses, without imports of each other.
+
+    They stand as they are: no two of them have a name in common.
+    """
+    parts: dict[Path, str] = {}
+    imports: set[str] = set()
+
+    def add(path: Path) -> None:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for node in ast.parse("\n".join(lines)).body:
+            if isinstance(node, ast.ImportFrom) and (node.level or "pretrain" in str(node.module)):
+                used = _PACKAGE / "model" / f"{str(node.module).rpartition('.')[2]}.py"
+                if used not in parts:
+                    add(used)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                imports.add(ast.unparse(node))
+            else:
+                continue
+            last = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : last] = [""] * (last + 1 - node.lineno)
+        parts[path] = f"# --- {path.name} ---\n\n" + "\n".join(lines).strip()
+
+    add(_PACKAGE / "convert" / f"{_ADAPTER}.py")
+    head = ["# Made by zeroclap. SPDX-License-Identifier: Apache-2.0", *sorted(imports)]
+    return re.sub(r"\n{4,}", "\n\n\n", "\n\n\n".join(["\n".join(head), *parts.values()])) + "\n"

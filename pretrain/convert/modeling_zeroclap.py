@@ -1,9 +1,9 @@
-"""zeroclap's models for transformers: an export carries this file and the model's own files.
+"""zeroclap's models for transformers.
 
-transformers copies this file and those that it imports into one folder, so the export makes the
-imports of `pretrain.model` relative, and changes nothing else. The weights have the same names as
-in a model folder; those of a classification head begin with `classifier.`. Where the mask is the
-zero vector, the table has a row of zeros for it, so that every id of the tokenizer has a row.
+An export carries one file: the model's own sources, as they are imported here, and this one. The
+weights have the same names as in a model folder; those of a classification head begin with
+`classifier.`. Where the mask is the zero vector, the table has a row of zeros for it, so that every
+id of the tokenizer has a row.
 
 Order: the config, what all models share, the encoder, then one class for each task.
 """
@@ -20,7 +20,6 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
-    CausalLMOutput,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -28,23 +27,13 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
-# The unused imports are for transformers 4, which copies only the files that this file imports
-# itself.
-from pretrain.model.alibi import Alibi  # noqa: F401
-from pretrain.model.attention import AttentionBias, AttentionContext, dense_bias, uses_tiles
-from pretrain.model.checks import check_value  # noqa: F401
 from pretrain.model.classification import ClassificationConfig, check_pooling
 from pretrain.model.config import ModelConfig
-from pretrain.model.embeddings import Embeddings, TokenEmbedding, layer_norm
-from pretrain.model.flex import FlexBias  # noqa: F401
+from pretrain.model.embeddings import TokenEmbedding
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, TiedHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
-from pretrain.model.layers import EncoderLayer, build_layers
-from pretrain.model.masks import same_document  # noqa: F401
-from pretrain.model.positions import position_module, token_positions
-from pretrain.model.scores import ScoreFunction  # noqa: F401
-from pretrain.model.t5_bias import T5Bias  # noqa: F401
-from pretrain.model.tiled_attention import tiled_attention  # noqa: F401
+from pretrain.model.layers import EncoderLayer
+from pretrain.model.stacks import Stack
 
 
 class ZeroclapConfig(PretrainedConfig):
@@ -79,10 +68,9 @@ class ZeroclapConfig(PretrainedConfig):
             ValueError: a field has a value that is not accepted.
         """
         given = {self.attribute_map.get(name, name): value for name, value in values.items()}
-        names = {field.name for field in dataclasses.fields(ModelConfig)}
-        fields = {name: given.pop(name) for name in names & given.keys()}
-        for name, value in ModelConfig(**{**fields, "vocab_size": vocab_size}).to_dict().items():
-            setattr(self, name, value)
+        self.vocab_size = vocab_size
+        for field in dataclasses.fields(ModelConfig)[1:]:
+            setattr(self, field.name, given.pop(field.name, field.default))
         self.mask_token_ids = list(mask_token_ids)
         self.classifier_pooling = classifier_pooling
         self.classifier_dropout = classifier_dropout
@@ -133,16 +121,14 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the token table; the head over the vocabulary reads the same weight."""
-        return self._embeddings().tokens
+        base: Any = self.base_model
+        tokens: nn.Module = base.embeddings.tokens
+        return tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the token table."""
-        self._embeddings().register_module("tokens", value)
-
-    def _embeddings(self) -> Embeddings:
-        embeddings = self.base_model.embeddings
-        assert isinstance(embeddings, Embeddings)
-        return embeddings
+        base: Any = self.base_model
+        base.embeddings.tokens = value
 
     def resize_token_embeddings(
         self,
@@ -171,21 +157,6 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
             head.bias = nn.Parameter(grown, requires_grad=head.bias.requires_grad)
         return tokens
 
-    def _encoded(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        options: dict[str, Any],
-    ) -> tuple[Tensor, BaseModelOutput]:
-        """Return the features, [B, T, D], and all that the encoder says."""
-        outputs: BaseModelOutput = self.base_model(
-            input_ids, attention_mask, token_type_ids, inputs_embeds, **options, return_dict=True
-        )
-        assert outputs.last_hidden_state is not None
-        return outputs.last_hidden_state, outputs
-
     def _init_weights(self, module: nn.Module) -> None:
         # Only through torch.nn.init, which transformers guards so that loaded weights stay.
         super()._init_weights(module)
@@ -198,28 +169,21 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.weight[id])
 
 
-class ZeroclapModel(ZeroclapPreTrainedModel):
-    """Token ids to features. Its parts are those of `stacks.Encoder`, under the same names."""
+class ZeroclapModel(ZeroclapPreTrainedModel, Stack):
+    """Token ids to features. Its parts are those of `Encoder`, under the same names."""
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder."""
         super().__init__(config)
-        ours = config.architecture()
-        self.embeddings = Embeddings(ours)
-        self.rotation = position_module(ours.method.rotation, ours)
-        self.score_bias = position_module(ours.method.score_bias, ours)
-        self.windows = ours.windows
-        self.layers = nn.ModuleList(build_layers(ours, ZeroclapLayer))
-        self.final_norm = layer_norm(ours) if ours.final_norm else None
+        self.assemble(config.architecture(), layer_type=ZeroclapLayer)
         self.post_init()
 
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> BaseModelOutput:
@@ -230,7 +194,6 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
             attention_mask: [B, T], nonzero for real tokens; None where all are.
             token_type_ids: [B, T], the segment of each token, from 0; None where all are 0. A model
                 without segments accepts zeros alone.
-            inputs_embeds: [B, T, E] in place of `input_ids`, rows of the token table.
             output_attentions: whether to return the attention weights, N x [B, H, T, T].
             output_hidden_states: whether to return the N + 1 hidden states, [B, T, D].
 
@@ -238,72 +201,35 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
             Features [B, T, D]; with `return_dict=False`, here and in the other classes, a tuple.
 
         Raises:
-            ValueError: both or neither of `input_ids` and `inputs_embeds` are given, the mask has
-                another shape than the ids, or token types are given to a model without segments.
+            ValueError: the mask has another shape than the ids, or token types are given to a model
+                without segments.
         """
         segment_ids = _segment_ids(token_type_ids, self.config.segments)
-        vectors, is_mask = self._vectors(input_ids, inputs_embeds)
-        mask = _checked_mask(attention_mask, vectors)
-        positions = token_positions(mask, vectors)
+        mask, positions = _checked_mask(attention_mask, input_ids), None
         if mask is not None:
-            positions = (positions - _first(mask)).clamp(min=0)
+            places = torch.arange(input_ids.shape[1], device=input_ids.device)
+            positions = (places - _first(mask)).clamp(min=0)
+            if self.config.causal:
+                mask = mask.int()  # bool ids are for padding on the right only
+        is_mask = None
+        if self.config.mask_token_ids:
+            ids = torch.tensor(self.config.mask_token_ids, device=input_ids.device)
+            is_mask = (input_ids[..., None] == ids).any(-1)
         if output_attentions is None:
             output_attentions = self.config.output_attentions
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         eager = output_attentions or self.config._attn_implementation == "eager"
-        x = self.embeddings.from_vectors(vectors, is_mask, positions, mask, segment_ids)
-        context = self._context(x, positions, mask, [] if eager else None)
-        states = self._states(x, context, bool(output_hidden_states))
+        weights: list[Tensor] | None = [] if eager else None
+        x, context = self.embed(input_ids, mask, segment_ids, positions, is_mask, weights)
+        states: list[Tensor] = []
+        for state in self.states(x, context):
+            states = [*states, state] if output_hidden_states else [state]
         return BaseModelOutput(
             last_hidden_state=states[-1],
             hidden_states=tuple(states) if output_hidden_states else None,
-            attentions=tuple(context.weights or ()) if output_attentions else None,
+            attentions=tuple(weights or ()) if output_attentions else None,
         )
-
-    def _states(self, x: Tensor, context: AttentionContext, all_of_them: bool) -> list[Tensor]:
-        """Return the input of the first layer and the output of each, or the last output alone."""
-        states = [x]
-        for layer, of_layer in zip(self.layers, context.of_layers(self.windows), strict=True):
-            x = layer(x, of_layer)
-            states = [*states, x] if all_of_them else [x]
-        if self.final_norm is not None:
-            states[-1] = self.final_norm(states[-1])
-        return states
-
-    def _vectors(
-        self, input_ids: Tensor | None, inputs_embeds: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return rows of the token table, [B, T, E], and which of them are the mask, [B, T]."""
-        has_zero = bool(self.config.mask_token_ids)
-        if input_ids is None and inputs_embeds is not None:
-            return inputs_embeds, ~inputs_embeds.any(-1) if has_zero else None
-        if input_ids is None or inputs_embeds is not None:
-            raise ValueError("give either input_ids or inputs_embeds")
-        vectors = self.embeddings.tokens(input_ids)
-        if not has_zero:
-            return vectors, None
-        ids = torch.tensor(self.config.mask_token_ids, device=input_ids.device)
-        return vectors, (input_ids[..., None] == ids).any(-1)
-
-    def _context(
-        self, x: Tensor, positions: Tensor, mask: Tensor | None, weights: list[Tensor] | None
-    ) -> AttentionContext:
-        rotation = None
-        if self.rotation is not None:
-            rotation = self.rotation(positions)
-        scores = None if self.score_bias is None else self.score_bias(x.device)
-        dropout = self.config.attention_dropout if self.training else 0.0
-        tiled = weights is None and uses_tiles(x, dropout)
-        causal = self.config.causal
-        if causal and mask is not None:
-            mask = mask.int()  # bool ids are for padding on the right only
-        biases: dict[int, AttentionBias] = {
-            window: dense_bias(scores, mask, self.config.num_heads, x, tiled, causal, window)
-            for window in {0, *self.windows}
-        }
-        local_bias = biases[max(biases)]
-        return AttentionContext(biases[0], rotation, weights, local_bias=local_bias)
 
 
 def _segment_ids(token_type_ids: Tensor | None, segments: int) -> Tensor | None:
@@ -315,14 +241,14 @@ def _segment_ids(token_type_ids: Tensor | None, segments: int) -> Tensor | None:
     return None
 
 
-def _checked_mask(attention_mask: Tensor | None, vectors: Tensor) -> Tensor | None:
+def _checked_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
     """Return the mask as bool [B, T]; None where all tokens are real."""
     if attention_mask is None:
         return None
-    if attention_mask.shape != vectors.shape[:2]:
+    if attention_mask.shape != input_ids.shape:
         raise ValueError(
             f"attention_mask: {list(attention_mask.shape)} is not accepted; it must be "
-            f"{list(vectors.shape[:2])}, nonzero for real tokens"
+            f"{list(input_ids.shape)}, nonzero for real tokens"
         )
     return attention_mask.bool()
 
@@ -366,48 +292,40 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        logits_to_keep: int | Tensor = 0,
         **options: Any,  # noqa: ANN401 - those of the encoder
     ) -> ZeroclapMaskedLMOutput:
         """Compute the logits of every token, [B, T, V], and their loss.
 
-        `labels` are [B, T] ids to predict, -100 where there is none. The loss is the mean over
-        them; with `num_items_in_batch`, their sum divided by this number. A model with a pair head
-        also gives `pair_logits`, which the loss leaves out.
+        `labels` are [B, T] ids to predict, -100 where there is none; in a causal model the logits
+        at a place are compared with the label after it. The loss is the mean over them; with
+        `num_items_in_batch`, their sum divided by this number. A model with a pair head also gives
+        `pair_logits`, which the loss leaves out. `logits_to_keep` asks for the logits of so many
+        last tokens, or of the places in a tensor.
         """
-        features, outputs = self._encoded(
-            input_ids, attention_mask, token_type_ids, inputs_embeds, options
+        outputs = self.encoder(
+            input_ids, attention_mask, token_type_ids, return_dict=True, **options
         )
-        logits = self._logits(features)
-        loss = self._loss(logits, labels, num_items_in_batch)
-        pairs = None
+        features, loss, pairs = outputs.last_hidden_state, None, None
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits: Tensor = self.head(features[:, kept], self.get_input_embeddings().weight)
+        if ids := self.config.mask_token_ids:
+            hidden = torch.tensor(ids, device=logits.device)
+            logits = logits.index_fill(-1, hidden, torch.finfo(logits.dtype).min)
+        if labels is not None:
+            loss = self.loss_function(
+                logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
+            )
         if self.config.pair_head:
             pairs = self.pair_head(_first_features(features, attention_mask), None)
         return ZeroclapMaskedLMOutput(
             loss, logits, outputs.hidden_states, outputs.attentions, pairs
         )
-
-    def _logits(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.head(features, self.get_input_embeddings().weight)
-        if ids := self.config.mask_token_ids:
-            hidden = torch.tensor(ids, device=logits.device)
-            logits = logits.index_fill(-1, hidden, torch.finfo(logits.dtype).min)
-        return logits
-
-    def _loss(
-        self, logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None
-    ) -> Tensor | None:
-        if labels is None:
-            return None
-        loss: Tensor = self.loss_function(
-            logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
-        )
-        return loss
 
 
 class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
@@ -422,33 +340,6 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
         for name in ("next_sequence_length", "past_key_values", "use_cache"):
             kwargs.pop(name, None)
         return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **options: Any,  # noqa: ANN401 - those of the encoder
-    ) -> CausalLMOutput:
-        """Compute the logits of every token, [B, T, V], or of the last `logits_to_keep`.
-
-        A tensor names the places to keep.
-
-        `labels` are [B, T], the ids themselves, -100 where they are not to be predicted; the logits
-        at a place are compared with the label after it. The loss is as in the class above.
-        """
-        features, outputs = self._encoded(
-            input_ids, attention_mask, token_type_ids, inputs_embeds, options
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self._logits(features[:, kept])
-        loss = self._loss(logits, labels, num_items_in_batch)
-        return CausalLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
@@ -475,10 +366,9 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         **options: Any,  # noqa: ANN401 - those of the encoder
     ) -> SequenceClassifierOutput:
@@ -487,10 +377,11 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
         `labels` are [B] classes, or numbers for a regression; `config.problem_type` says which
         loss.
         """
-        features, outputs = self._encoded(
-            input_ids, attention_mask, token_type_ids, inputs_embeds, options
+        outputs = self.encoder(
+            input_ids, attention_mask, token_type_ids, return_dict=True, **options
         )
         mask = None if attention_mask is None else attention_mask.bool()
+        features = outputs.last_hidden_state
         if self.config.classifier_pooling == "first":
             features = _first_features(features, mask)
         logits = self.classifier(features, mask)
@@ -513,10 +404,9 @@ class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         **options: Any,  # noqa: ANN401 - those of the encoder
     ) -> TokenClassifierOutput:
@@ -524,10 +414,10 @@ class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
 
         `labels` are [B, T] classes, -100 where there is none.
         """
-        features, outputs = self._encoded(
-            input_ids, attention_mask, token_type_ids, inputs_embeds, options
+        outputs = self.encoder(
+            input_ids, attention_mask, token_type_ids, return_dict=True, **options
         )
-        logits = self.classifier(self.dropout(features))
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None if labels is None else self.loss_function(logits, labels, self.config)
         return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
@@ -545,10 +435,9 @@ class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         **options: Any,  # noqa: ANN401 - those of the encoder
@@ -558,10 +447,10 @@ class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):
         `start_positions` and `end_positions`, [B] each, are the places of the first and the last
         token of the answer.
         """
-        features, outputs = self._encoded(
-            input_ids, attention_mask, token_type_ids, inputs_embeds, options
+        outputs = self.encoder(
+            input_ids, attention_mask, token_type_ids, return_dict=True, **options
         )
-        start, end = self.qa_outputs(features).unbind(-1)
+        start, end = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start, end, start_positions, end_positions)

@@ -73,45 +73,18 @@ class Embeddings(nn.Module):
         input_ids: Tensor,
         document_ids: Tensor | None,
         segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        is_mask: Tensor | None = None,
     ) -> Tensor:
         """Look up ids [B, T]; padding becomes zero.
 
         Args:
             input_ids: [B, T].
             document_ids: [B, T] or None, see the package's docstring.
-            segment_ids: [B, T] or None, see the package's docstring.
-
-        Returns:
-            [B, T, D]
-
-        Raises:
-            ValueError: segment ids are given to a model without segments.
-        """
-        if self.config.mask_embedding == "zero":
-            is_mask = input_ids >= self.config.vocab_size
-            input_ids = input_ids.clamp(max=self.config.vocab_size - 1)
-        else:
-            is_mask = None
-        positions = token_positions(document_ids, input_ids)
-        vectors = self.tokens(input_ids)
-        return self.from_vectors(vectors, is_mask, positions, document_ids, segment_ids)
-
-    def from_vectors(
-        self,
-        x: Tensor,
-        is_mask: Tensor | None,
-        positions: Tensor,
-        document_ids: Tensor | None,
-        segment_ids: Tensor | None = None,
-    ) -> Tensor:
-        """Everything but the look-up of tokens.
-
-        Args:
-            x: [B, T, E], rows of the token table.
-            is_mask: bool [B, T], True where the vector is to be zero; None: nowhere.
-            positions: [T] or [B, T], counted from 0.
-            document_ids: [B, T] or None, see the package's docstring.
             segment_ids: [B, T] or None, likewise.
+            positions: [T] or [B, T], counted from 0; None: those of `token_positions`.
+            is_mask: bool [B, T], True where the vector is to be zero; None: where `mask_embedding`
+                is "zero" and the table has no row for the id.
 
         Returns:
             [B, T, D]
@@ -120,19 +93,16 @@ class Embeddings(nn.Module):
             ValueError: the input is longer than the model's learned positions, or has segments that
                 the model has not.
         """
-        length, longest = positions.shape[-1], self.config.longest_input
+        length, longest = input_ids.shape[1], self.config.longest_input
         if longest and length > longest:
             raise ValueError(
                 f"input of {length} tokens: learned positions end at {longest} "
                 "(a model with any other position method reads longer ones)"
             )
-        if self.config.normalize_embeddings:
-            x = F.normalize(x, dim=-1, eps=smallest_length(x.dtype))
-        if is_mask is not None:
-            # After the normalisation, which a zero vector cannot have.
-            x = x.masked_fill(is_mask[..., None], 0.0)
-        x = self._add_segments(x * self.config.scale, segment_ids)
+        x = self._add_segments(self._look_up(input_ids, is_mask), segment_ids)
         if self.positions is not None:
+            if positions is None:
+                positions = token_positions(document_ids, input_ids)
             x = x + self.positions(positions).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
@@ -142,6 +112,19 @@ class Embeddings(nn.Module):
         if document_ids is not None:
             x = x * (document_ids > 0)[..., None]
         return x
+
+    def _look_up(self, input_ids: Tensor, is_mask: Tensor | None) -> Tensor:
+        if is_mask is None and self.config.mask_embedding == "zero":
+            is_mask = input_ids >= self.config.vocab_size
+            input_ids = input_ids.clamp(max=self.config.vocab_size - 1)
+        x: Tensor = self.tokens(input_ids)
+        if self.config.normalize_embeddings:
+            x = F.normalize(x, dim=-1, eps=smallest_length(x.dtype))
+        if is_mask is not None:
+            # After the normalisation, which a zero vector cannot have.
+            x = x.masked_fill(is_mask[..., None], 0.0)
+        scaled: Tensor = x * self.config.scale
+        return scaled
 
     def _add_segments(self, x: Tensor, segment_ids: Tensor | None) -> Tensor:
         if self.segments is not None:

@@ -1,8 +1,12 @@
-"""The encoder: embeddings and layers, from token ids to features."""
+"""The encoder: embeddings and layers, from token ids to features.
+
+Order: how the modules are made and run, then `Encoder`, which does so for a batch.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,38 +17,38 @@ from .backends import check_backend
 from .config import ModelConfig
 from .embeddings import Embeddings, layer_norm
 from .flex import TILE, flex_bias
-from .layers import build_layers
+from .layers import EncoderLayer, build_layers
 from .masks import earlier, visible_keys
 from .perceiver import DownLayer, PerceiverContext, UpLayer, cross_context, refuse_documents
 from .positions import position_module, token_positions
 from .scores import ScoreFunction
 
 
-class Encoder(nn.Module):
-    """The transformer encoder; its output is the last layer's, or the final norm's if it has one.
+class Stack(nn.Module):
+    """The modules of an encoder. `assemble` makes them, because exports have another constructor.
 
     In models with latents the first and the last layer are those of perceiver.py.
     """
 
-    def __init__(
+    def assemble(
         self,
         config: ModelConfig,
         vocabulary_multiple: int = 1,
         attention_backend: str = "dense",
+        layer_type: type[EncoderLayer] = EncoderLayer,
     ) -> None:
         """Make N layers and a token table whose rows are padded to a multiple.
 
         Raises:
             ValueError: the attention back end is unknown, or cannot compute the model.
         """
-        super().__init__()
         check_backend(config, attention_backend)
-        self.config = config
+        self.architecture = config
         self.attention_backend = attention_backend
         self.embeddings = Embeddings(config, vocabulary_multiple)
         self.rotation = position_module(config.method.rotation, config)
         self.score_bias = position_module(config.method.score_bias, config)
-        layers = build_layers(config)
+        layers = build_layers(config, layer_type)
         if config.latents:
             layers[0], layers[-1] = DownLayer(config), UpLayer(config)
         self.layers = nn.ModuleList(layers)
@@ -53,6 +57,112 @@ class Encoder(nn.Module):
             # Read in `forward` alone, where ZeRO 3 gathers it.
             basis = torch.empty(config.latents, config.hidden_size)
             self.basis = nn.Parameter(nn.init.xavier_uniform_(basis))
+
+    def embed(
+        self,
+        input_ids: Tensor,
+        document_ids: Tensor | None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        is_mask: Tensor | None = None,
+        weights: list[Tensor] | None = None,
+    ) -> tuple[Tensor, AttentionContext]:
+        """Return the input of the first layer, [B, T, D], and what the attention of all reads.
+
+        For FlexAttention, T is rounded up to whole tiles with padding. In models with latents the
+        first layer's input is what queries the tokens, which are in the context.
+
+        Args:
+            input_ids: [B, T].
+            document_ids: [B, T] or None, see the package's docstring.
+            segment_ids: [B, T] or None, likewise.
+            positions: as of `Embeddings.forward`.
+            is_mask: likewise.
+            weights: as of `AttentionContext`.
+
+        Raises:
+            ValueError: a model with latents gets integers as document ids.
+        """
+        x: Tensor = self.embeddings(input_ids, document_ids, segment_ids, positions, is_mask)
+        if self.attention_backend != "dense" and (extra := -x.shape[1] % TILE):
+            if document_ids is None:
+                document_ids = torch.ones_like(input_ids, dtype=torch.bool)
+            x, document_ids = F.pad(x, (0, 0, 0, extra)), F.pad(document_ids, (0, extra))
+        scores = None
+        if self.score_bias is not None:
+            scores = self.score_bias(x.device)
+        if not self.architecture.latents:
+            return x, self._context(x, document_ids, scores, positions, weights)
+        refuse_documents(document_ids)
+        queries = self.basis[: x.shape[1]].expand(len(x), -1, -1)
+        context = self._context(queries, None, scores)
+        tokens = torch.arange(x.shape[1], device=x.device)
+        latents = tokens[: queries.shape[1]]
+        cross = functools.partial(
+            cross_context,
+            num_heads=self.architecture.num_heads,
+            dtype=x.dtype,
+            rotation=self.rotation,
+            scores=scores,
+        )
+        down, up = cross(latents, tokens), cross(tokens, latents)
+        return queries, PerceiverContext(**vars(context), tokens=x, down=down, up=up)
+
+    def states(self, x: Tensor, context: AttentionContext) -> Iterator[Tensor]:
+        """Yield the input of the first layer and the output of each, N + 1 times [B, T, D]."""
+        contexts = context.of_layers(self.architecture.windows)
+        for layer, of_layer in zip(self.layers, contexts, strict=True):
+            yield x
+            x = layer(x, of_layer)
+        yield x if self.final_norm is None else self.final_norm(x)
+
+    def _context(
+        self,
+        x: Tensor,
+        document_ids: Tensor | None,
+        scores: ScoreFunction | None,
+        positions: Tensor | None = None,
+        weights: list[Tensor] | None = None,
+    ) -> AttentionContext:
+        rotation = None
+        if self.rotation is not None:
+            if positions is None:
+                positions = token_positions(document_ids, x)
+            rotation = self.rotation(positions)
+        config = self.architecture
+        dropout = config.attention_dropout if self.training else 0.0
+        tiled = weights is None and uses_tiles(x, dropout)
+        tiled = tiled and self.layers[0]._compiled_call_impl is None
+        causal, heads, window = config.causal, config.num_heads, config.local_window
+
+        def bias(window: int) -> AttentionBias:
+            if self.attention_backend == "dense":
+                return dense_bias(scores, document_ids, heads, x, tiled, causal, window)
+            made: AttentionBias = flex_bias(
+                scores, document_ids, x.shape[1], causal, window, x.device
+            )
+            return made
+
+        local_bias = bias(window) if window else None
+        is_causal = scores is None and visible_keys(document_ids, causal) is earlier
+        if is_causal and not tiled and weights is None:
+            return AttentionContext(rotation=rotation, is_causal=True, local_bias=local_bias)
+        return AttentionContext(bias(0), rotation, weights, local_bias=local_bias)
+
+
+class Encoder(Stack):
+    """The transformer encoder: token ids to the output of the last layer, or of the final norm."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary_multiple: int = 1,
+        attention_backend: str = "dense",
+    ) -> None:
+        """Make the modules, see `Stack.assemble`."""
+        super().__init__()
+        self.config = config
+        self.assemble(config, vocabulary_multiple, attention_backend)
 
     def forward(
         self,
@@ -106,74 +216,5 @@ class Encoder(nn.Module):
                 f"the outputs of all layers: this model has {self.config.latents} latents, so its "
                 "layers work on different vectors"
             )
-        x, context = self.embed(input_ids, document_ids, segment_ids)
-        states = [x]
-        for layer, of_layer in zip(
-            self.layers, context.of_layers(self.config.windows), strict=True
-        ):
-            states.append(layer(states[-1], of_layer))
-        if self.final_norm is not None:
-            states[-1] = self.final_norm(states[-1])
+        states = self.states(*self.embed(input_ids, document_ids, segment_ids))
         return [state[:, : input_ids.shape[1]] for state in states]
-
-    def embed(
-        self,
-        input_ids: Tensor,
-        document_ids: Tensor | None,
-        segment_ids: Tensor | None = None,
-    ) -> tuple[Tensor, AttentionContext]:
-        """Return the input of the first layer, [B, T, D], and what the attention of all reads.
-
-        For FlexAttention, T is rounded up to whole tiles with padding. In models with latents the
-        first layer's input is what queries the tokens, which are in the context.
-
-        Raises:
-            ValueError: a model with latents gets integers as document ids.
-        """
-        x: Tensor = self.embeddings(input_ids, document_ids, segment_ids)
-        if self.attention_backend != "dense" and (extra := -x.shape[1] % TILE):
-            if document_ids is None:
-                document_ids = torch.ones_like(input_ids, dtype=torch.bool)
-            x, document_ids = F.pad(x, (0, 0, 0, extra)), F.pad(document_ids, (0, extra))
-        scores = None
-        if self.score_bias is not None:
-            scores = self.score_bias(x.device)
-        if not self.config.latents:
-            return x, self._context(x, document_ids, scores)
-        refuse_documents(document_ids)
-        queries = self.basis[: x.shape[1]].expand(len(x), -1, -1)
-        context = self._context(queries, None, scores)
-        tokens = torch.arange(x.shape[1], device=x.device)
-        latents = tokens[: queries.shape[1]]
-        cross = functools.partial(
-            cross_context,
-            num_heads=self.config.num_heads,
-            dtype=x.dtype,
-            rotation=self.rotation,
-            scores=scores,
-        )
-        down, up = cross(latents, tokens), cross(tokens, latents)
-        return queries, PerceiverContext(**vars(context), tokens=x, down=down, up=up)
-
-    def _context(
-        self, x: Tensor, document_ids: Tensor | None, scores: ScoreFunction | None
-    ) -> AttentionContext:
-        rotation = None
-        if self.rotation is not None:
-            rotation = self.rotation(token_positions(document_ids, x))
-        dropout = self.config.attention_dropout if self.training else 0.0
-        tiled = uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None
-        causal, heads, window = self.config.causal, self.config.num_heads, self.config.local_window
-
-        def bias(window: int) -> AttentionBias:
-            if self.attention_backend == "dense":
-                return dense_bias(scores, document_ids, heads, x, tiled, causal, window)
-            made: AttentionBias = flex_bias(
-                scores, document_ids, x.shape[1], causal, window, x.device
-            )
-            return made
-
-        local_bias = bias(window) if window else None
-        if not tiled and scores is None and visible_keys(document_ids, causal) is earlier:
-            return AttentionContext(rotation=rotation, is_causal=True, local_bias=local_bias)
-        return AttentionContext(bias(0), rotation, local_bias=local_bias)

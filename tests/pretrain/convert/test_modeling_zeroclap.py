@@ -57,15 +57,6 @@ def close(ours, theirs):
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
 
 
-def test_input_embeddings_give_the_logits_of_ids(model, inputs):
-    expected = first_output(model, **inputs)
-    vectors = model.get_input_embeddings()(inputs["input_ids"])
-    mask = inputs["attention_mask"]
-    real = mask.bool()
-    logits = first_output(model, inputs_embeds=vectors, attention_mask=mask)
-    close(logits[real], expected[real])
-
-
 def test_attention_weights_are_those_that_the_layers_used(model, inputs):
     expected = first_output(model, **inputs)
     model.config._attn_implementation = "eager"
@@ -242,8 +233,6 @@ def test_accumulated_micro_batches_can_have_the_loss_of_the_whole_batch(
     [
         ({"token_type_ids": torch.ones(2, 24, dtype=torch.long)}, "one type of token"),
         ({"attention_mask": torch.ones(2, 1, 24, 24)}, r"\[2, 1, 24, 24\] is not accepted"),
-        ({"inputs_embeds": torch.ones(2, 24, 32)}, "either input_ids or inputs_embeds"),
-        ({"input_ids": None}, "either input_ids or inputs_embeds"),
     ],
 )
 def test_inputs_that_would_be_ignored_are_refused(change, message, transformers, exported, inputs):
