@@ -99,7 +99,7 @@ class Embeddings(nn.Module):
                 f"input of {length} tokens: learned positions end at {longest} "
                 "(a model with any other position method reads longer ones)"
             )
-        x = self._add_segments(self._look_up(input_ids, is_mask), segment_ids)
+        x: Tensor = self._add_segments(self._look_up(input_ids, is_mask), segment_ids)
         if self.positions is not None:
             if positions is None:
                 positions = token_positions(document_ids, input_ids)
@@ -123,8 +123,7 @@ class Embeddings(nn.Module):
         if is_mask is not None:
             # After the normalisation, which a zero vector cannot have.
             x = x.masked_fill(is_mask[..., None], 0.0)
-        scaled: Tensor = x * self.config.scale
-        return scaled
+        return x * self.config.scale
 
     def _add_segments(self, x: Tensor, segment_ids: Tensor | None) -> Tensor:
         if self.segments is not None:
