@@ -13,6 +13,7 @@ import pytest
 
 from data_prep.common.arguments import Parser, parse_arguments
 from data_prep.common.records import keys
+from finetune.studies import study
 from finetune.zeroclap import _parser
 from pretrain.config.load import load
 from pretrain.config.run import RunConfig
@@ -25,7 +26,8 @@ PAGES = [*ROOT.glob("*.md"), *PACKAGES, *GUIDES, *ROOT.glob("pretrain/notes/*.md
 EACH_PAGE = pytest.mark.parametrize(
     "page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES]
 )
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$|((?:^    .*\n)+)", re.MULTILINE | re.DOTALL)
+INDENTED = r"(?<=\n\n)((?:    [^\n]+\n)+)"  # without an empty line before it, text of a list
+BLOCK = re.compile(rf"^```(\w*)\n(.*?)^```$|{INDENTED}", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
@@ -90,15 +92,17 @@ def test_a_setting_that_is_named_exists(page: Path) -> None:
 
 
 @EACH_PAGE
-def test_a_recipe_is_accepted(page: Path, tmp_path: Path) -> None:
+def test_a_recipe_or_study_is_accepted(page: Path, tmp_path: Path) -> None:
+    file = tmp_path / "written.yaml"
     for language, text in blocks(page):
         if language == "yaml":
-            (tmp_path / "recipe.yaml").write_text(text)
-            load(str(tmp_path / "recipe.yaml"))
+            file.write_text(text)
+            study.load(str(file), toy=False) if text.startswith("title:") else load(str(file))
 
 
 @EACH_PAGE
 def test_a_file_of_the_project_that_is_named_exists(page: Path) -> None:
+    assert len(spans(page)) == BLOCK.sub("", page.read_text()).count("`") // 2 > 4
     for name in spans(page):
         if re.fullmatch(r"[\w-]+/[\w/.-]+\.(py|sh|sbatch|yaml)", name):
             folders = (ROOT, ROOT / "pretrain", page.parent)
