@@ -1,6 +1,7 @@
 """LAMB: the formula and its exceptions; test_by_parameter.py has partitions on several ranks."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -12,15 +13,17 @@ RATE = 1e-2
 SETTINGS = {"lr": RATE, "betas": (0.9, 0.999), "eps": 1e-6}
 
 
-def test_steps_follow_the_formula_and_biases_have_neither_decay_nor_ratio():
-    """Compared with NumPy in double precision."""
+@pytest.mark.parametrize("scale", [1, 1000])
+def test_steps_follow_the_formula_and_biases_have_neither_decay_nor_ratio(scale):
+    """Compared with NumPy in double precision; the ratios are below 1, or above 10."""
     config = OptimizerConfig(
-        name="lamb", beta2=0.999, weight_decay=0.1, weight_decay_on="matrices", epsilon=1e-6
+        name="lamb", beta2=0.999, weight_decay=0.01, weight_decay_on="matrices", epsilon=1e-6
     )
     torch.manual_seed(1)
     model = nn.Linear(7, 5).double()
+    model.weight.data *= scale
     lamb = optimizers.build(model, config)
-    for parameter, decay in ((model.weight, 0.1), (model.bias, 0.0)):
+    for parameter, decay in ((model.weight, 0.01), (model.bias, 0.0)):
         weight = parameter.detach().numpy().copy()
         first, second = np.zeros_like(weight), np.zeros_like(weight)
         for step, rate in enumerate([1e-2, 5e-3, 2e-2, 1e-2]):
@@ -29,6 +32,7 @@ def test_steps_follow_the_formula_and_biases_have_neither_decay_nor_ratio():
             second = 0.999 * second + 0.001 * gradient**2
             update = first / (np.sqrt(second) + 1e-6) + decay * weight
             ratio = np.linalg.norm(weight) / np.linalg.norm(update) if decay else 1.0
+            assert (ratio > 10) == (scale > 1 and decay > 0)
             weight -= rate * ratio * update
             model.zero_grad()
             parameter.grad = torch.from_numpy(gradient)

@@ -13,7 +13,6 @@ from data_prep.manifest import load_manifest
 from pretrain import __main__ as command_line
 from pretrain.checks.recipe import open_stream
 from pretrain.config.sections import Sizes
-from pretrain.data.lineage import Lineage
 from pretrain.data.order import Order
 from pretrain.data.sources import algorithms
 from pretrain.records import audit, ledger, metrics, proof
@@ -235,13 +234,20 @@ def test_attempts_whose_numbers_do_not_ascend_are_found():
     assert any("began after attempt 1, whose number is not below its own" in p for p in found)
 
 
-def test_a_lineage_that_reads_what_it_skips_is_found_though_the_metrics_agree_with_it(monkeypatch):
-    def forgetful(self, first_position, count):
-        places = np.arange(first_position, first_position + count)
-        return places % self.total, places // self.total
-
-    monkeypatch.setattr(Lineage, "blocks", forgetful)
-    assert any("was read, though skipped" in problem for problem in problems(finished()))
+def test_one_block_too_few_or_too_many_is_found_whichever_it_is():
+    lineage = finished().order.lineages[0]
+    blocks, epochs = lineage.skipped()
+    skipped = blocks[epochs == 1]
+    assert len(skipped) == 24
+    for block in range(TOTAL):
+        counts = np.isin(range(TOTAL), skipped, invert=True).astype(np.uint8)
+        counts[block] = block in skipped
+        found = proof.Audit()
+        proof._judge_epoch("epoch", lineage, 1, counts, True, found)
+        missing = "epoch 1: 1 blocks were neither read nor declared skipped"
+        assert found.problems == [
+            f"epoch 1: block {block} was read, though skipped" if block in skipped else missing
+        ]
 
 
 def test_a_run_that_was_only_created_has_nothing_to_prove_but_its_chain():

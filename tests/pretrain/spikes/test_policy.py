@@ -81,9 +81,11 @@ def test_without_a_checkpoint_that_early_the_oldest_before_the_onset_is_the_targ
     assert decide(450, checkpoints=(400, 440, 500)) == Rollback(400, 2, 1)
 
 
-@pytest.mark.parametrize("seeds", [(1,), (3, 1, 2), (7, 9), (0,)])
-def test_the_seed_of_a_rollback_is_new(seeds):
-    assert decide(500, seeds=seeds).seed not in seeds
+@pytest.mark.parametrize("seeds", [[0], [1], [2], [3], [4], [2**32], [3, 1, 2], [2, 7, 5]])
+def test_seeds_of_successive_rollbacks_are_distinct(seeds):
+    for _ in range(5):
+        seeds = [*seeds, decide(500, seeds=seeds).seed]
+    assert len({*seeds}) == len(seeds)
 
 
 def test_a_recurring_spike_climbs_the_ladder_to_its_end():
