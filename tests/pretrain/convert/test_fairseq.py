@@ -181,6 +181,33 @@ def test_the_two_missing_rows_of_published_models_do_not_change_the_other_rows(g
 # --- settings and layouts -----------------------------------------------------------------------
 
 
+PLACES = {
+    "sentence_encoder.embed_tokens": "encoder.embeddings.tokens",
+    "sentence_encoder.embed_positions": "encoder.embeddings.positions.table",
+    "sentence_encoder.layernorm_embedding": "encoder.embeddings.norm",
+    "sentence_encoder.layers.1.self_attn_layer_norm": "encoder.layers.1.attention_norm",
+    "sentence_encoder.layers.1.self_attn.out_proj": "encoder.layers.1.attention.output",
+    "sentence_encoder.layers.1.fc1": "encoder.layers.1.expand",
+    "sentence_encoder.layers.1.fc2": "encoder.layers.1.contract",
+    "sentence_encoder.layers.1.final_layer_norm": "encoder.layers.1.output_norm",
+    "lm_head.dense": "head.dense",
+    "lm_head.layer_norm": "head.norm",
+}
+"""fairseq's names and ours: a round trip through one table would not see two of them swapped."""
+
+
+def test_each_weight_lands_in_its_place(path):
+    theirs, ours = content(path)["model"], fairseq.read_checkpoint(path).weights
+    for name, place in PLACES.items():
+        for kind in {"weight", "bias"} & {n.rpartition(".")[2] for n in ours if place + "." in n}:
+            assert torch.equal(theirs[f"encoder.{name}.{kind}"], ours[f"{place}.{kind}"]), name
+    for kind in ("weight", "bias"):
+        parts = [f"{ENCODER}layers.1.self_attn.{part}_proj.{kind}" for part in "qkv"]
+        joined = torch.cat([theirs[part] for part in parts])
+        assert torch.equal(joined, ours[f"encoder.layers.1.attention.query_key_value.{kind}"])
+    assert torch.equal(theirs[LM_HEAD + "bias"], ours["head.bias"])
+
+
 @pytest.mark.parametrize("variant", SETTINGS)
 def test_settings_weights_and_heads_are_those_of_the_model(variant, tmp_path):
     contents = write(tmp_path / "model.pt", variant, HEADS if variant == "baseline" else {})

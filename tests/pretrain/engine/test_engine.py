@@ -472,23 +472,30 @@ def tensors_in(value, path=""):
             yield from tensors_in(part, f"{path}/{number}")
 
 
-def test_dropout_differs_between_steps_and_seeds(run_ranks):
+def test_dropout_differs_between_seeds_steps_and_micro_batches(run_ranks):
     def work():
         built = build("zero1_fp32", micro=2, dropout=0.5)
         data = batches(2)
         mine = data.micro_batches(0, built.rank, built.world_size)
+        moved = [dataclasses.replace(batch, index=batch.index + 4) for batch in mine]
         # At learning rate 0, only dropout changes the loss.
         return [
-            built.step(mine, data.objective, 0.0, seed, step).loss
-            for seed, step in [(1, 0), (1, 0), (1, 1), (2, 0)]
+            built.step(some, data.objective, 0.0, seed, step).loss
+            for some, seed, step in [
+                (mine, 1, 0),
+                (mine, 1, 0),
+                (mine, 1, 1),
+                (mine, 2, 0),
+                (moved, 1, 0),
+            ]
         ]
 
-    first, again, other_step, other_seed = run_ranks(2, work)[0]
+    first, again, *others = run_ranks(2, work)[0]
     assert first == again
-    assert len({first, other_step, other_seed}) == 3
+    assert len({first, *others}) == 4
 
 
-def test_evaluation_has_no_dropout_and_does_not_change_training(run_ranks):
+def test_evaluation_has_no_dropout_counts_targets_alone_and_changes_no_training(run_ranks):
     def work():
         without = train(build("zero1_fp32", micro=2, dropout=0.1), 2, range(2))
         built = build("zero1_fp32", micro=2, dropout=0.1)
@@ -499,7 +506,8 @@ def test_evaluation_has_no_dropout_and_does_not_change_training(run_ranks):
             (loss,) = data.objective.loss(model, batch).double()
             return torch.stack([loss, (batch["labels"] >= 0).sum()])
 
-        seen = [built.evaluate(mine, sums) for _ in range(2)]
+        idle = dataclasses.replace(mine[0], targets=(0,))
+        seen = [built.evaluate(some, sums) for some in (mine, [*mine, idle])]
         return seen, train(built, 2, range(2)), without
 
     seen, with_evaluation, without = run_ranks(2, work)[0]

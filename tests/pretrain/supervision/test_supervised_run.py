@@ -220,9 +220,8 @@ def test_an_export_that_is_impossible_is_refused_with_what_is_possible(
     assert "file" in refused(run, "--output", tmp_path / "file")
 
 
-def test_fill_mask_on_the_command_line_prints_the_fillers(exported, words, capsys):
-    if words != FAULT:
-        pytest.skip("a causal model fills no masks")
+@pytest.mark.parametrize("words", [FAULT], ids=["masked"], indirect=True)
+def test_fill_mask_on_the_command_line_prints_the_fillers(exported, capsys):
     arguments = ["fill-mask", str(exported), "the value of the <mask>", "--top-k", "3"]
     assert command_line.main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()

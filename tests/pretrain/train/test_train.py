@@ -23,7 +23,7 @@ from data_prep.common.files import write_json
 from data_prep.corpus import Corpus
 from pretrain.__main__ import main as pretrain
 from pretrain.config.load import load
-from pretrain.data.sources import SOURCES, CompleteBlocks
+from pretrain.data.sources import SOURCES
 from pretrain.models.export import export_checkpoint
 from pretrain.plan import plan
 from pretrain.records import audit, checkpoints, control, ledger, metrics, status
@@ -427,7 +427,6 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     attempt, corpus_for, tmp_path, overrides, ranks
 ):
     """Whatever tokens the recipe predicts, and however many ranks share the blocks."""
-    from data_prep.corpus import Corpus
     from pretrain.models.evaluate import evaluate_blocks, validation_objective
     from pretrain.models.model_folder import load_model
 
@@ -777,36 +776,3 @@ def test_without_a_recipe_it_prints_its_usage(capsys):
     assert train.main([]) == 2
     assert train.main(["--local_rank=0", "--help"]) == 0
     assert capsys.readouterr().out.count("usage: deepspeed") == 2
-
-
-# --- evaluation ----------------------------------------------------------------------------------
-
-
-def test_the_validation_loss_is_the_same_on_any_number_of_ranks(run_ranks, recipe, tmp_path):
-    """Seven micro-batches, which neither two nor three ranks divide: some get an empty one."""
-    from pretrain.data.batches import validation_batches
-    from pretrain.engine.engine import Engine, deepspeed_json, start
-    from pretrain.model import presets
-    from pretrain.model.language_model import LanguageModel
-    from pretrain.objectives.masked import MaskedLM
-
-    config = recipe.load(tmp_path, "batch.global_batch_size=12")
-
-    def work():
-        import torch
-
-        process = start()
-        blocks = CompleteBlocks(Corpus(Path(config.data.corpus), "train"), 64)
-        torch.manual_seed(1)
-        model = LanguageModel(presets.build("tiny", "zero-clap", 400, {}))
-        objective = MaskedLM(config.objective, 399, 400)
-        settings = deepspeed_json("zero1_fp32", config.batch, 0.0, process.world_size)
-        engine = Engine(model, config.optimizer, settings, process)
-        mine = validation_batches(blocks, objective, 13, 2, process.rank, process.world_size)
-        return engine.evaluate(list(mine), lambda *pair: objective.evaluate(*pair, 1))
-
-    (alone, *counts), *others = [run_ranks(count, work)[0] for count in (1, 2, 3)]
-    assert counts[1] > 80
-    for loss, *same_counts in others:
-        assert same_counts == counts
-        assert loss == pytest.approx(alone, rel=1e-9)
