@@ -23,9 +23,9 @@ from pretrain.data.batches import (
 )
 from pretrain.data.mixture import Mixture
 from pretrain.data.sources import SOURCES, Source
-from pretrain.model import presets
 from pretrain.model.backends import AUTOMATIC, check_backend, choose_backend
 from pretrain.model.config import ModelConfig
+from pretrain.model.presets import VARIANTS
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 
@@ -127,7 +127,6 @@ def _check_phase(
 def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> None:
     """Check the settings of one phase against each other, the model and the number of ranks."""
     data, objective, training = config.data, config.objective, config.training
-    _refuse_other_objective(config, model)
     if data.named_corpora:
         Mixture.of_run(config)  # refuses weights that no order could follow
     refuse_other_packing(SOURCES[data.packing], objective, model.latents)
@@ -136,7 +135,17 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     backend = training.attention_backend
     check_backend(model, choose_backend(model, backend, on_gpu=False))
     deepspeed_settings.compiles(training.compile, settings, on_gpu=False)
+    # A causal model that fills masks is wasted; one that sees the next token has a loss of zero.
+    sees = "sees no later tokens" if model.causal else "sees the tokens that it would predict"
+    names = [n for n, settings in SETTINGS_BY_NAME.items() if settings.causal == model.causal]
+    variants = [n for n, v in VARIANTS.items() if v.get("causal", False) == objective.causal]
     rules = (
+        (
+            objective.causal != model.causal,
+            f"objective.name {objective.name} does not fit model.variant {config.model.variant}, "
+            f"which {sees}; accepted: objective.name={names[0]}, or for model.variant one of "
+            f"{', '.join(variants)}",
+        ),
         (
             objective.pairs and model.segments < 2,
             f"objective.name {objective.name} reads pairs of segments, but a model of "
@@ -249,28 +258,6 @@ def data_summary(config: RunConfig) -> list[str]:
     return sentences
 
 
-def _refuse_other_objective(config: RunConfig, model: ModelConfig) -> None:
-    """Refuse to train a causal model to fill masks, or one that sees the next token to predict it.
-
-    The first would be wasted, and the second has a loss of zero.
-    """
-    objective = config.objective
-    if objective.causal == model.causal:
-        return
-    names = [n for n, settings in SETTINGS_BY_NAME.items() if settings.causal == model.causal]
-    variants = [
-        name
-        for name, delta in presets.VARIANTS.items()
-        if delta.get("causal", False) == objective.causal
-    ]
-    sees = "sees no later tokens" if model.causal else "sees the tokens that it would predict"
-    raise ValueError(
-        f"objective.name {objective.name} does not fit model.variant {config.model.variant}, which "
-        f"{sees}; accepted: objective.name={names[0]}, or for model.variant one of "
-        f"{', '.join(variants)}"
-    )
-
-
 def _refuse_few_blocks(train: Source, number: int, config: RunConfig) -> None:
     """Refuse the training split of corpus `number` if it has fewer blocks than an update reads."""
     data, size, mixture = config.data, config.batch.global_batch_size, Mixture.of_run(config)
@@ -307,14 +294,10 @@ def refuse_device(
         )
     if device != "cuda" or capability is None:
         return
-    has = f"the GPU has compute capability {capability:.1f}"
-    name = config.training.deepspeed
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     if settings.get("bf16", {}).get("enabled", False) and capability < _AMPERE:
-        half = name.replace("bf16", "fp16")
-        known = (deepspeed_settings.DS_CONFIGS / f"{half}.json").is_file()
         raise ValueError(
-            f"training.deepspeed: {name} computes in bf16, which needs compute capability "
-            f"{_AMPERE:.1f} (A100) or later, and {has}; write "
-            + (half if known and half != name else "a file with fp16, such as zero1_fp16")
+            f"training.deepspeed: {config.training.deepspeed} computes in bf16, which needs "
+            f"compute capability {_AMPERE:.1f} (A100) or later, and the GPU has {capability:.1f}; "
+            "write a file with fp16, such as zero1_fp16"
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.sections import BatchConfig
+from pretrain.config.settings import flatten
 from pretrain.model.backends import AUTOMATIC
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
@@ -26,6 +27,17 @@ _TOP_LEVEL_KEYS = {
 }
 _ONE_SUB_GROUP = 10**12
 """Elements of a parameter group that a rank of ZeRO 3 keeps in one piece: more than there are."""
+_OF_RANKS = "the optimizer state would depend on the number of ranks, and no other could resume"
+_UNUSABLE = {
+    "sub_group_size": (_ONE_SUB_GROUP, _OF_RANKS),
+    "round_robin_gradients": (False, _OF_RANKS),
+    "parameter_alignment": (False, f"with padding between parameters {_OF_RANKS}"),
+    "load_from_fp32_weights": (True, "each resume rounds the weights to the model's precision"),
+    "elastic_checkpoint": (False, "DeepSpeed does not load what it saves with it"),
+    "compute_grad_norm": (True, "there is no norm of the gradient to record and to clip by"),
+    "cpu_offload": (False, 'an old name; use offload_optimizer: {"device": "cpu"}'),
+}
+"""Settings of ZeRO with the one value that works here, and what another one does."""
 _FIXED = {
     "zero_optimization.stage": 0,
     "bf16.enabled": False,
@@ -117,7 +129,8 @@ def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
     half = [name for name in ("bf16", "fp16") if settings.get(name, {}).get("enabled", False)]
     accumulation = settings.get("data_types", {}).get("grad_accum_dtype")
     offload = any(offload_device(settings, part) != "none" for part in _OFFLOADS)
-    combinations = (
+    nvme = [f"{part}.device" for part in _OFFLOADS if offload_device(settings, part) == "nvme"]
+    combinations = [
         (
             stage == 0 and half,
             f"{' and '.join(half)} with ZeRO stage 0 takes another code path in DeepSpeed, whose "
@@ -130,50 +143,14 @@ def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
         ),
         (stage == 0 and offload, "DeepSpeed offloads nothing at ZeRO stage 0; use stage 2"),
         (
-            offload_device(settings, "offload_optimizer") == "nvme",
-            "with offload_optimizer.device nvme DeepSpeed copies its swap folder into each "
-            "checkpoint, which then cannot be committed; accepted: cpu",
+            nvme,
+            f"{' and '.join(nvme)} nvme: a checkpoint of what lies on the disk cannot be "
+            "committed; accepted: cpu",
         ),
-        (
-            offload_device(settings, "offload_param") == "nvme",
-            "with offload_param.device nvme weights that are on the disk can neither be prepared "
-            "for training nor be loaded from a checkpoint; accepted: cpu",
-        ),
-        (
-            stage == 3 and zero.get("sub_group_size", _ONE_SUB_GROUP) != _ONE_SUB_GROUP,
-            f"with sub_group_size {zero.get('sub_group_size')} the number of parts of the "
-            "optimizer state depends on the number of ranks, so that no other number of ranks can "
-            "resume; remove it",
-        ),
-        (
-            zero.get("round_robin_gradients", False),
-            "with round_robin_gradients the order of the optimizer state depends on the number of "
-            "ranks, so that no other number of ranks can resume; remove it",
-        ),
-        (
-            zero.get("parameter_alignment", False),
-            "with parameter_alignment the optimizer state has padding between parameters, which "
-            "another number of ranks cannot resume; remove it",
-        ),
-        (
-            not zero.get("load_from_fp32_weights", True),
-            "with load_from_fp32_weights false each resume rounds the weights to the precision "
-            "of the model; remove it",
-        ),
-        (
-            zero.get("elastic_checkpoint", False),
-            "DeepSpeed does not load what it saves with elastic_checkpoint; remove it",
-        ),
-        (
-            not zero.get("compute_grad_norm", True),
-            "without compute_grad_norm there is no norm of the gradient to record and to clip by; "
-            "remove it",
-        ),
-        (
-            zero.get("cpu_offload", False),
-            'cpu_offload is an old name; use offload_optimizer: {"device": "cpu"}',
-        ),
-    )
+    ]
+    for key, (accepted, reason) in _UNUSABLE.items():
+        is_other = zero.get(key, accepted) != accepted and (stage == 3 or key != "sub_group_size")
+        combinations.append((is_other, f"{key} {zero.get(key)}: {reason}; remove it"))
     for given, message in combinations:
         if given:
             raise ValueError(f"{path}: {message}")
@@ -242,23 +219,17 @@ def refuse_other(
     Raises:
         ValueError: lists each key with both values.
     """
+    values, before = ({**_FIXED, **flatten(each)} for each in (settings, saved))
     changed = [
-        f"{key}: {before!r}, now {now!r}"
-        for key, default in _FIXED.items()
-        if (now := _value(settings, key, default)) != (before := _value(saved, key, default))
+        f"{key}: {before[key]!r}, now {values[key]!r}"
+        for key in _FIXED
+        if values[key] != before[key]
     ]
     if changed:
         raise ValueError(
             f"training.deepspeed: {name} is not what it was at the checkpoint of step {step}: "
             f"{'; '.join(changed)}"
         )
-
-
-def _value(settings: Mapping[str, Any], key: str, default: object) -> object:
-    *sections, last = key.split(".")
-    for section in sections:
-        settings = settings.get(section, {})
-    return settings.get(last, default)
 
 
 def refuse_unknown(where: str, values: Mapping[str, Any], known: Collection[str]) -> None:

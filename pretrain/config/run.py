@@ -256,7 +256,14 @@ def _resolve_one(
     if own:  # another length than the run's
         delta["schedule"] = {"decay_steps": 0, **delta["schedule"]}
     merged = decode(type(config), merge(base, delta))
-    length = _length(settings, merged, first, last)
+    if not (settings.steps or last):
+        raise ValueError("has no steps; only the last phase may leave them out")
+    length = settings.steps or config.training.steps - first
+    if length < 1:
+        raise ValueError(
+            f"has no length, and the phases before it have {first} steps, no fewer than "
+            f"training.steps {config.training.steps}; give it steps, or a larger training.steps"
+        )
     if own:
         merged.schedule.refuse_misfit(length, f"the {length} steps of the phase")
     return Phase(
@@ -268,20 +275,6 @@ def _resolve_one(
         first if own else 0,
         length if own else config.training.steps,
     )
-
-
-def _length(settings: PhaseConfig, config: RunConfig, first: int, last: bool) -> int:
-    """Number of steps of a phase."""
-    if settings.steps:
-        return settings.steps
-    if not last:
-        raise ValueError("has no steps; only the last phase may leave them out")
-    if first >= config.training.steps:
-        raise ValueError(
-            f"has no length, and the phases before it have {first} steps, no fewer than "
-            f"training.steps {config.training.steps}; give it steps, or a larger training.steps"
-        )
-    return config.training.steps - first
 
 
 def streams_of(phases: Sequence[Phase]) -> tuple[list[Stream], list[list[int]]]:

@@ -9,8 +9,9 @@ docstrings below fields are the descriptions in the JSON schema.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
@@ -26,11 +27,19 @@ from data_prep.common.records import (
     not_accepted,
     unknown_key,
 )
+from data_prep.common.wording import count
 from pretrain.model.backends import ATTENTION_BACKENDS, AUTOMATIC
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
 
 MOST_STEPS_PROFILED = 20
+
+
+def _check_range(name: str, steps: Sequence[int], most: float = math.inf) -> None:
+    """Refuse what is neither empty nor the first step of a range and the first one after it."""
+    if steps and not (len(steps) == 2 and 0 < steps[1] - steps[0] <= most):
+        accepted = f"a step and a later one, at most {most} steps, such as [480, 490]"
+        raise ValueError(not_accepted(name, steps, accepted))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +135,7 @@ class BatchConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not divide each other."""
-        self._refuse_remainder(self.micro_batch_size, "")
-
-    def _refuse_remainder(self, divisor: int, factor: str) -> None:
-        if self.global_batch_size % divisor:
-            raise ValueError(
-                f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
-                f"batch.micro_batch_size {self.micro_batch_size}{factor}"
-            )
+        self.accumulation_steps(1)
 
     def accumulation_steps(self, world_size: int) -> int:
         """Micro-batches of each rank in a batch.
@@ -141,9 +143,13 @@ class BatchConfig:
         Raises:
             ValueError: the ranks do not divide the batch.
         """
-        ranks = f"{world_size} rank{'' if world_size == 1 else 's'}"
-        self._refuse_remainder(self.micro_batch_size * world_size, f" x {ranks}")
-        return self.global_batch_size // (self.micro_batch_size * world_size)
+        steps, rest = divmod(self.global_batch_size, self.micro_batch_size * world_size)
+        if rest:
+            raise ValueError(
+                f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
+                f"batch.micro_batch_size {self.micro_batch_size} x {count(world_size, 'rank')}"
+            )
+        return steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,26 +231,21 @@ class ScheduleConfig:
         Raises:
             ValueError: names both numbers.
         """
-        if self.warmup_steps >= steps:
-            raise ValueError(
-                f"schedule.warmup_steps {self.warmup_steps} is not below {named}: the run would "
-                "end during its warm-up"
-            )
-        if 0 < self.decay_steps <= self.warmup_steps:
-            raise ValueError(
-                f"schedule.decay_steps {self.decay_steps} is not above schedule.warmup_steps "
-                f"{self.warmup_steps}: the decay would end during the warm-up"
-            )
+        ends = [(steps, named)]
+        if self.decay_steps:
+            ends.append((self.decay_steps, f"schedule.decay_steps {self.decay_steps}"))
+        for end, what in ends:
+            if self.warmup_steps >= end:
+                raise ValueError(f"schedule.warmup_steps {self.warmup_steps} is not below {what}")
         if self.cooldown_steps and self.name != "wsd":
             raise ValueError(
                 f"schedule.cooldown_steps {self.cooldown_steps} with schedule.name {self.name}; "
                 "accepted: schedule.name=wsd, or 0"
             )
-        if self.warmup_steps + self.cooldown_steps > (self.decay_steps or steps):
-            end = f"schedule.decay_steps {self.decay_steps}" if self.decay_steps else named
+        if self.warmup_steps + self.cooldown_steps > end:
             raise ValueError(
                 f"schedule.cooldown_steps {self.cooldown_steps} and schedule.warmup_steps "
-                f"{self.warmup_steps} are more than {end}: the decay would begin during the warm-up"
+                f"{self.warmup_steps} are more than {what}"
             )
 
 
@@ -387,14 +388,8 @@ class ProfileConfig:
     Empty: none."""
 
     def __post_init__(self) -> None:
-        """Refuse a pair that is not a window, or one whose traces would be too large to open."""
-        if self.steps:
-            first, end = self.steps if len(self.steps) == 2 else (0, 0)
-            if not 0 < end - first <= MOST_STEPS_PROFILED:
-                raise ValueError(
-                    f"profile.steps {self.steps}: accepted: the first step and the first step "
-                    f"after, at most {MOST_STEPS_PROFILED} apart, such as [100, 105]"
-                )
+        """Refuse what is no range of steps, or one whose traces would be too large to open."""
+        _check_range("profile.steps", self.steps, MOST_STEPS_PROFILED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -411,11 +406,7 @@ class FaultConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is no range of steps."""
-        if self.random_labels and not (
-            len(self.random_labels) == 2 and self.random_labels[0] < self.random_labels[1]
-        ):
-            accepted = "the first step and a later one, such as [480, 540]"
-            raise ValueError(not_accepted("fault.random_labels", self.random_labels, accepted))
+        _check_range("fault.random_labels", self.random_labels)
 
     def strikes(self, step: int, seed: int, recipe_seed: int) -> bool:
         """Whether the fault strikes a step."""

@@ -21,8 +21,8 @@ from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer
 from pretrain.data.batches import validation_key
 from pretrain.loop.protocols import MicroBatch
-from pretrain.objectives.base import Block, DocumentObjective, Ids
-from pretrain.objectives.tokens import IGNORED
+from pretrain.objectives.base import Block, Ids
+from pretrain.objectives.tokens import IGNORED, DocumentObjective
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

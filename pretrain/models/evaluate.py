@@ -27,12 +27,12 @@ from pretrain.loop.protocols import MicroBatch
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import (
     PAIR_SPECIAL_TOKENS,
-    DocumentObjective,
     ObjectiveSettings,
     PretrainingObjective,
     Vocabulary,
 )
 from pretrain.objectives.sentence_pairs import SentencePairsLM
+from pretrain.objectives.tokens import DocumentObjective
 
 
 @dataclasses.dataclass(frozen=True)

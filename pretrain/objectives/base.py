@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -136,40 +136,6 @@ class PretrainingObjective(Objective, Protocol):
 
     def corrupted(self, arrays: Arrays, draw: np.random.Generator) -> Arrays:
         """The same micro-batch with random targets: the fault `fault.random_labels`."""
-
-
-@runtime_checkable
-class DocumentObjective(PretrainingObjective, Protocol):
-    """An objective whose targets can be drawn for a whole document, before it is cut.
-
-    `evaluate --lengths` needs it. `collate` is `arrange` with what `mask` draws for each block.
-    """
-
-    def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
-        """Draw the targets of a block or of a document.
-
-        Args:
-            ids: [n], left unchanged.
-            key: of the draw.
-
-        Returns:
-            What the model reads in place of the ids, [n], and the sorted positions of the tokens to
-            predict, [m].
-        """
-
-    def arrange(
-        self, blocks: Sequence[Block], masked: Sequence[tuple[Ids, Ids]], length: int
-    ) -> Arrays:
-        """One micro-batch, as `collate` makes it, of targets that were drawn before.
-
-        Among its arrays are `labels`, `target_positions` and `subsets`, one number per target: the
-        evaluation leaves targets out.
-
-        Args:
-            blocks: as in `collate`.
-            masked: of each block, what `mask` returns.
-            length: T, to which blocks are padded.
-        """
 
 
 def padded(rows: Sequence[npt.NDArray[np.generic]], length: int, value: int) -> Ids:

@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.objectives.base import Ids, Key, Vocabulary
-from pretrain.objectives.tokens import DocumentTokenObjective
+from pretrain.objectives.tokens import DocumentObjective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CausalLMConfig:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CausalLM(DocumentTokenObjective):
+class CausalLM(DocumentObjective):
     """The objective for one vocabulary. The model must not see later tokens (`causal`)."""
 
     settings: CausalLMConfig

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 from data_prep import tokenizer as tokenizers
 from data_prep.common.records import not_accepted
 from pretrain.objectives.base import Ids, Key, Vocabulary
-from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentTokenObjective
+from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentObjective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class MaskedLMConfig:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MaskedLM(DocumentTokenObjective):
+class MaskedLM(DocumentObjective):
     """The objective for one vocabulary."""
 
     settings: MaskedLMConfig

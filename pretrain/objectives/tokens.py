@@ -114,12 +114,24 @@ class TokenObjective(ABC):
         return sums_by_subset(logits, batch["labels"], batch["subsets"], subsets).unsqueeze(1)
 
 
-class DocumentTokenObjective(TokenObjective):
-    """One whose targets keep their places, so that they can be drawn for a whole document."""
+class DocumentObjective(TokenObjective):
+    """One whose targets keep their places, so that they can be drawn for a whole document.
+
+    `evaluate --lengths` needs it. `collate` is `arrange` with what `mask` draws for each block.
+    """
 
     @abstractmethod
     def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
-        """What the model reads, [n], and the sorted positions of the tokens to predict, [m]."""
+        """Draw the targets of a block or of a document.
+
+        Args:
+            ids: [n], left unchanged.
+            key: of the draw.
+
+        Returns:
+            What the model reads in place of the ids, [n], and the sorted positions of the tokens to
+            predict, [m].
+        """
 
     def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
         """One micro-batch of fixed shapes.

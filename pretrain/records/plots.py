@@ -107,14 +107,7 @@ def smoothed(values: npt.ArrayLike, width: int) -> Floats:
     """The mean of up to `width` finite values around each one, an odd number; NaN without any."""
     found = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(found)
-    half = width // 2
-    around = np.arange(len(found))
-    first, end = np.maximum(around - half, 0), np.minimum(around + half + 1, len(found))
-
-    def sums(of: Floats) -> Floats:
-        upto = np.concatenate([[0.0], np.cumsum(of)])
-        return np.asarray(upto[end] - upto[first])
-
-    numbers = sums(finite.astype(np.float64))
-    totals = sums(np.where(finite, found, 0.0))
+    window = np.ones(min(width, len(found)))
+    numbers = np.convolve(finite, window, "same")
+    totals = np.convolve(np.where(finite, found, 0.0), window, "same")
     return np.where(numbers > 0, totals / np.maximum(numbers, 1), np.nan)

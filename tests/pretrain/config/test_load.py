@@ -162,7 +162,7 @@ def test_values_out_of_range_are_refused_by_name(override):
     ("overrides", "message"),
     [
         (["training.steps=600", "schedule.warmup_steps=600"], "warmup_steps 600 is not below"),
-        (["schedule.decay_steps=100"], "decay_steps 100 is not above .*warmup_steps 100"),
+        (["schedule.decay_steps=100"], "warmup_steps 100 is not below schedule.decay"),
         (["schedule.minimum_learning_rate=1"], "minimum_learning_rate 1.0 is above"),
         (["spike.margin_steps=100"], "= 100 steps is below .* = 110"),
         (["batch.micro_batch_size=5"], "global_batch_size 16 is not a multiple of .* 5"),

@@ -9,10 +9,10 @@ import pytest
 from data_prep.tokenizer import Tokenizer
 from pretrain.data.batches import validation_key
 from pretrain.data.windows import Windows
-from pretrain.objectives.base import DocumentObjective, Vocabulary
+from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
-from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED
+from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, DocumentObjective
 from tests.pretrain.objectives.toy import ToyConfig
 
 LENGTHS = [3, 300, 5, 1, 64, 40, 63, 127, 2]

@@ -7,9 +7,9 @@ import pytest
 
 from data_prep.tokenizer import load, train_characters
 from pretrain.models.evaluate import evaluate_lengths
-from pretrain.objectives.base import Block, DocumentObjective, Vocabulary
+from pretrain.objectives.base import Block, Vocabulary
 from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM, Words
-from pretrain.objectives.tokens import IGNORED
+from pretrain.objectives.tokens import IGNORED, DocumentObjective
 
 MASK_ID, LENGTH = 999, 64
 FITTING = ("complete", "contiguous", "one-document")
