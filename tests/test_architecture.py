@@ -3,8 +3,10 @@
 import ast
 import functools
 import graphlib
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -257,3 +259,22 @@ def test_the_house_has_nine_floors_and_no_arrow_up():
     for name in graphlib.TopologicalSorter(arrows).static_order():
         floors[name] = 1 + max((floors[below] for below in arrows[name]), default=0)
     assert max(floors.values()) <= 9, floors
+
+
+def test_what_is_imported_is_declared():
+    """Else the package works only beside what the tests install."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["ray"], *extras["wandb"]]
+    names = {re.split("[<>=]", words)[0].replace("-", "_") for words in declared}
+    names |= {"sklearn", "yaml", "megatron"}  # other names of what is declared
+    names |= {
+        "pyarrow",
+        "cycler",
+        "pydantic_core",
+    }  # what datasets, matplotlib and pydantic require
+    exported = (
+        ROOT / "pretrain" / "convert" / "modeling_zeroclap.py"
+    )  # goes with a model; loaded from there
+    imported = set().union(*(tops(imports_of(path)) for path in FILES if path != exported))
+    assert imported - names - {*PACKAGES, "", *sys.stdlib_module_names} == set()

@@ -12,14 +12,6 @@ from pretrain.records.control import ControlFile
 from tests.chaos.conftest import SHORT
 
 
-@pytest.mark.slow  # four launches
-def test_ranks_killed_during_a_save_and_right_after_it_change_nothing(chaos, undisturbed):
-    chaos.schedule({1: [("die-while-writing", 1, 8)], 2: [("die-when-committed", 0, 12)]})
-    assert chaos.supervise() == 0, chaos.output()
-    assert chaos.start_steps() == [0, 4, 8], chaos.output()
-    chaos.assert_same_as(undisturbed)
-
-
 @pytest.fixture
 def attempt(run_ranks, recipe, tmp_path):
     """`attempt(token)`: one attempt with this token at the run below `tmp_path`."""

@@ -106,60 +106,41 @@ def test_a_cancelled_job_saves_and_stays_cancelled(job, slurm_cluster, chaos):
     assert (slurm_cluster.job(job.number)["JobState"], job.restarts()) == ("CANCELLED", 0)
 
 
-@pytest.mark.parametrize(
-    ("host", "words"), [(1, ["tests.chaos.supervise"]), (2, ["tests.chaos.supervise"])]
-)
-def test_a_supervisor_or_agent_that_is_killed_is_started_again_and_no_step_is_lost(
-    job, slurm_cluster, chaos, undisturbed, host, words
-):
+def test_faults_of_processes_jobs_and_nodes_strike_one_run(job, slurm_cluster, chaos, undisturbed):
+    """A supervisor and an agent, a step of the job, a node, and the script of the job."""
+    chaos.schedule(dict.fromkeys((1, 2, 3), [("pause", 0, 6)]))
     job.submit()
     chaos.wait_for_pause()
-    (killed,) = slurm_cluster.processes(host, sys.executable, *words)
-    slurm_cluster.kill(host, sys.executable, *words)
-    wait_until(
-        lambda: [p for p in slurm_cluster.processes(host, sys.executable, *words) if p != killed]
-    )
+    words = sys.executable, "tests.chaos.supervise"
+    for host in (1, 2):
+        (killed,) = slurm_cluster.processes(host, *words)
+        slurm_cluster.kill(host, *words)
+        wait_until(lambda: [p for p in slurm_cluster.processes(host, *words) if p != killed])  # noqa: B023
     time.sleep(10)  # to take the ranks over
-    chaos.go_on()
-    job.finish(undisturbed, restarts=0)
     assert chaos.start_steps() == [0], chaos.output()
 
+    def next_attempt(number):
+        chaos.wait_for(lambda: len(chaos.start_steps()) == number)
+        chaos.go_on()
+        chaos.wait_for_pause()
 
-def test_a_step_that_is_cancelled_is_started_again_in_its_job(
-    job, slurm_cluster, chaos, undisturbed
-):
-    job.submit()
-    chaos.wait_for_pause()
     slurm_cluster.slurm("scancel", f"{job.number}.0")
-    job.finish(undisturbed, restarts=0)
-    assert chaos.start_steps() == [0, 4], chaos.output()
+    next_attempt(2)
+    assert job.restarts() == 0
 
+    slurm_cluster.do("off", 2)
+    job.wait_for_state("PENDING")
+    slurm_cluster.do("on", 2)
+    slurm_cluster.do("daemons", 2, script="slurm.sh")
+    next_attempt(3)
+    assert job.restarts() == 1
 
-def test_after_a_job_whose_script_was_killed_one_that_depends_on_it_continues(
-    job, slurm_cluster, chaos, undisturbed
-):
-    job.submit()
-    chaos.wait_for_pause()
     first = job.number
     job.submit(f"--dependency=afternotok:{first}")
     slurm_cluster.kill(1, "slurm_script")
     job.finish(undisturbed, restarts=0)
     assert slurm_cluster.job(first)["JobState"] == "FAILED"
-    assert chaos.start_steps() == [0, 4], chaos.output()
-
-
-def test_a_job_that_loses_a_node_is_queued_again_and_completes(
-    job, slurm_cluster, chaos, undisturbed
-):
-    job.submit()
-    chaos.wait_for_pause()
-    slurm_cluster.do("off", 2)
-    job.wait_for_state("PENDING")
-    chaos.go_on()
-    slurm_cluster.do("on", 2)
-    slurm_cluster.do("daemons", 2, script="slurm.sh")
-    job.finish(undisturbed, restarts=1)
-    assert chaos.start_steps() == [0, 4], chaos.output()
+    assert chaos.start_steps() == [0, 4, 4, 4], chaos.output()
 
 
 def test_a_node_that_cannot_write_to_the_folder_is_refused_at_once_by_name(

@@ -1,4 +1,4 @@
-"""Every command of the pages that a newcomer reads first, run as it stands there.
+"""Every command of the pages that a newcomer reads first, run as it stands there by a built wheel.
 
 Blocks marked `sh` are run page by page in one folder, as a reader would; a block of YAML whose
 first line names a file is written to that file first. The recipe's guide comes first: it makes the
@@ -11,11 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("data_prep", "pretrain", "finetune", "ds_configs")
 GUIDES = ROOT / "pretrain" / "guides"
 PAGES = [
     GUIDES / "writing-a-recipe.md",
@@ -33,6 +35,29 @@ SMALLER = {
 """What pages say for real data, and what takes its place on a small machine."""
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy: a build leaves files in its source folder."""
+    source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in (*PACKAGES, "tests"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--wheel-dir", str(output), str(source)], check=True)
+    (built,) = output.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    """The wheel's packages in a folder of their own."""
+    folder = wheel.parent / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+    subprocess.run([*pip, str(wheel)], check=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +82,13 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(script: str, folder: Path) -> None:
-    """Run a script with the programs of this environment; show its output if it fails."""
+def run(script: str, folder: Path, installed: Path) -> str:
+    """Run a script with the installed packages; show its output if it fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(installed)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -71,11 +96,28 @@ def run(script: str, folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{script}\n{done.stdout[-6000:]}"
+    return done.stdout
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_no_tests(wheel: Path) -> None:
+    files = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and path.suffix not in (".md", ".png")  # documentation
+    }
+    assert {"pretrain/recipes/demo.yaml", "ds_configs/zero1_fp32.json"} <= files
+    found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert found == files
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES])
-def test_the_commands_of_a_page_work(page: Path, workspace: Path) -> None:
+def test_the_commands_of_a_page_work(page: Path, workspace: Path, installed: Path) -> None:
     folder = workspace
+    where = "python -c 'import finetune, pretrain; print(finetune.__path__, pretrain.__path__)'"
+    assert run(where, folder, installed).count(str(installed)) == 2
     if page.name == "README.md":
         folder = workspace / "from-the-pile"
         shutil.copytree(workspace / "text", folder / "pile")
@@ -85,8 +127,8 @@ def test_the_commands_of_a_page_work(page: Path, workspace: Path) -> None:
         if language == "yaml" and (named := re.match(r"# (\S+\.yaml)", block)):
             (folder / named[1]).write_text(block)
         elif language == "python":
-            run(f"python - <<'EOF'\n{block}\nEOF\n", folder)
+            run(f"python - <<'EOF'\n{block}\nEOF\n", folder, installed)
         elif language == "sh":
             for published, small in SMALLER.items():
                 block = block.replace(published, small)
-            run(block, folder)
+            run(block, folder, installed)

@@ -1,7 +1,6 @@
 """A whole study through its command: killed and continued, its report and pictures."""
 
 import csv
-import os
 import signal
 import subprocess
 import time
@@ -29,21 +28,33 @@ def run(folder, *words):
 
 
 @pytest.mark.slow
-def test_a_study_that_is_killed_goes_on_without_doing_anything_twice(
+def test_a_study_that_is_stopped_and_killed_goes_on_without_doing_anything_twice(
     study_file, easy_glue, tmp_path
 ):
     path = tmp_path / "study.yaml"
     path.write_text(study_file.read_text() + FINETUNE)
     output = tmp_path / "output"
     words = [str(path), "--toy", "--output", str(output), "--data", str(easy_glue), "--jobs", "2"]
-    with (tmp_path / "first.txt").open("w") as log:
-        first = subprocess.Popen(command(*words), cwd=tmp_path, stdout=log, stderr=log)
-        until = time.monotonic() + PATIENCE
-        while not list(output.glob("*/evaluate.done")) and time.monotonic() < until:
-            assert first.poll() is None, (tmp_path / "first.txt").read_text()
-            time.sleep(0.1)
-        os.kill(first.pid, signal.SIGKILL)
-        first.wait()
+
+    def start_until(pattern, number):
+        """Send a signal when a file is there; return the exit code and what was printed."""
+        with (tmp_path / "printed").open("w+") as log:
+            study = subprocess.Popen(command(*words), cwd=tmp_path, stdout=log, stderr=log)
+            until = time.monotonic() + PATIENCE
+            while not list(output.glob(pattern)) and time.monotonic() < until:
+                assert study.poll() is None, (tmp_path / "printed").read_text()
+                time.sleep(0.1)
+            study.send_signal(number)
+            return study.wait(PATIENCE), (tmp_path / "printed").read_text()
+
+    code, text = start_until("*/run/metrics.jsonl", signal.SIGINT)
+    assert code == 130, text
+    assert "Traceback" not in text
+    assert (output / "report.md").exists()
+    # Processes that end meanwhile, and zombies of others, have no command line.
+    lines = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
+    assert [line for line in lines if str(output) in " ".join(line)] == []
+    start_until("*/evaluate.done", signal.SIGKILL)
     before = {path: path.stat().st_mtime_ns for path in output.glob("*/*.done")}
     code, text, error = run(tmp_path, *words)
     assert code == 0, error
@@ -85,23 +96,3 @@ def test_a_run_that_fails_is_named_and_the_others_are_reported(study_file, tmp_p
     assert code == 1, (text, error)
     assert "ALiBi-some-seed1" in error
     assert "learned, some" in text
-
-
-@pytest.mark.slow
-def test_a_study_that_is_stopped_ends_its_runs_and_reports_what_is_finished(study_file, tmp_path):
-    output = tmp_path / "output"
-    words = [str(study_file), "--toy", "--seeds", "1", "--output", str(output), "--jobs", "2"]
-    with (tmp_path / "text").open("w") as log:
-        process = subprocess.Popen(command(*words), cwd=tmp_path, stdout=log, stderr=log)
-        until = time.monotonic() + PATIENCE
-        while not list(output.glob("*/run/metrics.jsonl")) and time.monotonic() < until:
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        code = process.wait(PATIENCE)
-    text = (tmp_path / "text").read_text()
-    assert code == 130, text
-    assert "Traceback" not in text
-    assert (output / "report.md").exists()
-    # Processes that end meanwhile, and zombies of others, have no command line.
-    lines = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
-    assert [line for line in lines if str(output) in " ".join(line)] == []

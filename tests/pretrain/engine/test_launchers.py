@@ -1,15 +1,11 @@
 """Launchers: the variables of deepspeed, torchrun, Slurm's srun, or none."""
 
 import os
-import re
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from pretrain.engine.distributed import Process, first_host, launcher_variables, tasks_per_node
+from tests.pretrain.engine.test_reshard import build, train
 
 SRUN = {
     "SLURM_JOB_ID": "1234567",
@@ -103,69 +99,29 @@ def test_variables_that_contradict_each_other_are_refused(variables, message):
         Process.from_environment(variables)
 
 
-PROGRAM = f"""
-import hashlib, runpy, sys
-import torch
-
-tests = runpy.run_path({str(Path(__file__).parent / "test_reshard.py")!r})
-built = tests["build"]("zero2_fp32")
-losses = tests["train"](built, range(3))
-weights = torch.cat([p.detach().flatten() for p in built.module.parameters()])
-digest = hashlib.sha256(weights.numpy().tobytes() + repr(losses).encode()).hexdigest()
-sys.stdout.write(f"<{{built.rank}} of {{built.world_size}}: {{digest}}>\\n")
-sys.stdout.flush()
-torch.distributed.barrier()
-"""
+SLURM_OF_ONE_NODE = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_STEP_NODELIST": "localhost",
+}
 
 
-@pytest.mark.slow
-def test_every_launcher_trains_the_same_bits(tmp_path):
-    """srun is replaced by two processes with the variables that it would set."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    root = str(Path(__file__).parents[3])
-    folder = Path(sys.executable).parent
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    plain = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in launcher_variables({}) and not name.startswith("SLURM_")
-    } | {"PYTHONPATH": root, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    slurm = {
-        "SLURM_JOB_ID": "1",
-        "SLURM_NODEID": "0",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "2",
-        "SLURM_STEP_NODELIST": "localhost",
-        "MASTER_PORT": port,
-    }
-    launchers = {
-        "deepspeed": [
-            [str(folder / "deepspeed"), "--num_accelerators", "2", "--master_port", port]
-        ],
-        "torchrun": [[str(folder / "torchrun"), "--standalone", "--nproc-per-node", "2"]],
-        "srun": [[sys.executable], [sys.executable]],
-    }
-    digests = {}
-    for name, commands in launchers.items():
-        running = [
-            subprocess.Popen(
-                [*command, str(program)],
-                env=plain
-                | (slurm if name == "srun" else {})
-                | {"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for number, command in enumerate(commands)
-        ]
-        outputs = [process.communicate(timeout=240) for process in running]
-        assert [process.returncode for process in running] == [0] * len(running), outputs
-        lines = sorted(re.findall(r"<(\d) of 2: (\w+)>", "".join(out for out, _ in outputs)))
-        assert [rank for rank, _ in lines] == ["0", "1"], outputs
-        digests[name] = {digest for _, digest in lines}
-    assert digests["deepspeed"] == digests["torchrun"] == digests["srun"]
-    assert len(digests["srun"]) == 1
+def test_ranks_of_srun_train_the_same_bits(run_ranks):
+    """The deepspeed launcher and torchrun stand in tests/chaos."""
+
+    def work(slurm):
+        if slurm:
+            number = os.environ["RANK"]
+            for name in launcher_variables({}):
+                if name != "MASTER_PORT":
+                    del os.environ[name]
+            numbers = {"SLURM_PROCID": number, "SLURM_LOCALID": number}
+            os.environ.update(SLURM_OF_ONE_NODE | numbers)
+        built = build("zero2_fp32")
+        losses = train(built, range(3))
+        weights = [parameter.detach().numpy().copy() for parameter in built.module.parameters()]
+        return losses, [each.tobytes() for each in weights]
+
+    assert run_ranks(2, work, True) == run_ranks(2, work, False)
