@@ -137,14 +137,6 @@ def fill_run(run):
                     file.write(b"\0" * size)
 
 
-def make_losses_nan(engine):
-    """Make the loss NaN from now on."""
-    from pretrain.objectives.masked import MaskedLM
-
-    original = MaskedLM.loss
-    MaskedLM.loss = lambda *arguments: original(*arguments) * float("nan")
-
-
 def make_gradients_nan(engine):
     """Make a gradient NaN from now on, but not the loss."""
     parameter = next(p for p in engine.module.parameters() if p.requires_grad)
@@ -173,7 +165,6 @@ def plan(fault, run):
         "die-while-writing": lambda: in_writing(step, half_written),
         "die-when-committed": lambda: before_record(step, die),
         "freeze-before-commit": lambda: before_check(step, freeze),
-        "nan-losses": lambda: at_step(step, make_losses_nan),
         "nan-gradients": lambda: at_step(step, make_gradients_nan),
         "fill-run": lambda: at_step(step, lambda engine: fill_run(run)),
         "clock": let_the_clock_jump,

@@ -168,10 +168,9 @@ def assert_rolled_back(chaos, channel, onset, confirmed, target):
     assert not [line for line in metrics.surviving(lines) if not line["loss"] < 100]
 
 
-@pytest.mark.parametrize("what", ["nan-losses", "nan-gradients"])
-def test_non_finite_updates_are_rolled_back_to_the_checkpoint_before_them(what, chaos):
+def test_non_finite_updates_are_rolled_back_to_the_checkpoint_before_them(chaos):
     """ZeRO skips them, so the checkpoint of step 8 is as good as any before it."""
-    chaos.schedule({1: [(what, "all", 8)]})
+    chaos.schedule({1: [("nan-gradients", "all", 8)]})
     assert chaos.supervise() == 0, chaos.output()
     assert_rolled_back(chaos, "non-finite", onset=8, confirmed=9, target=8)
 
