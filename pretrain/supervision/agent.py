@@ -158,6 +158,8 @@ class Agent:
             self._connect.hasten()
             return
         attempt, token = f"attempt {control_file.attempt}", control_file.token
+        # What the last attempt's search found would end this one, too.
+        self._stopped = StoppedProcesses(self._run, self._node, self._settings.hang_seconds)
         try:
             self._job = jobs.start(self._run, control_file, self._node)
         except (OSError, ValueError) as error:  # such as too few GPUs on this node

@@ -134,13 +134,21 @@ def test_a_node_that_hears_nothing_ends_its_processes_even_while_it_waits_for_fi
     assert stage.report()["problem"] == "it heard nothing from node 0 for 1 s"
 
 
-def test_a_stopped_process_is_reported(stage):
+def test_a_stopped_process_is_reported_of_its_own_attempt(stage):
     stage.scripts[1, 1] = "os.kill(os.getpid(), signal.SIGSTOP)"
     stage.start(hang_seconds=1.0)
     stage.wait_for_state("", nodes.READY)
     control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
     stage.wait_for(lambda: "is stopped, as by SIGSTOP" in stage.report().get("problem", ""))
     assert stage.report()["state"] == nodes.RUNNING
+    # Not of the next attempt, although it is long until the next search.
+    stage.agent._stopped._seconds = PATIENCE
+    stage.scripts[2, 1] = "time.sleep(60)"
+    control.write(stage.run, ControlFile("b", 2, control.RUN, nodes=2))
+    stage.wait_for_state("b", nodes.RUNNING)
+    for _ in range(5):
+        time.sleep(0.1)
+        assert stage.report()["problem"] == ""
 
 
 def test_an_attempt_with_more_ranks_than_gpus_is_reported(stage, monkeypatch):
