@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.deepspeed import read_settings, refuse_unknown
+from pretrain.config.deepspeed import read_settings, refuse_unknown, stage_of
 from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import ByParameter
@@ -138,13 +138,15 @@ class Engine:
             compile_layers(model)
         wrapped = optimizers.build(model, optimizer)
         self._lengths = [[p.numel() for p in group["params"]] for group in wrapped.param_groups]
-        with workarounds.zero_optimizer_at_every_stage():
-            self._deepspeed, *_ = deepspeed.initialize(
-                model=model, optimizer=wrapped, config=dict(settings)
-            )
-        stage = self._deepspeed.zero_optimization_stage()
+        stage = stage_of(settings)
+        config = dict(settings)
+        if stage == 1:
+            # DeepSpeed would take another optimizer, in whose checkpoints its tools find no weights
+            config.pop("data_types", None)
+        self._deepspeed, *_ = deepspeed.initialize(model=model, optimizer=wrapped, config=config)
         if stage in (1, 2):
             workarounds.judge_overflow_by_norm(self._deepspeed.optimizer)
+        workarounds.accumulate_by_group(self._deepspeed, settings)
         if stage > 0 and isinstance(wrapped, ByParameter):
             pieces = {
                 tensor: reshard.pieces(stage, shapes, len(tensor), self.rank, self.world_size)

@@ -11,7 +11,7 @@ import importlib
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -83,29 +83,6 @@ def import_without_compiler() -> None:
         torch.compile = original
 
 
-@contextlib.contextmanager
-def zero_optimizer_at_every_stage() -> Iterator[None]:
-    """Make DeepSpeed use its ZeRO optimizer wherever ZeRO is enabled, inside the block.
-
-    For bf16 with fp32 gradient accumulation at stage 1, DeepSpeed uses another optimizer
-    (runtime/engine.py, `_do_optimizer_sanity_check`), and its own tools find no weights in the
-    checkpoints of that one. The ZeRO optimizer supports the same accumulation, as it does for fp16.
-    """
-    from deepspeed.runtime import engine
-
-    default = engine.DeepSpeedEngine._do_optimizer_sanity_check
-
-    def choose(self: Any, optimizer: object) -> object:  # noqa: ANN401
-        kind = default(self, optimizer)
-        return engine.ZERO_OPTIMIZATION if self.zero_optimization() else kind
-
-    engine.DeepSpeedEngine._do_optimizer_sanity_check = choose
-    try:
-        yield
-    finally:
-        engine.DeepSpeedEngine._do_optimizer_sanity_check = default
-
-
 def is_scale_exhausted(optimizer: object) -> bool:
     """Whether fp16's loss scale could not be lowered if the next update overflowed.
 
@@ -130,6 +107,50 @@ def judge_overflow_by_norm(optimizer: Any) -> None:  # noqa: ANN401
     a wait for the device.
     """
     optimizer.check_overflow = lambda partition_gradients: None
+
+
+def accumulate_by_group(engine: Any, settings: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """Add up the gradients of each group of parameters in one tensor, at stage 1 without offload.
+
+    DeepSpeed adds, divides, reduces, splits and copies those of each parameter: nine kernels, and
+    a hook (runtime/zero/stage_1_and_2.py, `reduce_gradients`). Here one kernel joins a group's
+    after each backward pass and one adds them, in `grad_accum_dtype`; the sums are reduced after
+    the last. On one or two ranks the bits are DeepSpeed's.
+
+    Args:
+        engine: DeepSpeed's, which was not told `grad_accum_dtype`.
+        settings: the run's.
+    """
+    import torch
+    from deepspeed.runtime.config import DtypeEnum
+
+    zero, world = engine.optimizer, torch.distributed.get_world_size()
+    if engine.zero_optimization_stage() != 1 or zero.cpu_offload:
+        return
+    for hook in zero._grad_acc_hooks:
+        hook.remove()
+    engine.enable_backward_allreduce = False
+    precision = DtypeEnum(settings.get("data_types", {}).get("grad_accum_dtype", zero.dtype)).value
+    sums = [torch.zeros_like(flat, dtype=precision) for flat in zero.bit16_groups_flat]
+    parts = [zero._build_compact_grad_partition_buffer(number) for number in range(len(sums))]
+    for part, total in zip(parts, sums, strict=True):
+        part.flat_partition = total.chunk(world)[torch.distributed.get_rank()]
+        part.move_flat_partition(total.device)  # makes the parameters' views anew
+
+    def add() -> None:
+        zero.micro_step_id += 1  # `step` sets it to -1
+        for parameters, total in zip(zero.bit16_groups, sums, strict=True):
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            joined = zero.flatten(gradients)
+            own = total[: len(joined)]  # padding follows
+            own.add_(joined) if zero.micro_step_id else own.copy_(joined)
+        zero.zero_grad()
+        if zero.is_gradient_accumulation_boundary():
+            for total in sums if world > 1 else ():
+                zero.allreduce_bucket([total], zero.communication_data_type)  # in place
+            zero.averaged_gradients.update(enumerate(parts))
+
+    zero.backward_epilogue = add
 
 
 @contextlib.contextmanager

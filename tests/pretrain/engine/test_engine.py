@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config.deepspeed import DS_CONFIGS
 from pretrain.config.sections import BatchConfig, OptimizerConfig, Sizes, SpikeConfig
-from pretrain.engine import engine, optimizers
+from pretrain.engine import engine, optimizers, workarounds
 from pretrain.engine.consolidated import consolidated_weights
 from pretrain.loop.loop import Callbacks, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
@@ -346,6 +347,43 @@ def test_bf16_gradients_are_accumulated_in_fp32(name, run_ranks):
         return norm([512] + [1] * 7) / norm([512] + [0] * 7)
 
     assert run_ranks(1, work)[0] == pytest.approx(519 / 512, abs=0.002)
+
+
+class Operations(TorchDispatchMode):
+    """Counts those that are kernels on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "usual", "ranks"), [("zero1_bf16", "zero2_bf16", 1), ("zero1_fp32", "zero1_fp32", 2)]
+)
+def test_stage_1_adds_gradients_with_deepspeeds_bits_in_fewer_operations(
+    name, usual, ranks, run_ranks, monkeypatch
+):
+    """Of the weights and the optimizer's state; the pair head has no gradient in some steps."""
+
+    def trained(name):
+        built = build(name, micro=1, dropout=0.1, clipping=5.0, variant="all", optimizer=LAMB)
+        results = train(built, 1, range(2))
+        with monkeypatch.context() as without_pairs, Operations() as counted:
+            without_pairs.delattr(MaskedAndPairs, "loss")
+            results += train(built, 1, range(2, 4))
+        return results, dict(tensors_in(built._deepspeed.optimizer.state_dict())), counted.count
+
+    def work():
+        ours = trained(name)
+        monkeypatch.setattr(workarounds, "accumulate_by_group", lambda *_: None)
+        return ours, trained(usual)
+
+    for (results, state, count), (expected, usual_state, usual_count) in run_ranks(ranks, work):
+        assert results == expected
+        assert_same_bits(state, usual_state)
+        assert count < 0.9 * usual_count
 
 
 HALF = [
