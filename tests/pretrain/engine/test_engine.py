@@ -383,7 +383,7 @@ def test_stage_1_adds_gradients_with_deepspeeds_bits_in_fewer_operations(
     for (results, state, count), (expected, usual_state, usual_count) in run_ranks(ranks, work):
         assert results == expected
         assert_same_bits(state, usual_state)
-        assert count < 0.9 * usual_count
+        assert count < usual_count
 
 
 HALF = [
