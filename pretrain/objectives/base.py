@@ -151,4 +151,5 @@ def padded_document_ids(blocks: Sequence[Block], length: int) -> npt.NDArray[np.
     rows = [b.document_ids if b.document_ids is not None else np.ones(len(b.ids)) for b in blocks]
     document_ids = padded(rows, length, 0)
     one_document = all(block.document_ids is None for block in blocks)
-    return document_ids.astype(bool) if one_document else document_ids
+    # FlexAttention's kernels read two of them for each score.
+    return document_ids.astype(bool if one_document else np.int32)
