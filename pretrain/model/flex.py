@@ -22,14 +22,24 @@ TILE = 128
 """Lengths are padded to a multiple. With shorter tiles, gradients are known to be NaN where there
 is a score_mod beside a block mask (pytorch issue 153799)."""
 
-
-_ON_HOPPER = {"fwd_num_warps": 8, "fwd_num_stages": 2}
-"""Options of the kernels in bf16 and fp16 on GPUs of capability 9. With four warps, torch's choice,
-the forward pass with padding spills 3,480 bytes a thread and takes twice as long; with three stages
-that of a T5 bias needs more shared memory than there is."""
-_ON_AMPERE = {"bwd_num_warps": 8}
-"""Likewise on GPUs of capability 8 with heads above 64: with four warps the backward pass spills
-400 bytes a thread, with eight none (compiled for an A100, not measured)."""
+_OPTIONS = {
+    (9, False): {
+        "fwd_BLOCK_M": 128,
+        "fwd_BLOCK_N": 64,
+        "fwd_num_warps": 4,
+        "fwd_num_stages": 3,
+        **dict.fromkeys(("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"), 64),
+        "bwd_num_warps": 4,
+        "bwd_num_stages": 3,
+    },
+    (9, True): {"fwd_num_warps": 8, "fwd_num_stages": 2},
+    (8, True): {"bwd_num_warps": 8},
+}
+"""Options of the kernels in bf16 and fp16, by the generation of a GPU and whether heads are above
+64. Hopper (9): of those tried on an H100, a layer with ALiBi and documents was fastest with the
+first, 2.1 ms for 2.3; heads of 128 spill registers with them, and with torch's choice of four
+warps. Ampere (8): with four warps the backward pass spills 400 bytes a thread, with eight none
+(compiled for an A100, not measured)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +128,7 @@ def _options(query: Tensor) -> dict[str, int] | None:
     if not query.is_cuda or query.dtype == torch.float32:
         return None
     generation, _ = torch.cuda.get_device_capability(query.device)
-    if generation == 8 and query.shape[-1] > 64:
-        return _ON_AMPERE
-    return _ON_HOPPER if generation == 9 else None
+    return _OPTIONS.get((generation, query.shape[-1] > 64))
 
 
 def _block_mask(
