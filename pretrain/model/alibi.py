@@ -55,7 +55,8 @@ class Alibi(nn.Module):
         heads = self.num_heads
 
         def same_slopes(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            distance = ((key - query).to(torch.float32) - shift).abs() - shift
+            # Numbers that differ by query alone are converted once a tile in FlexAttention's loop.
+            distance = (key.to(torch.float32) - query.to(torch.float32) - shift).abs() - shift
             return -slopes[head] * distance
 
         def by_direction(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
