@@ -370,8 +370,8 @@ class Engine:
         Nothing in its files is executed.
 
         Raises:
-            ValueError: the folder holds no checkpoint, or one of another ZeRO stage or other
-                parameters; or a file asks for code to be run.
+            ValueError: the folder holds no checkpoint, or one of other parameters; or a file asks
+                for code to be run. A run refuses another ZeRO stage before (`refuse_other`).
         """
         parts = list(folder.glob("*_optim_states.pt"))
         if parts and len(parts) != self.world_size:
@@ -386,11 +386,6 @@ class Engine:
     def _reshard(self, folder: Path, parts: Sequence[Path]) -> None:
         saved = [read_states(path)["optimizer_state_dict"] for path in parts]
         optimizer, stage = self._deepspeed.optimizer, self._deepspeed.zero_optimization_stage()
-        if saved[0]["zero_stage"] != stage:
-            raise ValueError(
-                f"{folder}: was saved at ZeRO stage {int(saved[0]['zero_stage'])}, this run is at "
-                f"stage {stage}"
-            )
         sizes = [len(tensor) for tensor, _ in workarounds.partitions(optimizer)]
         state = reshard.state_for_rank(saved, self._lengths, sizes, self.rank, self.world_size)
         optimizer.load_state_dict([state] * self.world_size, load_from_fp32_weights=True)

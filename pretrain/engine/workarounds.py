@@ -6,12 +6,11 @@ They use private parts of DeepSpeed and torch; tests fail when those move.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,29 +55,18 @@ def disable_shared_memory_op() -> None:
 
 
 def import_without_compiler() -> None:
-    """Import DeepSpeed's kernels for Muon without importing torch's compiler.
+    """Import DeepSpeed's kernels for Muon, which nothing here uses, without torch's compiler.
 
     DeepSpeed imports them with every optimizer (runtime/zero/utils.py,
     `is_zero_supported_optimizer`). Their decorators import the compiler's back end: a second or two
-    of each rank's start-up. Here such a function is compiled when it is first called.
+    of each rank's start-up.
     """
     import torch
 
     original = torch.compile
-
-    def compile_late(function: Callable[..., Any]) -> Callable[..., Any]:
-        compiled = functools.cache(lambda: original(function))
-
-        @functools.wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
-            return compiled()(*arguments, **keywords)
-
-        return call
-
-    torch.compile = compile_late  # type: ignore[assignment]
+    torch.compile = lambda function: function  # type: ignore[assignment]
     try:
-        with contextlib.suppress(ImportError):  # as DeepSpeed does
-            importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     finally:
         torch.compile = original
 
@@ -164,20 +152,13 @@ def loss_scale_grows_after(optimizer: Any) -> Iterator[None]:  # noqa: ANN401
     if not hasattr(optimizer, "_update_scale"):
         yield
         return
-    update, grows = optimizer._update_scale, False
-
-    def lower(has_overflow: bool) -> None:
-        nonlocal grows
-        grows = not has_overflow
-        if has_overflow:
-            update(has_overflow)
-
-    optimizer._update_scale = lower
+    update, applied = optimizer._update_scale, []
+    optimizer._update_scale = lambda overflow: update(True) if overflow else applied.append(True)
     try:
         yield
     finally:
         del optimizer._update_scale
-    if grows:
+    if applied:
         update(False)
 
 

@@ -178,16 +178,11 @@ def test_a_run_continues_alike_with_another_number_of_ranks(
         torch.testing.assert_close(weights[key], value, rtol=0, atol=atol, msg=key)
 
 
-def test_a_checkpoint_of_another_stage_or_other_parameters_is_refused(run_ranks, tmp_path):
+def test_a_checkpoint_of_other_parameters_is_refused(run_ranks, tmp_path):
     def written():
         built = build("zero1_fp32")
         train(built, range(1))
         save_engine(built, tmp_path, 1)
-
-    def other_stage():
-        built = build("zero2_fp32")
-        with pytest.raises(ValueError, match="step-00000001: was saved at ZeRO stage 1.* stage 2"):
-            built.load(checkpoints.folder_of(tmp_path, 1))
 
     def one_group():
         built = build("zero1_fp32")
@@ -196,7 +191,6 @@ def test_a_checkpoint_of_another_stage_or_other_parameters_is_refused(run_ranks,
             built.load(checkpoints.folder_of(tmp_path, 1))
 
     run_ranks(2, written)
-    run_ranks(1, other_stage)
     run_ranks(1, one_group)
 
 

@@ -14,16 +14,13 @@ torch.compile = compile = lambda function: compiled.append(function) or function
 from pretrain.engine import workarounds
 workarounds.import_without_compiler()
 assert torch.compile is compile
-muon = sys.modules["deepspeed.runtime.zero.muon.original_muon"]
+assert "deepspeed.runtime.zero.muon.original_muon" in sys.modules
 assert not compiled, compiled
-for _ in range(2):
-    muon.zeropower_via_newtonschulz5(torch.eye(4), steps=1)
-assert [function.__name__ for function in compiled] == ["zeropower_via_newtonschulz5"], compiled
 """
 
 
 @pytest.mark.slow
-def test_functions_of_others_are_compiled_when_they_are_first_called():
+def test_functions_of_others_are_imported_without_the_compiler():
     done = subprocess.run(
         [sys.executable, "-c", COMPILER], cwd=ROOT, capture_output=True, text=True
     )
