@@ -9,7 +9,7 @@ import io
 import re
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -27,6 +27,7 @@ _BEGINNINGS = {
     "Parquet": re.compile(rb"PAR1\x15"),
 }
 _LONGEST_BEGINNING = 10
+_BEGINNING_BYTES = 64
 
 
 class DamagedInput(ValueError):
@@ -54,12 +55,31 @@ def open_stream(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def beginning(path: Path) -> bytes:
+    """Return the first bytes of the content of a file, or none if it is damaged there.
+
+    Raises:
+        ValueError: A compressed file's content does not match the suffix.
+    """
+    if path.suffix not in _KIND_OF_SUFFIX:
+        with path.open("rb") as file:
+            return file.read(_BEGINNING_BYTES)
+    with suppress(DamagedInput), open_stream(path) as stream:
+        return stream.read(_BEGINNING_BYTES)
+    return b""
+
+
+def kind_of(head: bytes) -> str | None:
+    """Return the kind of a file that begins with these bytes, unless it may be plain text."""
+    return next((kind for kind, begins in _BEGINNINGS.items() if begins.match(head)), None)
+
+
 def _check_kind(path: Path) -> None:
     """Raise if the beginning of a file does not match its suffix."""
     with path.open("rb") as file:
         head = file.read(_LONGEST_BEGINNING)
     expected = _KIND_OF_SUFFIX.get(path.suffix)
-    found = next((kind for kind, begins in _BEGINNINGS.items() if begins.match(head)), None)
+    found = kind_of(head)
     if expected and not head:
         raise DamagedInput(f"{path}: empty; a {path.suffix} file has at least a header")
     if expected and found != expected:

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from data_prep.compressed import DamagedInput, open_stream
+from data_prep.compressed import DamagedInput, beginning, kind_of, open_stream
 from data_prep.fields import MISSING, SUBSET_KEY, TEXT_KEY, UNKNOWN_SUBSET, Fields
 from data_prep.inputs import ACCEPTED, Input, naming_input, split_dataset, split_prefix, suffix
 from data_prep.json_lines import BadLine, parse
@@ -38,6 +38,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LARGEST_RECORD_BYTES = 512 << 20
 _BUFFER_BYTES = 1 << 20
 _ROWS = 32  # read from Parquet or Arrow at a time; they must fit into memory
+_UTF_16 = re.compile(rb"\xff\xfe|\xfe\xff|\{\0|\0\{")  # its mark, or a line of JSON without one
+_NOT_LINES = re.compile(
+    rb"\s*(\[|\{\s*\n)"
+)  # beginnings of an array, and of an object of many lines
 _HEADING = re.compile(rb" ?= (?!= ).*[^= ] = ?\r?\n")
 
 
@@ -120,10 +124,18 @@ def reader_of(source: Input) -> Callable[[Fields], Records]:
     path = Path(place)
     if not path.exists():
         raise ValueError(f"{source}: no such file; accepted: {ACCEPTED}")
-    reader = _reader_by_name(path) if not prefix else _READER_OF_PREFIX[prefix]
-    if reader and (path.is_file() or not prefix):
-        return partial(reader, path)
-    raise ValueError(f"{source}: an input of unknown kind; accepted: {ACCEPTED}")
+    if (path / "dataset_info.json").is_file() and not prefix:
+        return partial(_read_saved_dataset, path)
+    head = beginning(path) if path.is_file() else b""
+    reader = _READER_OF_PREFIX.get(prefix) or _reader_of_file(path, head)
+    if reader is None or not path.is_file():
+        looks = f", which looks like {kind}" if (kind := kind_of(head)) else ""
+        raise ValueError(f"{source}: is of unknown kind{looks}; accepted: {ACCEPTED}")
+    if _UTF_16.match(head):
+        raise ValueError(
+            f"{source}: is UTF-16; accepted: UTF-8, as `iconv -f UTF-16 -t UTF-8` writes"
+        )
+    return partial(reader, path)
 
 
 def content_share(text: bytes, purpose: str) -> float:
@@ -143,12 +155,21 @@ def _name(source: Input) -> str:
     return str(source) if prefix == "datasets" else str(Path(place))
 
 
-def _reader_by_name(path: Path) -> Callable[[Path, Fields], Records] | None:
-    if (path / "dataset_info.json").is_file():
-        return _read_saved_dataset
-    if not path.is_file() or path.name.endswith((".parquet.zst", ".parquet.gz")):
+def _reader_of_file(path: Path, head: bytes) -> Callable[[Path, Fields], Records] | None:
+    """Return the reader for a file by its name, or else by its first bytes."""
+    if suffix(path) == ".json" and (found := _NOT_LINES.match(head)):
+        program = ".[]" if found[1] == b"[" else "."
+        raise ValueError(
+            f"{path}: is JSON, but not an object a line; accepted: JSON Lines, such as "
+            f"`jq -c {program}` makes of it"
+        )
+    if path.suffix in (".zst", ".gz") and suffix(path) == ".parquet":
         return None
-    return _READER_OF_SUFFIX.get(suffix(path))
+    if reader := _READER_OF_SUFFIX.get(suffix(path)):
+        return reader
+    if kind_of(head) == "Parquet":
+        return _read_parquet
+    return _read_jsonl if head.startswith(b"{") else None
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, Line]]:
@@ -170,7 +191,7 @@ def _read_jsonl(path: Path, fields: Fields) -> Records:
     with open_stream(path) as stream:
         for number, line in _lines(stream):
             if isinstance(line, int):
-                yield Reject("too-large", UNKNOWN_SUBSET, fields.source, number, line)
+                yield _judge_text(line, fields.source, number)
                 continue
             if not line or line.isspace():
                 continue  # such as after the last line
@@ -190,14 +211,14 @@ def _read_text(path: Path, fields: Fields) -> Records:
             size_bytes += len(rest)
     is_too_large = size_bytes > _LARGEST_RECORD_BYTES
     text = size_bytes if is_too_large else content.removeprefix(_BYTE_ORDER_MARK)
-    yield _judge_bytes(text, fields.source, 1)
+    yield _judge_text(text, fields.source, 1)
 
 
 def _read_lines(path: Path, fields: Fields) -> Records:
     with open_stream(path) as stream:
         for number, line in _lines(stream):
             if isinstance(line, int) or (line := line.strip()):
-                yield _judge_bytes(line, fields.source, number)
+                yield _judge_text(line, fields.source, number)
             else:
                 yield Document("", UNKNOWN_SUBSET, fields.source, number)
 
@@ -206,7 +227,7 @@ def _read_articles(path: Path, fields: Fields) -> Records:
     with open_stream(path) as stream:
         for number, article in _articles(_lines(stream)):
             if isinstance(article, int) or (article := article.strip()):
-                yield _judge_bytes(article, fields.source, number)
+                yield _judge_text(article, fields.source, number)
 
 
 def _articles(lines: Iterator[tuple[int, Line]]) -> Iterator[tuple[int, Line]]:
@@ -291,18 +312,12 @@ def _rows(table: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, object
     return rows
 
 
-_READER_OF_SUFFIX = {".jsonl": _read_jsonl, ".txt": _read_text, ".parquet": _read_parquet}
+_READER_OF_SUFFIX = {
+    **dict.fromkeys((".jsonl", ".json", ".ndjson"), _read_jsonl),
+    ".txt": _read_text,
+    ".parquet": _read_parquet,
+}
 _READER_OF_PREFIX = {"lines": _read_lines, "wikitext": _read_articles}
-
-
-def _judge_bytes(content: Line, source_file: str, line: int) -> Document | Reject:
-    if isinstance(content, int):
-        return Reject("too-large", UNKNOWN_SUBSET, source_file, line, content)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        return Reject("bad-utf8", UNKNOWN_SUBSET, source_file, line, len(content))
-    return _judge_text(text, UNKNOWN_SUBSET, source_file, line)
 
 
 def _judge(record: object, fields: Fields, line: int, size_bytes: int = 0) -> Document | Reject:
@@ -310,13 +325,22 @@ def _judge(record: object, fields: Fields, line: int, size_bytes: int = 0) -> Do
     if not isinstance(record, dict):
         return Reject("not-an-object", UNKNOWN_SUBSET, fields.source, line, size_bytes)
     text, subset = fields.take(record)
-    if isinstance(text, str):
-        return _judge_text(text, subset, fields.source, line)
+    if isinstance(text, str | bytes):
+        return _judge_text(text, fields.source, line, subset)
     reason = "no-text" if text is MISSING else "text-not-a-string"
     return Reject(reason, subset, fields.source, line, size_bytes)
 
 
-def _judge_text(text: str, subset: str, source_file: str, line: int) -> Document | Reject:
+def _judge_text(
+    text: str | Line, source_file: str, line: int, subset: str = UNKNOWN_SUBSET
+) -> Document | Reject:
+    if isinstance(text, int):
+        return Reject("too-large", subset, source_file, line, text)
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError:
+            return Reject("bad-utf8", subset, source_file, line, len(text))
     if not text or text.isspace():
         return Reject("empty", subset, source_file, line, len(text.encode()))
     return Document(text, subset, source_file, line)

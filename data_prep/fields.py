@@ -60,6 +60,8 @@ class Fields:
     def take(self, record: Mapping[str, object]) -> tuple[object, str]:
         """Return the text of a record, of any type or MISSING, and the subset."""
         text, name = value_of(record, self.text_key), value_of(record, self.subset_key)
+        if isinstance(name, bytes):  # of a column of bytes
+            name = name.decode(errors="replace")
         subset = name if isinstance(name, str) and name else None
         self._records += 1
         self._texts += text is not MISSING

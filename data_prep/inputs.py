@@ -17,7 +17,7 @@ from pathlib import Path
 from data_prep.common.files import sha256_of
 
 ACCEPTED = (
-    "a .jsonl or .txt file (plain, .zst or .gz), a .parquet file, a folder written by "
+    "a .jsonl, .json, .ndjson or .txt file (plain, .zst or .gz), a .parquet file, a folder of "
     "datasets.Dataset.save_to_disk, lines:FILE, wikitext:FILE, "
     "datasets:NAME[@REVISION][:CONFIG[:SPLIT]]"
 )
@@ -35,7 +35,8 @@ def add_input_argument(parser: argparse.ArgumentParser) -> None:
         action="extend",
         required=True,
         metavar="GLOB",
-        help=".jsonl or .txt (plain, .zst, .gz), .parquet, folders of Dataset.save_to_disk; "
+        help=".jsonl, .json (an object a line) or .txt (plain, .zst, .gz), .parquet, folders of "
+        "Dataset.save_to_disk; "
         "lines:GLOB, one document per line; wikitext:GLOB, one document per article; "
         "datasets:NAME[@REVISION][:CONFIG[:SPLIT]], from the Hugging Face hub or a local folder",
     )

@@ -1,5 +1,6 @@
 import gzip
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -232,6 +233,60 @@ def test_rows_of_parquet_files_and_dataset_folders_are_documents(tmp_path):
     assert [type(record) for record in read_documents(tmp_path / "saved")] == [Document, Reject]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "c4-train.00000-of-01024.json.gz",
+        "a.json.zst",
+        "a.json",
+        "a.ndjson",
+        "part-00000",
+        "a.snappy",
+    ],
+)
+def test_an_input_of_any_name_is_read_by_what_it_holds(tmp_path, name):
+    import pyarrow
+    import pyarrow.parquet
+
+    if name.endswith("snappy"):
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / name)
+    else:
+        packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(name).suffix, bytes)
+        (tmp_path / name).write_bytes(packed(jsonl(["a", "b"])))
+    assert texts_of(tmp_path / name) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", GOOD.decode().encode("utf-16"), "is UTF-16; accepted: UTF-8, as `iconv"),
+        ("a.jsonl.gz", gzip.compress(GOOD.decode().encode("utf-16-be")), "is UTF-16; accepted"),
+        ("a.txt", "\ufeff東京".encode("utf-16-be"), "is UTF-16; accepted"),
+        ("a.json", b"[" + GOOD + b"]", "is JSON, but not an object a line; .*`jq -c"),
+        ("a.json", b'{\n  "text": "a"\n}\n', "is JSON, but not an object a line; .*`jq -c"),
+        ("a.jsonl.xz", lzma.compress(GOOD), "of unknown kind, which looks like xz"),
+        ("a.bin", b"\0\1", "of unknown kind; accepted"),
+    ],
+)
+def test_what_an_input_is_that_cannot_be_read_is_said(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{tmp_path / name}: .*{message}"):
+        read_documents(tmp_path / name)
+
+
+def test_columns_of_bytes_are_text(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": ["é".encode(), b"\xff"], "kind": [b"news", b"news"]})
+    file = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(table, file)
+    assert list(read_documents(file, subset_key="kind")) == [
+        Document("é", "news", str(file), 1),
+        Reject("bad-utf8", "news", str(file), 2, 1),
+    ]
+
+
 def test_parquet_row_that_is_not_utf8_is_rejected_alone(tmp_path):
     import pyarrow
     import pyarrow.parquet
@@ -428,7 +483,7 @@ def test_unknown_inputs_are_refused_with_what_is_accepted(tmp_path):
     (tmp_path / "b.parquet.zst").write_bytes(b"")
     paths = [tmp_path / name for name in ("a.csv", "folder", "b.parquet.zst")]
     for source in (*paths, f"lines:{tmp_path}"):
-        with pytest.raises(ValueError, match=rf"{source}: an input of unknown kind"):
+        with pytest.raises(ValueError, match=rf"{source}: is of unknown kind"):
             read_documents(source)
     with pytest.raises(ValueError, match=r"nowhere\.jsonl: no such file"):
         read_documents(tmp_path / "nowhere.jsonl")
