@@ -17,7 +17,7 @@ from pretrain.config.sections import BatchConfig, FaultConfig, Sizes
 from pretrain.data.lineage import digest
 from pretrain.data.order import Order
 from pretrain.data.sources import SOURCES, Readable, Source
-from pretrain.loop.protocols import MicroBatch
+from pretrain.loop.protocols import Batches, MicroBatch
 from pretrain.objectives.base import Block, Key, ObjectiveSettings, PretrainingObjective
 from pretrain.objectives.tokens import PAD_ID
 
@@ -77,6 +77,29 @@ class PretrainingBatches:
                 batch = dataclasses.replace(batch, arrays=arrays)
             result.append(dataclasses.replace(batch, batch_digest=batch_digest))
         return result
+
+
+@dataclasses.dataclass(frozen=True)
+class PhasedBatches:
+    """Training batches of a run, made for each step by those of its phase."""
+
+    parts: Sequence[tuple[int, Batches]]
+    """(end step of the phase, its batches), ascending."""
+
+    def _of(self, step: int) -> Batches:
+        return next((part for end, part in self.parts if step < end), self.parts[-1][1])
+
+    def seed(self, step: int) -> int:
+        """As of `PretrainingBatches`."""
+        return self._of(step).seed(step)
+
+    def epoch(self, step: int) -> float:
+        """As of `PretrainingBatches`."""
+        return self._of(step).epoch(step)
+
+    def micro_batches(self, step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
+        """As of `PretrainingBatches`."""
+        return self._of(step).micro_batches(step, rank, world_size)
 
 
 def validation_batches(

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_PREEMPTED
 from pretrain.config.run import Phase
+from pretrain.data.batches import PhasedBatches
 from pretrain.data.prefetch import prefetched
 from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
-from pretrain.loop.protocols import GO_ON
+from pretrain.loop.protocols import GO_ON, Batches
 from pretrain.records import checkpoints, ledger, pace
 from pretrain.records.figures import BETA, MEMORY, SECONDS
 from pretrain.records.heartbeat import EVALUATE, INIT, SAVE
@@ -58,7 +59,10 @@ class Attempt:
         self.log = RunLog(config, start)
         self.saver = Saver(prepared, self.log, self.engine.save)
         self.phase = config.phase(max(0, start.step - 1))
-        self.reading = Reading(prepared, self.phase)
+        left = [phase for phase in config.resolved_phases if phase.end_step > start.step]
+        self.readings = {phase.number: Reading(prepared, phase) for phase in (self.phase, *left)}
+        self.reading = self.readings[self.phase.number]
+        self.reading.open_validation()
         supervisor.report_setup()
         self.watch, self.observers = open_records(prepared, self.log)
         window = [] if group.rank else config.profile.steps
@@ -72,9 +76,12 @@ class Attempt:
         """
         verdict = self._evaluate_if_missed()
         self.profiler.begin_if_due(self.start.step)
-        for phase in self.config.resolved_phases:
-            if verdict == GO_ON and phase.end_step > self.start.step:
-                verdict = self._train(phase)
+        parts = [(each.phase.end_step, each.batches) for each in self.readings.values()]
+        workers = self.config.training.data_workers
+        with prefetched(PhasedBatches(parts), workers) as batches:
+            for phase in self.config.resolved_phases:
+                if verdict == GO_ON and phase.end_step > self.start.step:
+                    verdict = self._train(phase, batches)
         self._end_trace()
         self.log.close()
         if verdict == GO_ON:
@@ -84,7 +91,7 @@ class Attempt:
             self._save_and_leave()
         return verdict
 
-    def _train(self, phase: Phase) -> int:
+    def _train(self, phase: Phase, batches: Batches) -> int:
         """Train to the end of a phase; returns the loop's verdict."""
         if phase is not self.phase:
             enter = self.supervisor.in_stage(
@@ -101,16 +108,15 @@ class Attempt:
             Hook(training.evaluation_interval, self.supervisor.in_stage(EVALUATE, self._evaluate)),
             Hook(training.checkpoint_interval, self.supervisor.in_stage(SAVE, self.saver.save)),
         ]
-        with prefetched(self.reading.batches, training.data_workers) as batches:
-            return run_loop(
-                self.engine,
-                batches,
-                self.reading.objective,
-                learning_rate=self.prepared.learning_rate,
-                steps=range(first, phase.end_step),
-                callbacks=Callbacks(hooks, self._after_step, lambda: self.measured),
-                rank_0=Rank0Callbacks(self.observers, self.watch, self.supervisor.verdict),
-            )
+        return run_loop(
+            self.engine,
+            batches,
+            self.reading.objective,
+            learning_rate=self.prepared.learning_rate,
+            steps=range(first, phase.end_step),
+            callbacks=Callbacks(hooks, self._after_step, lambda: self.measured),
+            rank_0=Rank0Callbacks(self.observers, self.watch, self.supervisor.verdict),
+        )
 
     def _begin_phase(self, phase: Phase) -> int:
         """Enter a phase; where it validates on something else, measure what its losses begin at.
@@ -119,7 +125,8 @@ class Attempt:
             The watch's verdict.
         """
         before = self.reading.measure
-        self.phase, self.reading = phase, Reading(self.prepared, phase)
+        self.phase, self.reading = phase, self.readings[phase.number]
+        self.reading.open_validation()
         return GO_ON if self.reading.measure == before else self._evaluate_once(phase.first_step)
 
     def _after_step(self, step: int, data_seconds: float) -> None:

@@ -25,7 +25,8 @@ class Reading:
     """The reading of one phase, on one rank."""
 
     def __init__(self, prepared: Prepared, phase: Phase) -> None:
-        """Open the validation splits, and build objective and batches."""
+        """Build objective and batches; `open_validation` opens the validation splits."""
+        self.prepared, self.phase = prepared, phase
         config, architecture, blocks = prepared.config, prepared.architecture, prepared.blocks
         data, sizes, training = phase.config.data, phase.config.batch, phase.config.training
         names = config.stream_names[phase.number - 1]
@@ -43,22 +44,6 @@ class Reading:
         sized = (data.sequence_length, data.packing, training.evaluation_blocks)
         self.measure = hashlib.blake2b(repr((digests, sized, validated)).encode()).hexdigest()[:12]
         """Names what validation measures: losses of equal measures can be compared."""
-        subsets = [len(manifest.subsets) for manifest in self._corpora.values()]
-        firsts = itertools.accumulate(subsets[:-1], initial=0)
-        self.validation = [
-            batch
-            for source, first in zip(recipe_checks.open_sources(data, "valid"), firsts, strict=True)
-            for batch in validation_batches(
-                source,
-                self._measure,
-                training.evaluation_blocks,
-                sizes.micro_batch_size,
-                prepared.group.rank,
-                prepared.group.world_size,
-                first,
-            )
-        ]
-        """This rank's batches of all validation splits."""
         self.batches = PretrainingBatches(
             dataclasses.replace(blocks, longest=data.sequence_length),
             self.objective,
@@ -68,6 +53,26 @@ class Reading:
             training.seed,
             config.sizes,
         )
+
+    def open_validation(self) -> None:
+        """Make `validation`, this rank's batches of all validation splits."""
+        config, group = self.phase.config, self.prepared.group
+        subsets = [len(manifest.subsets) for manifest in self._corpora.values()]
+        firsts = itertools.accumulate(subsets[:-1], initial=0)
+        sources = recipe_checks.open_sources(config.data, "valid")
+        self.validation = [
+            batch
+            for source, first in zip(sources, firsts, strict=True)
+            for batch in validation_batches(
+                source,
+                self._measure,
+                config.training.evaluation_blocks,
+                config.batch.micro_batch_size,
+                group.rank,
+                group.world_size,
+                first,
+            )
+        ]
 
     @property
     def _names(self) -> list[str]:

@@ -139,7 +139,8 @@ def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
     attempt, phases, straight, tmp_path, fails_at
 ):
     attempt(tmp_path / "run", phases, fails_at=fails_at)
-    code, said = attempt(tmp_path / "run", phases)
+    workers = f"training.data_workers={int(fails_at == 4)}"  # which prefetch into the next phase
+    code, said = attempt(tmp_path / "run", phases, workers)
     assert code == 0, said
     assert same(final_weights(straight), final_weights(tmp_path / "run"))
     for name, keys in (

@@ -14,6 +14,7 @@ import pytest
 
 from data_prep.corpus import Corpus
 from pretrain.config.sections import BatchConfig
+from pretrain.data.batches import PhasedBatches
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES
 from pretrain.loop.loop import Rank0Callbacks, run
@@ -112,14 +113,21 @@ def test_without_workers_the_batches_are_as_they_were(drawn):
         assert batches is drawn
 
 
-def test_as_many_steps_are_made_ahead_as_are_promised_and_no_more(tmp_path):
-    with prefetched(Drawn(tmp_path), 1) as batches:
+def test_as_many_steps_are_made_ahead_as_are_promised_each_by_its_phase(tmp_path):
+    parts = [(end, Drawn(tmp_path / str(end))) for end in (7, 20)]
+    for _, part in parts:
+        part.folder.mkdir()
+
+    def made():
+        return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
+
+    with prefetched(PhasedBatches(parts), 1) as batches:
         batches.micro_batches(5, 0, 1)
-        until(lambda: len(list(tmp_path.iterdir())) >= 3)
+        until(lambda: len(made()) >= 3)
         batches.micro_batches(6, 0, 1)
-        until(lambda: len(list(tmp_path.iterdir())) >= 4)
+        until(lambda: len(made()) >= 4)
         time.sleep(0.1)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "6", "7", "8"]
+    assert made() == ["20/7", "20/8", "7/5", "7/6"]
 
 
 class Recorder:
