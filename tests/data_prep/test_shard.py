@@ -1,3 +1,4 @@
+import os
 import shutil
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.documents import Document, Reject
+from data_prep.filters import filtered
 from data_prep.indexed import IndexedReader
 from data_prep.manifest import Settings, ShardTask
 from data_prep.shard import existing_manifest, prepare_shard
@@ -98,6 +101,37 @@ def test_complete_records_of_a_damaged_input_are_kept_on_request(task):
     )
     assert 0 < manifest.files["train"].documents < 300
     assert existing_manifest(keeping) == manifest
+
+
+def change_in_place(file):
+    """Change a byte; the size stays."""
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+    os.utime(file, ns=(1, file.stat().st_mtime_ns + 1))  # also where the clock is coarse
+
+
+def test_an_input_changed_in_place_is_another_one(task):
+    whole = task.input.read_bytes()
+    with pytest.raises(ValueError, match=r"a\.jsonl\.zst: changed while it was read"):
+        prepare_shard(task, lambda done: change_in_place(task.input))
+    assert made(task.corpus) == {}
+    task.input.write_bytes(whole)
+    prepare_shard(task)
+    change_in_place(task.input)
+    with pytest.raises(ValueError, match=r"input .*a\.jsonl\.zst differs from what was read"):
+        existing_manifest(task)
+
+
+def test_sizes_of_texts_are_in_bytes(task):
+    write_pile(task.input, ["é" * 3, "東京", "x", "é" * 400])
+    reports = []
+    settings = Settings(max_tokens=100, valid_fraction=0.0)
+    manifest = prepare_shard(replace(task, settings=settings), reports.append)
+    assert manifest.kept["train"]["Pile-CC"].text_bytes == 6 + 6 + 1
+    assert manifest.rejects["too-long"].text_bytes == {"Pile-CC": 800}
+    assert reports[-1].text_bytes == 813
+    (other,) = filtered(iter([Document("é", "X", "a", 1)]), Settings(subset="Y"))
+    assert isinstance(other, Reject)
+    assert other.text_bytes == 2
 
 
 def test_file_read_in_another_layout_is_a_different_input(task, tmp_path):
