@@ -8,9 +8,7 @@ Order: the interface, local processes, Ray.
 import ctypes
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,7 +19,7 @@ from importlib import import_module
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from data_prep.common import children, console
 from data_prep.inputs import input_state
@@ -32,6 +30,7 @@ Work = Callable[[ShardTask, Progress], ShardManifest]
 Made = ShardManifest | ValueError | OSError
 # A task with the shard that was made, or the reason why it failed.
 Outcome = tuple[ShardTask, Made]
+Outcomes = Generator[Outcome, None, None]
 Counters = ctypes.Array[ctypes.c_longlong]
 
 _TICK_SECONDS = 0.5
@@ -45,23 +44,14 @@ class WorkerDied(RuntimeError):
     """A worker process ended without a result."""
 
 
-class Engine(Protocol):
-    """Interface of all engines."""
-
-    def __call__(
-        self, work: Work, tasks: Sequence[ShardTask], workers: int, progress: Progress
-    ) -> Generator[Outcome, None, None]:
-        """Run `work` for each task, at most `workers` at once; report the total progress.
-
-        Raises:
-            ValueError: The engine is not available.
-            WorkerDied: A process ended without a result.
-        """
+Engine = Callable[[Work, Sequence[ShardTask], int, Progress], Outcomes]
+"""Runs the work for each task, at most so many at once, and reports the total progress. Raises
+ValueError where it is not available, and WorkerDied."""
 
 
 def run_locally(
     work: Work, tasks: Sequence[ShardTask], workers: int, progress: Progress
-) -> Generator[Outcome, None, None]:
+) -> Outcomes:
     """Run tasks in processes of this machine (see `Engine`)."""
     # One row per task, written only by its worker. It needs no lock, which a killed worker would
     # leave locked.
@@ -91,7 +81,7 @@ def run_locally(
 
 def run_on_ray(
     work: Work, tasks: Sequence[ShardTask], workers: int, progress: Progress
-) -> Generator[Outcome, None, None]:
+) -> Outcomes:
     """Run tasks on a Ray cluster, or on a local Ray if no cluster is running (see `Engine`).
 
     All machines must see the inputs and the corpus folder under the same paths. Ray transfers the
@@ -141,17 +131,7 @@ def _start_worker(counters: Counters) -> None:
     console.install()
     # Each worker uses one core; the threads of tokenizers would take those of the other workers.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Ctrl-C reaches the whole process group, and the parent handles it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    """End this worker when its parent is gone, even by SIGKILL."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    children.follow_parent()
 
 
 def _work(work: Work, row: int, task: ShardTask) -> ShardManifest:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,23 @@ def spawn_context() -> SpawnContext:
     """Return the context that starts the workers of a pool, which inherit this environment."""
     os.environ.update(environment())
     return multiprocessing.get_context("spawn")
+
+
+def follow_parent() -> None:
+    """Make a pool's worker end when its parent process ends, even by SIGKILL, and not before.
+
+    Ctrl-C reaches every process of a terminal, but the parent handles it. A worker whose parent was
+    killed would otherwise wait for work for ever.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def run_in_slots(

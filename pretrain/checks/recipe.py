@@ -21,8 +21,9 @@ from pretrain.data.batches import (
     refuse_without_targets,
     validation_key,
 )
+from pretrain.data.blocks import Blocks
 from pretrain.data.mixture import Mixture
-from pretrain.data.sources import SOURCES, Source
+from pretrain.data.sources import SOURCES
 from pretrain.model.backends import AUTOMATIC, check_backend, choose_backend
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import VARIANTS
@@ -173,7 +174,7 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
             raise ValueError(message)
 
 
-def open_sources(data: DataConfig, split: str) -> tuple[Source, ...]:
+def open_sources(data: DataConfig, split: str) -> tuple[Blocks, ...]:
     """Return the blocks of one split of each of a recipe's corpora.
 
     Raises:
@@ -184,7 +185,7 @@ def open_sources(data: DataConfig, split: str) -> tuple[Source, ...]:
     return tuple(cut(Corpus(folder, split), data.sequence_length) for folder in folders)
 
 
-def open_stream(stream: Stream, split: str) -> Source:
+def open_stream(stream: Stream, split: str) -> Blocks:
     """Return the blocks of one split of a corpus, cut in one way."""
     corpus = Corpus(Path(stream.path), split)
     return SOURCES[stream.packing](corpus, stream.sequence_length)
@@ -258,7 +259,7 @@ def data_summary(config: RunConfig) -> list[str]:
     return sentences
 
 
-def _refuse_few_blocks(train: Source, number: int, config: RunConfig) -> None:
+def _refuse_few_blocks(train: Blocks, number: int, config: RunConfig) -> None:
     """Refuse the training split of corpus `number` if it has fewer blocks than an update reads."""
     data, size, mixture = config.data, config.batch.global_batch_size, Mixture.of_run(config)
     share = max(mixture.shares(first)[number] for first, _ in mixture.stages)

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pretrain.config.sections import BatchConfig, FaultConfig, Sizes
+from pretrain.data.blocks import Blocks
 from pretrain.data.lineage import digest
 from pretrain.data.order import Order
-from pretrain.data.sources import SOURCES, Readable, Source
+from pretrain.data.sources import SOURCES, Joined
 from pretrain.loop.protocols import Batches, MicroBatch
 from pretrain.objectives.base import Block, Key, ObjectiveSettings, PretrainingObjective
 from pretrain.objectives.tokens import PAD_ID
@@ -25,7 +26,7 @@ _VALIDATION_SEED = 0
 
 
 def _collate(
-    source: Readable,
+    source: Blocks | Joined,
     objective: PretrainingObjective,
     blocks: Sequence[Block],
     keys: Sequence[Key],
@@ -41,7 +42,7 @@ def _collate(
 class PretrainingBatches:
     """Training batches of a run."""
 
-    source: Readable
+    source: Blocks | Joined
     objective: PretrainingObjective
     order: Order
     batch: BatchConfig
@@ -103,7 +104,7 @@ class PhasedBatches:
 
 
 def validation_batches(
-    source: Source,
+    source: Blocks,
     objective: PretrainingObjective,
     limit: int,
     size: int,
@@ -132,7 +133,7 @@ def validation_batches(
         yield batch
 
 
-def refuse_without_targets(source: Source, objective: PretrainingObjective, limit: int) -> None:
+def refuse_without_targets(source: Blocks, objective: PretrainingObjective, limit: int) -> None:
     """Refuse to validate on blocks that have no targets. Stops at the first block that has one.
 
     Args:
@@ -161,7 +162,7 @@ def refuse_without_targets(source: Source, objective: PretrainingObjective, limi
 
 
 def refuse_other_packing(
-    packing: type[Source], settings: ObjectiveSettings, latents: int = 0
+    packing: type[Blocks], settings: ObjectiveSettings, latents: int = 0
 ) -> None:
     """Refuse to read documents as pairs, sentences as documents, or several texts as one.
 
@@ -174,7 +175,7 @@ def refuse_other_packing(
         ValueError: names both, and the packings that fit.
     """
 
-    def fits(packing: type[Source]) -> bool:
+    def fits(packing: type[Blocks]) -> bool:
         apart = packing.documents_apart and (settings.one_text or latents > 0)
         return packing.pairs == settings.pairs and not apart
 

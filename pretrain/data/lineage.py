@@ -76,10 +76,6 @@ class Segment:
         """Hash of `identity`."""
         return hash(self.identity)
 
-    def __reduce__(self) -> tuple[type[Segment], tuple[int, int, Indices]]:
-        """Pickle without cached values."""
-        return Segment, (self.first_position, self.seed, self.skipped)
-
 
 @dataclasses.dataclass(frozen=True)
 class _Layer:
@@ -240,10 +236,6 @@ class Lineage:
                     skipped = layer.raised(skipped)
                 layers.append(_Layer(cut, size, segment.seed, epoch, np.sort(skipped)))
         return layers
-
-    def __reduce__(self) -> tuple[type[Lineage], tuple[int, tuple[Segment, ...]]]:
-        """Pickle without cached values."""
-        return Lineage, (self.total, self.segments)
 
 
 def _sorted_names(parts: list[Indices]) -> Indices:

@@ -193,10 +193,6 @@ class Mixture:
     def _firsts(self) -> list[int]:
         return [first for first, _ in self.stages]
 
-    def __reduce__(self) -> tuple[type[Mixture], tuple[tuple[tuple[int, tuple[int, ...]], ...]]]:
-        """Pickle without cached values."""
-        return Mixture, (self.stages,)
-
 
 def _sum(left: Sequence[int], right: Sequence[int]) -> list[int]:
     return [a + b for a, b in zip(left, right, strict=True)]

@@ -110,10 +110,6 @@ class Order:
         """`lineage.digest` of the blocks at `count` places from `first_place` on."""
         return digest(*self.blocks(first_place, count))
 
-    def __reduce__(self) -> tuple[type[Order], tuple[object, ...]]:
-        """Pickle without cached values."""
-        return Order, (self.mixture, self.lineages, self.seeds)
-
 
 def _seed_of(seed: int, corpus: int) -> int:
     """The seed of one corpus's order: the run's for the first; no two orders have the same."""

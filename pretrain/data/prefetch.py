@@ -9,12 +9,8 @@ work nor for the pipe.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import connection, parent_process
 
 from data_prep.common import children
 from pretrain.loop.protocols import Batches, MicroBatch
@@ -64,27 +60,10 @@ class _Prefetched:
         return self._pending[window[0]].result()
 
 
-def follow_parent() -> None:
-    """Make a pool's worker end when its parent process ends, and not before.
-
-    Ctrl-C reaches every process of a terminal, but the parent handles it. A worker whose parent was
-    killed would otherwise wait for work for ever.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)
-
-
 def _begin(batches: Batches) -> None:
     global _batches
     _batches = batches
-    follow_parent()
+    children.follow_parent()
 
 
 def _make(step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:

@@ -14,13 +14,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from data_prep.blocks import best_fit, complete
-from data_prep.corpus import Corpus
 from pretrain.data.blocks import Blocks, Tables
 from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.objectives.base import Block, Ids
@@ -29,56 +28,11 @@ if TYPE_CHECKING:
     from pretrain.config.streams import Stream
 
 
-class Readable(Protocol):
-    """What training needs of a source, or of several."""
-
-    @property
-    def sequence_length(self) -> int:
-        """Most ids that a model reads of a block."""
-
-    def __getitem__(self, index: int) -> Block:
-        """One block, without subsets."""
-
-
-class Source(Readable, Protocol):
-    """Blocks of one corpus split. Pickles small: another process reads the tables by itself."""
-
-    corpus: Corpus
-    name: ClassVar[str]
-    """Its key in SOURCES."""
-    pairs: ClassVar[bool]
-    """Whether blocks are sentences, which an objective of pairs lays out."""
-    documents_apart: ClassVar[bool]
-    """Whether the documents of a block do not see each other."""
-    dropped: ClassVar[str]
-    """What blocks do not hold, where they do not hold all tokens, for people."""
-
-    def __len__(self) -> int:
-        """Number of blocks."""
-
-    def size(self, index: int) -> int:
-        """Number of ids of a block, found without reading them."""
-
-    def blank(self, index: int) -> Block:
-        """A block with as many ids, found without reading them: all the same word."""
-
-    def subsets(self, index: int) -> Ids:
-        """[n]: the subset of each id's document, an index into the manifest's names."""
-
-    @property
-    def share_of_tokens(self) -> float:
-        """Share of the split's tokens that the blocks hold."""
-
-    @property
-    def fill(self) -> float:
-        """Share of the blocks' capacity that holds tokens."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Joined:
     """The blocks of several sources, numbered through as `mixture.Order` numbers them."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[Blocks, ...]
     """At least one."""
     longest: int = 0
     """Most ids that a model reads of the blocks that are asked for; 0: as of the first source,
@@ -109,10 +63,6 @@ class Joined:
         """Share of the blocks' capacity that holds tokens."""
         capacities = [len(source) * source.sequence_length for source in self.sources]
         return _mean([source.fill for source in self.sources], capacities)
-
-    def __reduce__(self) -> tuple[type[Joined], tuple[tuple[Source, ...], int]]:
-        """Pickle without the table."""
-        return Joined, (self.sources, self.longest)
 
 
 def _mean(shares: Sequence[float], wholes: Sequence[int]) -> float:

@@ -21,7 +21,7 @@ from pretrain.data.batches import (
     validation_batches,
     validation_note,
 )
-from pretrain.data.sources import Source
+from pretrain.data.blocks import Blocks
 from pretrain.data.windows import Windows
 from pretrain.loop.protocols import MicroBatch
 from pretrain.model.language_model import LanguageModel
@@ -167,7 +167,7 @@ def validation_objective(
 def evaluate_blocks(
     model: LanguageModel,
     objective: PretrainingObjective,
-    source: Source,
+    source: Blocks,
     limit: int = 0,
     micro_batch_size: int = 8,
 ) -> Evaluation:

@@ -1,7 +1,6 @@
 """The block order and its history of rollbacks and skips."""
 
 import hashlib
-import pickle
 import random
 from collections import Counter
 
@@ -201,16 +200,6 @@ def test_a_digest_depends_on_blocks_epochs_and_order():
     assert digest(*start(50).blocks(10, 7)) == "d45a532118a6981c"
     epochs = {digest(*start(1).blocks(position, 1)) for position in range(3)}  # of the same block
     assert len(epochs) == 3
-
-
-def test_a_lineage_pickles_small_and_comes_back():
-    lineage = start(200_000_000).rolled_back(10**8, 2, (10**8, 10**8 + 1000)).rolled_back(10**8, 3)
-    expected = names(lineage, 10**8 - 50, 100)
-    sent = pickle.dumps(lineage)
-    assert len(sent) < 1000 * 16 + 1000
-    there = pickle.loads(sent)
-    assert there == lineage
-    assert names(there, 10**8 - 50, 100) == expected
 
 
 def test_seeking_in_two_hundred_million_blocks_computes_only_the_requested_positions(monkeypatch):
