@@ -21,61 +21,34 @@ if TYPE_CHECKING:
 
 
 def _glue_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", type=Path, help="a model folder")
-    command.add_argument(
-        "--data",
-        required=True,
-        help="a folder that has a folder of files or a saved dataset for each task, or: hub",
-    )
-    command.add_argument(
-        "--tasks",
-        type=_names,
-        default=["all"],
-        help="such as CoLA,RTE, in any case (default: all)",
-    )
-    command.add_argument(
-        "--protocol",
-        choices=("default", "published", "roberta"),
-        default="default",
-        help="settings, seeds and what is reported: those of a study, or those of EIFY/fairseq "
-        "with clipped gradients and batches of similar lengths (default: default)",
-    )
+    add = command.add_argument
+    add("model", type=Path, help="a model folder")
+    data = "a folder that has a folder of files or a saved dataset for each task, or: hub"
+    add("--data", required=True, help=data)
+    tasks = "such as CoLA,RTE, in any case (default: all)"
+    add("--tasks", type=_names, default=["all"], help=tasks)
+    protocol = "settings, seeds and what is reported: those of a study, or those of EIFY/fairseq "
+    protocol += "with clipped gradients and batches of similar lengths (default: default)"
+    known = ("default", "published", "roberta")
+    add("--protocol", choices=known, default="default", help=protocol)
     _run_arguments(command)
 
 
 def _finetune_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("model", type=Path, help="a model folder")
-    add(
-        "--train",
-        required=True,
-        metavar="FILE",
-        help="training examples: .csv, .tsv, .jsonl, .parquet, a folder that datasets saved, or "
-        "datasets:NAME:SPLIT from the hub",
-    )
+    train = "training examples: .csv, .tsv, .jsonl, .parquet, a folder that datasets saved, or "
+    train += "datasets:NAME:SPLIT from the hub"
+    add("--train", required=True, metavar="FILE", help=train)
     add("--dev", default="", metavar="FILE", help="examples to score (default: a share of train)")
     add("--test", default="", metavar="FILE", help="further ones, which choose nothing")
-    add(
-        "--text",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="COLUMN",
-        help='column of the text; two for pairs (default: "text")',
-    )
+    columns = 'column of the text; two for pairs (default: "text")'
+    add("--text", nargs="+", action="extend", default=[], metavar="COLUMN", help=columns)
     add("--label", default="label", metavar="COLUMN", help='column of the label (default: "label")')
-    add(
-        "--kind",
-        choices=("classification", "regression"),
-        help="what a label is: a class, or a number (default: what the labels look like)",
-    )
-    add(
-        "--dev-share",
-        type=float,
-        default=0.1,
-        metavar="SHARE",
-        help="share of the training examples to score where --dev is not given (default: 0.1)",
-    )
+    kind = "what a label is: a class, or a number (default: what the labels look like)"
+    add("--kind", choices=("classification", "regression"), help=kind)
+    share = "share of the training examples to score where --dev is not given (default: 0.1)"
+    add("--dev-share", type=float, default=0.1, metavar="SHARE", help=share)
     add("--name", default="own", help="what the task is called in folders and reports")
     _run_arguments(command)
 
@@ -83,47 +56,21 @@ def _finetune_arguments(command: argparse.ArgumentParser) -> None:
 def _run_arguments(command: argparse.ArgumentParser) -> None:
     """Add what says how runs are done."""
     add = command.add_argument
-    add(
-        "--seeds",
-        type=seeds,
-        default=[],
-        help="such as 1-3 or 1,2,7 (default: 1, or as many as the protocol has)",
-    )
-    add(
-        "--output",
-        type=Path,
-        required=True,
-        help="the folder for the runs' folders; finished runs in it are not repeated",
-    )
-    add(
-        "--weights",
-        choices=("pretrained", "random", "both"),
-        default="pretrained",
-        help="start from the model's weights, from random weights of the same architecture, or run "
-        "once from each (default: pretrained)",
-    )
-    add(
-        "--jobs",
-        type=int,
-        default=0,
-        metavar="N",
-        help="runs at once (default: one per GPU, or one per core without GPUs)",
-    )
-    add(
-        "--world-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes, and GPUs, per run (default: 1)",
-    )
+    numbers = "such as 1-3 or 1,2,7 (default: 1, or as many as the protocol has)"
+    add("--seeds", type=seeds, default=[], help=numbers)
+    output = "the folder for the runs' folders; finished runs in it are not repeated"
+    add("--output", type=Path, required=True, help=output)
+    weights = "start from the model's weights, from random weights of the same architecture, or "
+    weights += "run once from each (default: pretrained)"
+    kinds = ("pretrained", "random", "both")
+    add("--weights", choices=kinds, default="pretrained", help=weights)
+    jobs = "runs at once (default: one per GPU, or one per core without GPUs)"
+    add("--jobs", type=int, default=0, metavar="N", help=jobs)
+    size = "processes, and GPUs, per run (default: 1)"
+    add("--world-size", type=int, default=1, metavar="N", help=size)
     add("--no-models", action="store_true", help="do not keep the best model of each run")
-    add(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="settings to change, such as learning_rate=2e-5 or pooling=mean",
-    )
+    overrides = "settings to change, such as learning_rate=2e-5 or pooling=mean"
+    add("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
 
 
 def _names(text: str) -> list[str]:
@@ -147,18 +94,9 @@ def _finetune(options: argparse.Namespace) -> int:
     """
     from finetune.own_task import Request, describe, write
 
-    own = describe(
-        Request(
-            options.name,
-            options.train,
-            options.dev,
-            options.test,
-            tuple(options.text or ["text"]),
-            options.label,
-            options.kind,
-            options.dev_share,
-        )
-    )
+    texts, label = tuple(options.text or ["text"]), options.label
+    sources = options.train, options.dev, options.test
+    own = describe(Request(options.name, *sources, texts, label, options.kind, options.dev_share))
     print("\n".join(own.summary), flush=True)
     return _run(options, str(write(options.output / "data", own)), [own.task])
 
@@ -221,18 +159,12 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _predict_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "model", type=Path, help="a model folder with a classification head, as glue writes it"
-    )
-    command.add_argument(
-        "file", type=Path, help="one example per line: a text, or two separated by a tab"
-    )
-    command.add_argument("--head", default="", help="the head, if the model has several")
-    command.add_argument(
-        "--output",
-        type=Path,
-        help="write label, probability and text of each line here (default: print them)",
-    )
+    add = command.add_argument
+    add("model", type=Path, help="a model folder with a classification head, as glue writes it")
+    add("file", type=Path, help="one example per line: a text, or two separated by a tab")
+    add("--head", default="", help="the head, if the model has several")
+    output = "write label, probability and text of each line here (default: print them)"
+    add("--output", type=Path, help=output)
     add_device(command)
 
 
@@ -253,12 +185,8 @@ def _predict(options: argparse.Namespace) -> None:
 
 def _submit_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, help="the --output of glue")
-    command.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        help="the folder for submission.zip and the files in it",
-    )
+    output = "the folder for submission.zip and the files in it"
+    command.add_argument("--output", type=Path, required=True, help=output)
     add_device(command)
 
 

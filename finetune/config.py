@@ -4,75 +4,60 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from data_prep.common.records import Int, decode
+from annotated_types import Ge
+
+from data_prep.common.records import (
+    Fraction,
+    Int,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    decode,
+)
 from pretrain.config.sections import BatchConfig
-from pretrain.config.settings import apply_override, check
-
-BEST_EPOCH_BY = ("benchmark", "published")
+from pretrain.config.settings import apply_override
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneConfig:
     """Settings of a run: those of a protocol, changed by key=value arguments."""
 
-    epochs: Int = 10
-    batch_size: Int = 16
-    learning_rate: float = 1e-5
-    warmup_fraction: float = 0.06
+    epochs: PositiveInt = 10
+    batch_size: PositiveInt = 16
+    learning_rate: PositiveFloat = 1e-5
+    warmup_fraction: Fraction = 0.06
     """Share of the steps in which the learning rate rises to its peak; afterwards it falls to 0."""
-    warmup_steps: Int = 0
+    warmup_steps: NonNegativeInt = 0
     """Warm-up as a number of steps; 0: use `warmup_fraction`."""
-    schedule_steps: Int = 0
+    schedule_steps: NonNegativeInt = 0
     """Step at which the learning rate reaches 0; 0: at the end of the run."""
-    weight_decay: float = 0.1
-    gradient_clipping: float = 1.0
+    weight_decay: NonNegativeFloat = 0.1
+    gradient_clipping: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0: no clipping."""
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     """Dropout of the encoder, instead of that of pretraining."""
-    attention_dropout: float = 0.1
-    head_dropout: float = 0.0
-    pooling: str = "first"
+    attention_dropout: Fraction = 0.1
+    head_dropout: Fraction = 0.0
+    pooling: Literal["first", "mean"] = "first"
     """Input of the head: "first", the feature of `<s>`, or "mean", the mean over all tokens."""
-    max_tokens: Int = 512
-    """Longer inputs are left out of training and truncated in scoring; result.json counts them."""
-    max_train_examples: Int = 0
+    max_tokens: Annotated[Int, Ge(6)] = 512
+    """Longer inputs are left out of training and truncated in scoring; result.json counts them. At
+    least those of `<s> a </s> </s> b </s>`."""
+    max_train_examples: NonNegativeInt = 0
     """Train on the first N examples only; 0: on all."""
-    best_epoch_by: str = "published"
+    best_epoch_by: Literal["benchmark", "published"] = "published"
     """What chooses the best epoch, whose model is kept: "benchmark", GLUE's own score (the mean of
     `Task.official`), or "published", the study's (accuracy, for STS-B the loss)."""
-    length_window: Int = 50
+    length_window: PositiveInt = 50
     """Number of batches within which examples are grouped by length; 1: no grouping."""
     start_from: str = ""
     """A task, such as MNLI: start from the model of its finished run in the same output folder;
     empty: from the model itself. It has no effect on that task, nor on random weights."""
     deepspeed: str = ""
     """A file of ds_configs/ without .json; empty: zero1_bf16 on a GPU, zero1_fp32 on a CPU."""
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ValueError: a value out of range.
-        """
-        for name in ("epochs", "batch_size", "learning_rate", "length_window"):
-            check(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        for name in ("warmup_fraction", "dropout", "attention_dropout", "head_dropout"):
-            check(0 <= getattr(self, name) < 1, name, getattr(self, name), "in [0, 1)")
-        for name in (
-            "weight_decay",
-            "gradient_clipping",
-            "warmup_steps",
-            "schedule_steps",
-            "max_train_examples",
-        ):
-            check(getattr(self, name) >= 0, name, getattr(self, name), "0 or above")
-        check(self.pooling in ("first", "mean"), "pooling", self.pooling, "one of first, mean")
-        known = self.best_epoch_by in BEST_EPOCH_BY
-        accepted = f"one of {', '.join(BEST_EPOCH_BY)}"
-        check(known, "best_epoch_by", self.best_epoch_by, accepted)
-        enough = self.max_tokens >= 6
-        check(enough, "max_tokens", self.max_tokens, "at least 6: <s> a </s> </s> b </s>")
 
     def steps(self, examples: int) -> int:
         """Return the number of updates for a number of training examples."""

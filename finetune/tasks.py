@@ -73,8 +73,6 @@ def suffix_of(split: str) -> str:
 class BenchmarkTask(Task):
     """A task of GLUE: also where its files and its copy on the hub have what."""
 
-    hub: str = ""
-    """Its name in `HUB_REPOSITORY`, and the folder of a saved dataset."""
     hub_texts: tuple[str, ...] = ()
     """The hub's names of `texts`, if they differ."""
     header: tuple[str, ...] = ()
@@ -84,39 +82,42 @@ class BenchmarkTask(Task):
     skips_ragged: bool = False
     """Whether to skip training rows with a wrong number of columns; the benchmark has some."""
 
+    @property
+    def hub(self) -> str:
+        """Its name in `HUB_REPOSITORY`, and the folder of a saved dataset."""
+        return _simplified(self.name)
 
-_ENTAILMENT = ("entailment", "not_entailment")
+
+def _simplified(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+_PAIR, _ENTAILMENT = ("sentence1", "sentence2"), ("entailment", "not_entailment")
+_WITH_F1 = ("accuracy", "f1")
 _TASKS = (
     # Warstadt et al. 2019: acceptable or not; the third column is the author's mark.
     BenchmarkTask(
         name="CoLA",
-        hub="cola",
         texts=("sentence",),
         metrics=("accuracy", "matthews"),
         official=("matthews",),
         header=("source", "label", "mark", "sentence"),
     ),
     # Socher et al. 2013: sentiment of film reviews.
-    BenchmarkTask(
-        name="SST-2",
-        hub="sst2",
-        texts=("sentence",),
-    ),
+    BenchmarkTask(name="SST-2", texts=("sentence",)),
     # Dolan and Brockett 2005: paraphrases in the news.
     BenchmarkTask(
         name="MRPC",
-        hub="mrpc",
         texts=("#1 String", "#2 String"),
-        hub_texts=("sentence1", "sentence2"),
+        hub_texts=_PAIR,
         label="Quality",
-        metrics=("accuracy", "f1"),
-        official=("accuracy", "f1"),
+        metrics=_WITH_F1,
+        official=_WITH_F1,
     ),
     # Cer et al. 2017: similarity in meaning, from 0 to 5. EIFY/fairseq learns a fifth of it.
     BenchmarkTask(
         name="STS-B",
-        hub="stsb",
-        texts=("sentence1", "sentence2"),
+        texts=_PAIR,
         label="score",
         kind="regression",
         labels=(),
@@ -127,18 +128,16 @@ _TASKS = (
     # Quora's question pairs.
     BenchmarkTask(
         name="QQP",
-        hub="qqp",
         texts=("question1", "question2"),
         label="is_duplicate",
-        metrics=("accuracy", "f1"),
-        official=("accuracy", "f1"),
+        metrics=_WITH_F1,
+        official=_WITH_F1,
         skips_ragged=True,
     ),
     # Williams et al. 2018. The published score is that of the matched split.
     BenchmarkTask(
         name="MNLI",
-        hub="mnli",
-        texts=("sentence1", "sentence2"),
+        texts=_PAIR,
         hub_texts=("premise", "hypothesis"),
         label="gold_label",
         labels=("entailment", "neutral", "contradiction"),
@@ -147,31 +146,13 @@ _TASKS = (
         test={"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"},
     ),
     # Rajpurkar et al. 2016, as the benchmark recast it.
-    BenchmarkTask(
-        name="QNLI",
-        hub="qnli",
-        texts=("question", "sentence"),
-        labels=_ENTAILMENT,
-    ),
+    BenchmarkTask(name="QNLI", texts=("question", "sentence"), labels=_ENTAILMENT),
     # Dagan et al. 2006 and its successors.
-    BenchmarkTask(
-        name="RTE",
-        hub="rte",
-        texts=("sentence1", "sentence2"),
-        labels=_ENTAILMENT,
-    ),
+    BenchmarkTask(name="RTE", texts=_PAIR, labels=_ENTAILMENT),
     # Levesque et al. 2012.
-    BenchmarkTask(
-        name="WNLI",
-        hub="wnli",
-        texts=("sentence1", "sentence2"),
-    ),
+    BenchmarkTask(name="WNLI", texts=_PAIR),
 )
 TASKS: Mapping[str, BenchmarkTask] = MappingProxyType({task.name: task for task in _TASKS})
-
-
-def _simplified(name: str) -> str:
-    return re.sub("[^a-z0-9]", "", name.lower())
 
 
 _NAMES = {_simplified(name): name for name in TASKS}

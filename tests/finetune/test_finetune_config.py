@@ -15,13 +15,13 @@ def test_overrides_have_the_type_of_the_setting():
     [
         ("learning_rat=1e-4", "did you mean 'learning_rate'"),
         ("epochs", "write section.key=value"),
-        ("dropout=1", r"must be in \[0, 1\)"),
+        ("dropout=1", "must be below 1"),
         ("epochs=0", "must be above 0"),
-        ("pooling=max", "must be one of first, mean"),
-        ("max_tokens=5", "must be at least 6"),
+        ("pooling=max", "must be one of first or mean"),
+        ("max_tokens=5", "must be 6 or above"),
         ("max_train_examples=-1", "must be 0 or above"),
         ("length_window=0", "must be above 0"),
-        ("best_epoch_by=f1", "must be one of benchmark, published"),
+        ("best_epoch_by=f1", "must be one of benchmark or published"),
     ],
 )
 def test_bad_settings_are_refused(override_text, message):
