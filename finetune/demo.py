@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import ast
 import csv
-import dataclasses
 import hashlib
 import io
 import json
@@ -37,75 +36,44 @@ _FEWEST_WORDS, _MOST_WORDS = 5, 60
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `demo`."""
-    command.add_argument(
-        "--output",
-        type=Path,
-        default=Path("demo-output"),
-        help="a folder for the demo alone; its previous content is deleted (default: demo-output)",
-    )
+    output = "a folder for the demo alone; its previous content is deleted (default: demo-output)"
+    command.add_argument("--output", type=Path, default=Path("demo-output"), help=output)
 
 
-def demo(options: argparse.Namespace) -> int:
-    """Run everything end to end on text from Python itself.
+def stages(output: Path, world_size: int) -> dict[str, str]:
+    """Return the demo's commands by their purpose, in order.
 
-    example: python -m finetune demo --output demo-output
+    A command is the arguments of `python -m`, quoted as for a shell.
     """
-    return run_demo(options.output)
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """One command and its purpose."""
-
-    title: str
-    command: str
-    """The arguments of `python -m`, quoted as for a shell."""
-
-
-def stages(output: Path, world_size: int) -> list[Stage]:
-    """Return the demo's commands, in order."""
     out = shlex.quote(str(output))
     texts = f"'{output}/text/*.jsonl.zst'"
-    return [
-        Stage(
-            "real text, from the Python installation",
-            f"data_prep sample --output {out}/text",
-        ),
-        Stage(
-            "a vocabulary for it",
-            f"data_prep train-tokenizer --input {texts} --vocab-size 4096 "
-            f"--output {out}/vocabulary",
-        ),
-        Stage(
-            "text to indexed binaries, with several processes",
-            f"data_prep prepare --input {texts} --output {out}/corpus --tokenizer {out}/vocabulary "
-            "--valid-fraction 0.05 --workers 2",
-        ),
-        Stage("check every checksum and index", f"data_prep verify {out}/corpus"),
-        Stage(
-            "pretraining through the deepspeed launcher, supervised, with a loss spike on the way",
+    return {
+        "real text, from the Python installation": f"data_prep sample --output {out}/text",
+        "a vocabulary for it": f"data_prep train-tokenizer --input {texts} --vocab-size 4096 "
+        f"--output {out}/vocabulary",
+        "text to indexed binaries, with several processes": f"data_prep prepare --input {texts} "
+        f"--output {out}/corpus --tokenizer {out}/vocabulary --valid-fraction 0.05 --workers 2",
+        "check every checksum and index": f"data_prep verify {out}/corpus",
+        "pretraining through the deepspeed launcher, supervised, with a loss spike on the way": (
             f"pretrain supervise demo folder={out}/run data.corpus={out}/corpus "
-            f"supervision.processes_per_node={world_size}",
+            f"supervision.processes_per_node={world_size}"
         ),
-        Stage("a model folder", f"pretrain export {out}/run --output {out}/model"),
-        Stage(
-            "validation perplexity, at the training length and beyond it",
+        "a model folder": f"pretrain export {out}/run --output {out}/model",
+        "validation perplexity, at the training length and beyond it": (
             f"pretrain evaluate {out}/model --data {out}/corpus --lengths 128,256 "
-            f"--json {out}/evaluation.json",
+            f"--json {out}/evaluation.json"
         ),
-        Stage(
-            "what the model predicts for a masked word",
-            f"pretrain fill-mask {out}/model 'Return the <mask> of the given object.' --top-k 3",
+        "what the model predicts for a masked word": (
+            f"pretrain fill-mask {out}/model 'Return the <mask> of the given object.' --top-k 3"
         ),
-        Stage(
-            "fine-tuning: from which module of Python is a docstring? On 200 of them, with two "
-            "seeds, from the pretrained and from random weights",
+        "fine-tuning: from which module of Python is a docstring? On 200 of them, with two seeds, "
+        "from the pretrained and from random weights": (
             f"finetune finetune {out}/model --train {out}/{TASK}.csv --text docstring "
             f"--label module --dev-share 0.2 --name {TASK} --seeds 1,2 --weights both "
             f"--output {out}/scores max_train_examples=200 epochs=10 learning_rate=3e-4 "
-            "warmup_fraction=0.2 pooling=mean dropout=0 attention_dropout=0",
+            "warmup_fraction=0.2 pooling=mean dropout=0 attention_dropout=0"
         ),
-    ]
+    }
 
 
 def empty_folder(output: Path) -> None:
@@ -146,22 +114,22 @@ def docstrings() -> str:
     return table.getvalue()
 
 
-def run_demo(output: Path) -> int:
-    """Run every stage and print the table; returns the exit code.
+def demo(options: argparse.Namespace) -> int:
+    """Run everything end to end on text from Python itself.
 
-    Raises:
-        ValueError: the folder has files that no demo made.
+    example: python -m finetune demo --output demo-output
     """
     from pretrain.processes.gpus import visible_gpus
 
+    output: Path = options.output
     empty_folder(output)
     write_atomically(output / f"{TASK}.csv", docstrings().encode())
     began = time.monotonic()
     plan = stages(output, min(2, len(visible_gpus()) or 2))
-    for number, stage in enumerate(plan, start=1):
-        print(f"\n[{number}/{len(plan)}] {stage.title}\n$ {typed(stage.command)}", flush=True)
+    for number, (title, words) in enumerate(plan.items(), start=1):
+        print(f"\n[{number}/{len(plan)}] {title}\n$ {typed(words)}", flush=True)
         started = time.monotonic()
-        command = [sys.executable, "-m", *shlex.split(stage.command)]
+        command = [sys.executable, "-m", *shlex.split(words)]
         if code := subprocess.run(command, env=children.environment(), check=False).returncode:
             print(f"stage {number} failed with exit code {code}")
             return code

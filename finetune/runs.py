@@ -359,15 +359,22 @@ def run_all(
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, jobs, world_size)[: max(1, len(plans))]
     threads = max(1, cores // (len(devices) * world_size))
-    failed, progress, logged = dict[str, str](), _Progress(), time.monotonic()
+    failed, done, logged = dict[str, str](), list[RunPlan](), time.monotonic()
+    began = logged
 
     def start(plan: RunPlan, slot: int) -> subprocess.Popen[bytes]:
         return _start(output, plan, devices[slot], threads, world_size)
 
     def ended(plan: RunPlan, code: int, left: Sequence[RunPlan]) -> None:
-        if _has_failed(output, plan, code):
+        done.append(plan)
+        progress = f"{len(done)}/{len(plans)}{_time_left(done, left, time.monotonic() - began)}"
+        # It may have the result of an earlier one.
+        if code != 0 or not is_finished(output / plan.name, plan):
             failed[plan.name] = _cause(output, plan, code)
-        log(f"[{progress.count(plan, left)}] {_outcome(output, plan, code)}")
+            log_file = output / plan.name / LOG
+            log(f"[{progress}] {plan.name}: failed, {describe_exit(code)}; see {log_file}")
+        else:
+            log(f"[{progress}] {plan.name}: {_scores(read_result(output / plan.name))}")
 
     def polled(running: Sequence[RunPlan]) -> None:
         nonlocal logged
@@ -380,22 +387,13 @@ def run_all(
     return failed
 
 
-class _Progress:
-    """Number of finished runs, and an estimate of the time that the others take."""
-
-    def __init__(self) -> None:
-        self._started, self._ended, self._work = time.monotonic(), 0, 0
-
-    def count(self, ended: RunPlan, left: Sequence[RunPlan]) -> str:
-        """Count a run that has ended; returns text such as "2/9, about 5 min left"."""
-        self._ended += 1
-        self._work += ended.work
-        count = f"{self._ended}/{self._ended + len(left)}"
-        if not left or not self._work:
-            return count
-        rate = (time.monotonic() - self._started) / self._work
-        minutes = rate * sum(plan.work for plan in left) / 60
-        return f"{count}, {f'about {minutes:.0f} min' if minutes >= 1 else 'under a minute'} left"
+def _time_left(done: Sequence[RunPlan], left: Sequence[RunPlan], seconds: float) -> str:
+    """Estimate the time that the runs take that are left, after these took so many seconds."""
+    work = sum(plan.work for plan in done)
+    if not left or not work:
+        return ""
+    minutes = seconds / work * sum(plan.work for plan in left) / 60
+    return f", {f'about {minutes:.0f} min' if minutes >= 1 else 'under a minute'} left"
 
 
 def _start(
@@ -425,11 +423,6 @@ def _start(
         )
 
 
-def _has_failed(output: Path, plan: RunPlan, code: int) -> bool:
-    """Return whether a run that has ended failed; it may have the result of an earlier one."""
-    return code != 0 or not is_finished(output / plan.name, plan)
-
-
 def _cause(output: Path, plan: RunPlan, code: int) -> str:
     """Return the last error in the log of a run that failed, or else how its process ended."""
     lines = tail(output / plan.name / LOG, _CAUSE_LINES).splitlines()
@@ -437,19 +430,15 @@ def _cause(output: Path, plan: RunPlan, code: int) -> str:
     return errors[-1] if errors else describe_exit(code)
 
 
-def _outcome(output: Path, plan: RunPlan, code: int) -> str:
-    name, folder = plan.name, output / plan.name
-    if _has_failed(output, plan, code):
-        return f"{name}: failed, {describe_exit(code)}; see {folder / LOG}"
-    result = read_result(folder)
+def _scores(result: Mapping[str, Any]) -> str:
+    """Return the scores of a finished run, in words."""
+    names = task_of(result["plan"]).score_names
     best, last = (
-        ", ".join(
-            f"{score} {result[epoch][score]:.4f}" for score in task_of(result["plan"]).score_names
-        )
+        ", ".join(f"{name} {result[epoch][name]:.4f}" for name in names)
         for epoch in ("best", "last")
     )
     collapsed = f"; collapsed: {result['collapsed']}" if result["collapsed"] else ""
     return (
-        f"{name}: {best} in epoch {result['best']['epoch']}; {last} in the last; "
+        f"{best} in epoch {result['best']['epoch']}; {last} in the last; "
         f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens/s{collapsed}"
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from data_prep.common.files import write_atomically
-from finetune.birthplaces import models
+from finetune.birthplaces import training
 from finetune.birthplaces.rows import encode, read_rows, score
 from pretrain.objectives.base import Ids
 
@@ -67,8 +67,8 @@ def evaluate(options: argparse.Namespace) -> None:
     from pretrain.engine.distributed import choose_device
 
     output, data = options.outputs_path, options.eval_corpus_path
-    models.refuse_existing(output)
-    rows, loaded = read_rows(data, with_answers=False), models.load(options)
+    training.refuse_existing(output)
+    rows, loaded = read_rows(data, with_answers=False), training.load(options)
     tokenizer, model = loaded.tokenizer, loaded.model.to(choose_device())
     questions = encode([row[:1] for row in rows], tokenizer, model.config.max_positions, data)
     predictions = [tokenizer.decode(ids) for ids in answers(model, questions, tokenizer.mask_id)]

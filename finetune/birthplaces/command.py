@@ -49,7 +49,7 @@ def _pretrain(options: argparse.Namespace) -> int:
 
     example: python -m finetune birthplaces pretrain vanilla wiki.txt --writing_params_path before
     """
-    from finetune.birthplaces.pretraining import pretrain
+    from finetune.birthplaces.training import pretrain
 
     return pretrain(options)
 
@@ -62,7 +62,7 @@ def _finetune(options: argparse.Namespace) -> None:
     example: python -m finetune birthplaces finetune vanilla wiki.txt \
         --reading_params_path before --finetune_corpus_path train.tsv --writing_params_path after
     """
-    from finetune.birthplaces.finetuning import finetune
+    from finetune.birthplaces.training import finetune
 
     finetune(options)
 
@@ -94,7 +94,7 @@ def _dataset(options: argparse.Namespace) -> None:
 
     example: python -m finetune birthplaces dataset charcorruption wiki.txt
     """
-    from finetune.birthplaces.examples import show
+    from finetune.birthplaces.rows import show
 
     show(options.kind, options.corpus, options.finetune_corpus_path)
 

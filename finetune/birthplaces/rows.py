@@ -1,23 +1,87 @@
-"""Questions and answers: TSV files, rows of ids `<s> question <mask> answer <mask>`, and scores.
+"""The task's data: a text, and questions with answers.
 
-The model predicts the first `<mask>`, the answer and the closing `<mask>`.
+The text has a document a line; it gives the character vocabulary and the corpus of pretraining.
+Questions and answers are TSV files and rows of ids `<s> question <mask> answer <mask>`. The model
+predicts the first `<mask>`, the answer and the closing `<mask>`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data_prep.common.files import write_atomically
+from data_prep.documents import Reject, read_documents
 from data_prep.tokenizer import Tokenizer
-from finetune.birthplaces import corpus
+from pretrain.config.load import load
 from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import Arrays, MicroBatch
-from pretrain.objectives.base import Block, Ids
+from pretrain.objectives.base import Block, Ids, Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
-from pretrain.objectives.tokens import TokenObjective
+from pretrain.objectives.tokens import IGNORED, TokenObjective
+
+if TYPE_CHECKING:
+    from data_prep.tokenizer import Tokenizer
+
+
+def documents(path: Path) -> list[str]:
+    """Read the lines of a text file that are not blank.
+
+    Raises:
+        ValueError: there is no text, or a line is not UTF-8; the line is named.
+    """
+    texts = list[str]()
+    for record in read_documents(f"lines:{path}"):
+        if not isinstance(record, Reject):
+            texts += [record.text] if record.text else []
+        elif record.reason != "empty":
+            raise ValueError(f"{path}: line {record.line}: {record.reason}; it must be UTF-8")
+    if not texts:
+        raise ValueError(f"{path}: has no text")
+    return texts
+
+
+def vocabulary(texts: Sequence[str]) -> Tokenizer:
+    """Make the vocabulary of the characters of documents and of the question."""
+    from data_prep.tokenizer import train_characters
+
+    return train_characters([*texts, "Where was  born?"])
+
+
+def prepare(name: str, texts: Sequence[str], folder: Path) -> Path:
+    """Make the corpus that pretraining reads, or find it where an earlier call made it.
+
+    Validation reads the same documents as training: the facts of every document are needed.
+
+    Args:
+        name: of the text. The corpus is also named after a hash of the documents.
+        texts: the documents.
+        folder: for the corpora of all texts.
+
+    Returns:
+        The corpus.
+    """
+    from data_prep.manifest import Settings
+    from data_prep.run import prepare as prepare_corpus
+    from data_prep.tokenizer import FILE_NAME
+
+    content = "".join(f"{text}\n" for text in texts).encode()
+    folder /= f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+    copies = [folder / "train.txt", folder / "valid.txt"]  # splits may not share an input
+    for copy in copies:
+        if not copy.is_file():
+            write_atomically(copy, content)
+    vocabulary(texts).save(folder / FILE_NAME)
+    train, valid = ([f"lines:{copy}"] for copy in copies)
+    settings, corpus = Settings(valid_fraction=0.0), folder / "corpus"
+    prepare_corpus(train, corpus, folder / FILE_NAME, settings, valid_inputs=valid)
+    return corpus
+
 
 Row = Sequence[str]
 """A question, and its answer where there are answers."""
@@ -33,7 +97,7 @@ def read_rows(path: Path, *, with_answers: bool = True) -> list[Row]:
     Raises:
         ValueError: there is no row, or one has another form.
     """
-    lines = corpus.documents(path)
+    lines = documents(path)
     rows: list[Row] = [[field.strip() for field in line.split("\t")] for line in lines]
     columns = 2 if with_answers else min(2, len(rows[0]))
     for row in rows:
@@ -128,3 +192,45 @@ class AnswerBatches:
         lengths = [len(row) for row in rows]
         arrays = self.objective.collate(rows, max(lengths))
         return [MicroBatch(rank, arrays, sum(lengths), self.objective.targets(arrays))]
+
+
+COUNT = 4
+"""Rows that are shown."""
+
+
+def show(kind: str, text: Path, data: Path | None) -> None:
+    """Print lines "x: ..." and "y: ..." of the first rows.
+
+    Args:
+        kind: charcorruption, documents as `pretrain` corrupts them, or namedata, rows of a file.
+        text: one document per line.
+        data: with namedata, a TSV file of questions and answers.
+
+    Raises:
+        ValueError: a file is not accepted.
+    """
+    texts, recipe = documents(text), load("birthplaces-vanilla")
+    tokenizer, length = vocabulary(texts), recipe.data.sequence_length
+    if kind == "charcorruption":
+        size = tokenizer.vocab_size
+        objective = recipe.objective.build(Vocabulary(size, size, text.parent))
+        blocks = [
+            Block(np.array([tokenizer.bos_id, *ids[: length - 1]], dtype=np.int64))
+            for ids in tokenizer.encode_batch(texts[:COUNT])
+        ]
+        shown = [objective.collate([b], [(1, 0, at)], length) for at, b in enumerate(blocks)]
+    elif data is None:
+        raise ValueError("--finetune_corpus_path: is needed with namedata")
+    else:
+        answers = AnswerObjective(tokenizer.mask_id)
+        rows = encode(read_rows(data)[:COUNT], tokenizer, length, data)
+        shown = [answers.collate([row], length) for row in rows]
+    special = {tokenizer.pad_id: "\u25a1", tokenizer.mask_id: "\u2047"}
+    for arrays in shown:
+        inputs = arrays["input_ids"][0]
+        labels = np.full_like(inputs, tokenizer.pad_id)
+        used = arrays["labels"] != IGNORED
+        labels[arrays["target_positions"][used]] = arrays["labels"][used]
+        for name, ids in (("x", inputs[1:]), ("y", labels[1:])):
+            words = [special.get(int(id)) or tokenizer.token_text(int(id)) for id in ids]
+            print(f"{name}: {''.join(words)}")

@@ -21,7 +21,7 @@ from finetune.studies.job import EVALUATION, Stage
 from pretrain.checks.devices import DEVICES
 
 if TYPE_CHECKING:
-    from finetune.studies.engines import Engine
+    from finetune.studies.job import Engine
     from finetune.studies.study import CheckedArm, Run, Study
 
 STUDY = "study.json"
@@ -182,19 +182,17 @@ def _stages(
 
 def _engine(options: argparse.Namespace, ranks: int) -> Engine:
     from finetune.runs import slots
-    from finetune.studies.engines import Local
     from pretrain.processes.gpus import gpus_of, visible_gpus
 
     if options.engine == "ray":
         from data_prep.engines import import_ray
-        from finetune.studies.on_ray import Ray
 
         import_ray()
-        return Ray(ranks, options.jobs)
+        return job.Ray(ranks, options.jobs)
     gpus_of(ranks)
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, options.jobs, ranks)
-    return Local(devices, max(1, cores // (len(devices) * ranks)))
+    return job.Local(devices, max(1, cores // (len(devices) * ranks)))
 
 
 def _forecast(

@@ -1,7 +1,8 @@
-"""One run of a study, from training to its last score: a process that can be killed at any time.
+"""One run of a study as a process that can be killed at any time, and where runs are done.
 
 `python -m finetune.studies.job FOLDER` does the stages that stand in the folder's job.json, one
-command of this project after the other, and leaves a file for each that is finished.
+command of this project after the other, and leaves a file for each that is finished. An engine does
+all runs: `Local` on this machine's devices, `Ray` as tasks of a cluster.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from data_prep.common import children, console
-from data_prep.common.exit_codes import EXIT_DONE
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.common.files import write_json
+from data_prep.engines import connected_ray
+from pretrain.processes.gpus import VARIABLE
 
 JOB = "job.json"
 LOG = "log.txt"
@@ -118,6 +123,96 @@ def _run(arguments: Sequence[str], lock: int) -> int:
         for number, handler in before:
             signal.signal(number, handler)
     return 128 + stopped[0] if stopped else code
+
+
+Ended = Callable[[Path, int], object]
+"""Told the folder of a run that has ended, and its exit code."""
+
+
+class Engine(Protocol):
+    """Does the runs of a study."""
+
+    def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
+        """Do the runs, in any order, and return when all have ended."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """Processes of this machine."""
+
+    devices: Sequence[Sequence[str]]
+    """The GPUs of each run that may be in progress at once (`finetune.runs.slots`)."""
+    threads: int
+    """Of each rank."""
+
+    def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
+        """As `Engine`; ended by Ctrl-C or SIGTERM, it stops the runs and waits for them."""
+        children.run_in_slots(
+            folders, len(self.devices), self._start, lambda folder, code, _: ended(folder, code)
+        )
+
+    def _start(self, folder: Path, slot: int) -> subprocess.Popen[bytes]:
+        environment = children.environment() | {"OMP_NUM_THREADS": str(self.threads)}
+        if gpus := self.devices[slot]:
+            environment[VARIABLE] = ",".join(gpus)
+        return start(folder, environment=environment)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ray:
+    """Tasks of a Ray cluster, or of this machine where none is running, one a run.
+
+    All machines have zeroclap installed, and see the study's files under the same paths. A task
+    that loses its machine is repeated on another one, where its run continues.
+    """
+
+    ranks: int
+    """Of a run: the GPUs that it takes, or cores in a cluster without GPUs."""
+    jobs: int
+    """Runs at once; 0: as many as the cluster has devices for."""
+
+    def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
+        """As `Engine`; Ray ends the tasks when this process ends, and they stop their runs.
+
+        Raises:
+            ValueError: no machine of the cluster has the devices of a run.
+        """
+        waiting, running = deque(folders), dict[Any, Path]()
+        with connected_ray(len(os.sched_getaffinity(0))) as ray:
+            task = ray.remote(**self._devices(ray))(_do)
+            while waiting or running:
+                while waiting and len(running) < (self.jobs or len(folders)):
+                    folder = waiting.popleft()
+                    running[task.remote(str(folder.resolve()), str(Path.cwd()))] = folder
+                for done in ray.wait([*running])[0]:
+                    folder = running.pop(done)
+                    ended(folder, _exit_code(ray, done, folder))
+
+    def _devices(self, ray: Any) -> dict[str, int]:  # noqa: ANN401 - a module
+        """Return what Ray has to give a run."""
+        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        device = "GPU" if any(machine.get("GPU") for machine in machines) else "CPU"
+        most = max((int(machine.get(device, 0)) for machine in machines), default=0)
+        if most < self.ranks:
+            raise ValueError(
+                f"--engine ray: a run has {self.ranks} ranks, and no machine of the cluster has "
+                f"more than {most} {device}s"
+            )
+        return {f"num_{device.lower()}s": self.ranks}
+
+
+def _do(folder: str, directory: str) -> int:
+    """Do a run on the machine that Ray has chosen, and return its exit code."""
+    return start(Path(folder), directory=Path(directory)).wait()
+
+
+def _exit_code(ray: Any, done: Any, folder: Path) -> int:  # noqa: ANN401 - a module, a reference
+    try:
+        return int(ray.get(done))
+    except ray.exceptions.RayError as error:  # the task came to no end, so the log does not say why
+        with (folder / LOG).open("a", encoding="utf-8") as log:
+            log.write(f"Ray: {error}\n")
+        return EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -101,9 +101,11 @@ def of_fine_tuning(monkeypatch, folder):
 
 
 def of_the_demo(monkeypatch, folder):
-    from finetune.demo import run_demo
+    from argparse import Namespace
 
-    return started(monkeypatch, lambda: run_demo(folder / "demo"))
+    from finetune.demo import demo
+
+    return started(monkeypatch, lambda: demo(Namespace(output=folder / "demo")))
 
 
 @pytest.mark.parametrize(

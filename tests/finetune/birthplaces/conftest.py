@@ -51,12 +51,12 @@ def fresh(task, tmp_path):
     """Write a model folder of a tiny fresh model; returns options that name it."""
 
     def make(variant, latents=8):
-        from finetune.birthplaces import models
+        from finetune.birthplaces import training
         from pretrain.models import model_folder
 
         options = SimpleNamespace(variant=variant, bottleneck_dim=latents, corpus=task.text)
         options.overrides, options.reading_params_path = TINY.split(), tmp_path / variant
-        contents = models.fresh(options, models.recipe(options))
+        contents = training.fresh(options, training.recipe(options))
         model_folder.save_model(options.reading_params_path, contents)
         return options
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.birthplaces import answering, models
+from finetune.birthplaces import answering, training
 from finetune.birthplaces.rows import encode, read_rows
 
 MASK, LAST = 99, 60
@@ -59,7 +59,7 @@ def test_padding_and_other_special_ids_are_never_part_of_an_answer():
 
 @pytest.mark.parametrize("variant", ["vanilla", "perceiver"])
 def test_answers_do_not_depend_on_the_other_questions(fresh, task, variant):
-    loaded = models.load(fresh(variant))
+    loaded = training.load(fresh(variant))
     questions = [row[:1] for row in read_rows(task.dev)]
     encoded = encode(questions, loaded.tokenizer, 64, task.dev)
     together = answering.answers(loaded.model, encoded, loaded.tokenizer.mask_id)

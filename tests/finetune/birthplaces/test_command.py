@@ -11,7 +11,7 @@ import torch
 from data_prep.common.arguments import parse_arguments
 from data_prep.manifest import load_manifest
 from finetune.__main__ import _parser
-from finetune.birthplaces import corpus, finetuning, models
+from finetune.birthplaces import rows, training
 from finetune.birthplaces.rows import read_rows
 from pretrain.models import model_folder
 from pretrain.records.metrics import read_metrics
@@ -50,7 +50,7 @@ def test_a_command_of_the_assignment_is_that_of_its_model(words):
     options = parse_arguments(_parser(), ["birthplaces", *shlex.split(words)])
     assert options.function == words.split()[0]
     options.overrides = []
-    config = models.recipe(options)
+    config = training.recipe(options)
     architecture = config.architecture(256)
     assert architecture.causal
     assert architecture.latents == (64 if "perceiver" in words else 0)
@@ -126,7 +126,7 @@ def test_few_rows_are_one_batch_and_every_epoch_is_read(
     task, birthplaces, monkeypatch, batch_size, steps
 ):
     """A row more than a batch is not two batches."""
-    monkeypatch.setattr(finetuning, "BATCH_SIZE", batch_size)
+    monkeypatch.setattr(training, "BATCH_SIZE", batch_size)
     words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} --epochs 3 {TINY}"
     assert birthplaces(f"{words} --writing_params_path model") == 0
     assert model_folder.load_model(Path("model")).provenance["steps"] == steps
@@ -151,15 +151,15 @@ def test_a_model_of_another_kind_or_text_is_refused(fresh, task, tmp_path):
     options = fresh("perceiver")
     options.bottleneck_dim = 16
     with pytest.raises(ValueError, match="8 latents; accepted with perceiver: .* 16 latents"):
-        models.load(options)
+        training.load(options)
     options.variant = "vanilla"
     with pytest.raises(ValueError, match="accepted with vanilla: causal True and 0 latents"):
-        models.load(options)
+        training.load(options)
     options = fresh("vanilla")
     options.corpus = tmp_path / "other.txt"
     options.corpus.write_text("xyz")
     with pytest.raises(ValueError, match=r"other\.txt: its characters, .* are not the vocabulary"):
-        models.load(options)
+        training.load(options)
 
 
 @pytest.mark.parametrize(
@@ -204,21 +204,21 @@ def test_several_ranks_are_refused(task, run_ranks, tmp_path):
 def test_a_line_is_a_document_and_a_corpus_is_made_once_for_each_text(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("Ann was born.\n\n  \n\u00a0\nBob too.\n")
-    texts = corpus.documents(path)
+    texts = rows.documents(path)
     assert texts == ["Ann was born.", "Bob too."]
-    prepared = corpus.prepare("a", texts, tmp_path)
+    prepared = rows.prepare("a", texts, tmp_path)
     assert load_manifest(prepared).totals["train"].documents == 2
     before = (prepared / "manifest.json").stat().st_mtime_ns
-    assert corpus.prepare("a", texts, tmp_path) == prepared
+    assert rows.prepare("a", texts, tmp_path) == prepared
     assert (prepared / "manifest.json").stat().st_mtime_ns == before
-    assert corpus.prepare("a", texts[:1], tmp_path) != prepared
+    assert rows.prepare("a", texts[:1], tmp_path) != prepared
     path.write_bytes(b"a\n\xff\n")
     with pytest.raises(ValueError, match=r"a\.txt: line 2: bad-utf8"):
-        corpus.documents(path)
+        rows.documents(path)
 
 
 def test_every_question_about_a_person_of_the_text_can_be_asked():
-    tokenizer = corpus.vocabulary(["Bo lives."])
+    tokenizer = rows.vocabulary(["Bo lives."])
     (ids,) = tokenizer.encode_batch(["Where was Bo born?"])
     assert tokenizer.unk_id not in ids
 

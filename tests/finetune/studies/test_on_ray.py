@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import sys
 from pathlib import Path
-from finetune.studies.on_ray import Ray
+from finetune.studies.job import Ray
 
 ended = {}
 try:

@@ -1,0 +1,258 @@
+"""Pretraining and fine-tuning of the task, and what their command lines name.
+
+A recipe, a run's folder, a model to start from. Pretraining is a supervised run; fine-tuning runs
+in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.common.exit_codes import EXIT_DONE
+from finetune.birthplaces.rows import (
+    AnswerBatches,
+    AnswerObjective,
+    documents,
+    encode,
+    prepare,
+    read_rows,
+    vocabulary,
+)
+from pretrain.config.settings import is_within
+
+if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
+    from pretrain.model.config import ModelConfig
+    from pretrain.models.model_folder import LoadedModel, ModelContents
+
+
+EXPERIMENTS = Path("expt")
+"""Folder of runs and corpora, for `tensorboard --logdir expt`."""
+
+
+def recipe(options: argparse.Namespace, *settings: str) -> RunConfig:
+    """Load the recipe of the model, with settings and what the command line overrides."""
+    from pretrain.config.load import load
+
+    size = [f"model.overrides.latents={options.bottleneck_dim}"] * (options.variant == "perceiver")
+    return load(f"birthplaces-{options.variant}", [*size, *settings, *options.overrides])
+
+
+def run_folder(options: argparse.Namespace, rate: str) -> Path:
+    """Return the folder of a run's metrics: what is trained, and below it the output's name.
+
+    Args:
+        options: of `pretrain` or `finetune`.
+        rate: name and value of the learning rate, as the assignment writes them.
+    """
+    size = [str(options.bottleneck_dim)] * (options.variant == "perceiver")
+    words = [options.tb_expt_name, options.variant, *size, rate, f"seed_{options.seed}"]
+    output: Path = options.writing_params_path
+    return EXPERIMENTS / str(options.function) / "_".join(words) / output.name
+
+
+def refuse_existing(output: Path) -> None:
+    """Refuse an output that would replace something, before the work for it begins."""
+    if output.exists():
+        raise ValueError(f"{output}: exists; choose a new name")
+
+
+def fresh(options: argparse.Namespace, recipe: RunConfig) -> ModelContents:
+    """Draw the weights of a fresh model from the recipe's seed.
+
+    Raises:
+        ValueError: the text or a setting is not accepted.
+    """
+    import torch
+
+    from pretrain.config.load import public
+    from pretrain.model.language_model import LanguageModel
+    from pretrain.models.model_folder import ModelContents
+
+    tokenizer = vocabulary(documents(options.corpus))
+    architecture = recipe.architecture(tokenizer.vocab_size)
+    _refuse_other(architecture, options, "the recipe")
+    torch.manual_seed(recipe.training.seed)
+    weights = LanguageModel(architecture).state_dict()
+    return ModelContents(architecture, weights, tokenizer, {"recipe": public(recipe)})
+
+
+def load(options: argparse.Namespace) -> LoadedModel:
+    """Load the model folder that a command line names.
+
+    Raises:
+        ValueError: it is not a model folder, or it has another model or another vocabulary than
+            the command line names.
+    """
+    from pretrain.models import model_folder
+
+    folder: Path = options.reading_params_path
+    loaded = model_folder.load_model(folder)
+    _refuse_other(loaded.model.config, options, f"the model in {folder}")
+    ours = vocabulary(documents(options.corpus))
+    if ours.digest() != loaded.tokenizer.digest():
+        raise ValueError(
+            f"{options.corpus}: its characters, {ours.vocab_size} ids, are not the vocabulary of "
+            f"{folder}, {loaded.tokenizer.vocab_size} ids; give the text of the pretraining"
+        )
+    return loaded
+
+
+def _refuse_other(model: ModelConfig, options: argparse.Namespace, name: str) -> None:
+    """Refuse a model of another size than the options say, and one that would see the answers."""
+    latents = options.bottleneck_dim if options.variant == "perceiver" else 0
+    if not model.causal or model.latents != latents:
+        raise ValueError(
+            f"{name} has causal {model.causal} and {model.latents} latents; accepted with "
+            f"{options.variant}: causal True and {latents} latents (--bottleneck_dim)"
+        )
+
+
+EPOCHS = 650
+
+
+def pretrain(options: argparse.Namespace) -> int:
+    """Pretrain a model through the supervisor, and write its model folder.
+
+    Called again with the same options it continues where it was interrupted.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: the text or a setting is not accepted, the output exists, or an earlier run of
+            the same folder had another text or other settings.
+    """
+    from pretrain.config.settings import override
+    from pretrain.models.export import export_checkpoint
+    from pretrain.processes.gpus import visible_gpus
+    from pretrain.supervision.run import run_supervised
+
+    text, output, rate = options.corpus, options.writing_params_path, options.pretrain_lr
+    refuse_existing(output)
+    texts = documents(text)
+    folder = run_folder(options, f"pt_lr_{rate:f}")
+    settings = [
+        override("folder", str(folder)),
+        f"optimizer.learning_rate={rate}",
+        f"schedule.minimum_learning_rate={rate / 10}",
+        f"training.seed={options.seed}",
+        # The model is small: more processes would wait for each other.
+        f"supervision.processes_per_node={min(2, len(visible_gpus()) or 2)}",
+    ]
+    batch = recipe(options, *settings).batch.global_batch_size
+    epochs = EPOCHS if options.epochs is None else options.epochs
+    steps = math.ceil(epochs * len(texts) / batch)
+    prepared = prepare(text.stem, texts, EXPERIMENTS / "corpora")
+    settings += [f"training.steps={steps}", override("data.corpus", str(prepared))]
+    print(f"{text}: {len(texts):,} documents, {steps:,} steps", flush=True)
+    if code := run_supervised(recipe(options, *settings)):
+        return code
+    step = export_checkpoint(folder, output)
+    print(f"{output}: the model of {folder} after {step:,} steps", flush=True)
+    return EXIT_DONE
+
+
+FRESH_EPOCHS, PRETRAINED_EPOCHS = 75, 10
+"""Default epochs, from fresh and from pretrained weights."""
+BATCH_SIZE = 256
+"""Most rows of an update."""
+
+
+def finetune(options: argparse.Namespace) -> None:
+    """Train a model to answer the questions of a TSV file, and write its model folder.
+
+    The learning rate is constant: of the assignment's cosine, fine-tuning sees the first sixth.
+    Unlike the assignment's, the rows have another order in each epoch.
+
+    Raises:
+        ValueError: a file or a setting is not accepted, the output exists, or a launcher started
+            several processes.
+    """
+    from pretrain.models import model_folder
+
+    data, reading = options.finetune_corpus_path, options.reading_params_path
+    refuse_existing(options.writing_params_path)
+    used = ["optimizer", "training.deepspeed", *([] if reading else ["model"])]
+    for each in options.overrides:
+        if not any(is_within(each.partition("=")[0], section) for section in used):
+            raise ValueError(f"{each!r}: has no effect here; only settings of {used} have")
+    rows, usual = read_rows(data), PRETRAINED_EPOCHS if reading else FRESH_EPOCHS
+    epochs = usual if options.epochs is None else options.epochs
+    batch_size = min(BATCH_SIZE, len(rows))
+    steps = math.ceil(epochs * len(rows) / batch_size)
+    settings = [f"optimizer.learning_rate={options.finetune_lr}", f"training.steps={steps}"]
+    settings += ["schedule.minimum_learning_rate=0", f"training.seed={options.seed}"]
+    config = recipe(options, *settings)
+    start = load(options).contents() if reading else fresh(options, config)
+    assert start.vocabulary is not None
+    encoded = encode(rows, start.vocabulary, start.config.max_positions, data)
+    objective = AnswerObjective(start.vocabulary.mask_id)
+    batches = AnswerBatches(encoded, batch_size, options.seed, objective)
+    print(f"{data}: {len(rows):,} rows, {steps:,} steps", flush=True)
+    folder = run_folder(options, f"ft_lr_{options.finetune_lr:f}")
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
+    provenance = {
+        **{"task": "birthplaces", "rows": len(rows), "steps": steps, "seed": options.seed},
+        "optimizer": dataclasses.asdict(config.optimizer),
+        "pretrained": start.provenance,  # other commands read the recipe in it
+    }
+    weights = _train(start, config, batches, folder)
+    trained = dataclasses.replace(start, weights=weights, provenance=provenance)
+    model_folder.save_model(options.writing_params_path, trained)
+    print(f"{options.writing_params_path}: the model after {steps:,} steps")
+
+
+def _train(
+    start: ModelContents, recipe: RunConfig, batches: AnswerBatches, folder: Path
+) -> dict[str, Any]:
+    """Return the weights at the end, in fp32 on the CPU."""
+    from pretrain.config.sections import BatchConfig
+    from pretrain.engine import engine as engines
+    from pretrain.engine.consolidated import consolidated_weights
+    from pretrain.loop.loop import Rank0Callbacks, run
+    from pretrain.model.language_model import LanguageModel
+    from pretrain.records.figures import curves
+    from pretrain.records.metrics import MetricsWriter, ProgressPrinter
+    from pretrain.train.trackers.tensorboard_run import TensorBoard
+    from pretrain.train.trackers.tracker import Shown
+
+    process = engines.start()
+    if process.world_size > 1:
+        raise ValueError(f"{process.world_size} ranks: this command uses one, without a launcher")
+    model: LanguageModel = LanguageModel(start.config)
+    model.load_state_dict(start.weights)
+    optimizer, size, steps = recipe.optimizer, batches.batch_size, recipe.training.steps
+    settings = engines.deepspeed_json(
+        recipe.training.deepspeed, BatchConfig(size, size), optimizer.gradient_clipping, 1
+    )
+    engine = engines.Engine(model, optimizer, settings, process)
+    metrics = MetricsWriter(folder, attempt=1)
+    board = TensorBoard(Shown(folder, {}, attempt=1, first_step=0, say=print))
+    run(
+        engine,
+        batches,
+        batches.objective,
+        learning_rate=lambda step: optimizer.learning_rate,
+        steps=range(steps),
+        rank_0=Rank0Callbacks(
+            [
+                metrics,
+                lambda record: board.scalars(record.step, curves(record)),
+                ProgressPrinter(steps),
+            ]
+        ),
+    )
+    metrics.sync()
+    board.close()
+    # The engine has the fp32 weights in its own parts; DeepSpeed writes a script beside the folder.
+    parts = folder / ".parts" / "weights"
+    engine.save(parts)
+    weights = consolidated_weights(parts)
+    shutil.rmtree(parts.parent)
+    return weights
