@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from data_prep.tokenizer import Tokenizer
 from finetune.examples import Example
-from finetune.kinds import truth
-from finetune.tasks import Task
+from finetune.tasks import Task, truth
 from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import MicroBatch
 
@@ -63,7 +62,7 @@ class EncodedExamples:
         if not kept:
             raise ValueError(f"max_tokens {max_tokens}: every example is longer")
         self.ids = [lay_out(texts[n], max_tokens, tokenizer, separators) for n in kept]
-        self.labels = truth(task, [examples[n] for n in kept])
+        self.labels = truth(task, [examples[n].label for n in kept])
         self.lengths = np.array([len(ids) for ids in self.ids])
         self.pad_id = tokenizer.pad_id
         self._tokenizer, self._segments = tokenizer, segments

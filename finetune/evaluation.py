@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finetune import kinds, scores
+from finetune import scores, tasks
 from finetune.batches import EncodedExamples, ShuffledBatches
-from finetune.kinds import Output
-from finetune.tasks import Task, suffix_of
+from finetune.tasks import Output, Task, suffix_of
 
 if TYPE_CHECKING:
     import torch
@@ -62,13 +61,13 @@ def outputs_of(
     return [found[number] for number in range(len(encoded))]
 
 
-def _mean_loss(task: Task, labels: kinds.Answers, outputs: Sequence[Output]) -> float:
+def _mean_loss(task: Task, labels: tasks.Answers, outputs: Sequence[Output]) -> float:
     """Return the mean loss over the examples of a split, as in training."""
     import torch
 
     total = 0.0
     for label, output in zip(torch.from_numpy(labels), outputs, strict=True):
-        total += float(kinds.loss(task, torch.from_numpy(output).unsqueeze(0), label.unsqueeze(0)))
+        total += float(tasks.loss(task, torch.from_numpy(output).unsqueeze(0), label.unsqueeze(0)))
     return total / len(labels)
 
 
@@ -106,7 +105,7 @@ class Evaluation:
         distinct = list[int]()
         for split, dev_set in self._dev_sets.items():
             outputs = self._outputs(dev_set)
-            answers = kinds.answers(self._task, outputs)
+            answers = tasks.answers(self._task, outputs)
             record.setdefault("loss", _mean_loss(self._task, dev_set.labels, outputs))
             distinct.append(len(np.unique(answers)))
             values = scores.score(self._task.metrics, dev_set.labels, answers)

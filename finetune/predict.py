@@ -18,9 +18,8 @@ from finetune.classifiers import longest_input
 from finetune.config import FinetuneConfig
 from finetune.evaluation import outputs_of
 from finetune.examples import Example
-from finetune.kinds import Output
 from finetune.runs import MODEL, RESULT, read_result
-from finetune.tasks import TASKS, Kind, Task
+from finetune.tasks import TASKS, Kind, Output, Task
 from pretrain.models import model_folder
 
 if TYPE_CHECKING:

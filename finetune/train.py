@@ -22,9 +22,8 @@ from finetune import classifiers, examples, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.evaluation import Evaluation
-from finetune.kinds import Objective, constant
 from finetune.runs import RESULT, RunPlan, read_plan
-from finetune.tasks import TASKS, Task, collapse, suffix_of
+from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop

@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune import examples, kinds, scores
+from finetune import examples, scores, tasks
 from finetune.examples import Example
 from finetune.protocols import PROTOCOLS
 from finetune.tasks import LEAST_EXPLAINED, TASKS
@@ -237,9 +237,9 @@ def test_real_tasks_are_read_completely_and_published_scores_of_collapsed_runs_a
     task = TASKS[name]
     if train:
         assert len(read(real_glue, "train", name)) == train
-    labels = kinds.truth(task, read(real_glue, task.dev[0], name))
+    labels = tasks.truth(task, [e.label for e in read(real_glue, task.dev[0], name)])
     assert len(labels) == dev
-    value = scores.score(task.metrics, labels, kinds.constant(task, labels))[task.metrics[0]]
+    value = scores.score(task.metrics, labels, tasks.constant(task, labels))[task.metrics[0]]
     for printed in PROTOCOLS["published"].table.values():
         if cell := printed.get(name):
             score = float(cell.removesuffix("*"))

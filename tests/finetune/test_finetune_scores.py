@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from finetune import kinds, scores
+from finetune import scores, tasks
 from finetune.tasks import Task
 
 CLASSES = ("accuracy", "matthews", "f1")
@@ -57,14 +57,14 @@ def test_the_published_loss_is_the_squared_error_over_ln_2():
 def test_no_constant_beats_the_majority(constant):
     labels = np.array([1, 0, 1, 1, 0])
     value = scores.score(CLASSES, labels, np.full_like(labels, constant))
-    best = scores.score(CLASSES, labels, kinds.constant(Task("x"), labels))
+    best = scores.score(CLASSES, labels, tasks.constant(Task("x"), labels))
     assert value["accuracy"] <= best["accuracy"] == pytest.approx(0.6)
     assert value["matthews"] == best["matthews"] == 0.0
 
 
 def test_no_constant_has_a_lower_error_than_the_mean():
     labels = np.array([0.0, 0.2, 1.0, 0.6], dtype=np.float32)
-    best = scores.score(NUMBERS, labels, kinds.constant(Task("x", "regression"), labels))
+    best = scores.score(NUMBERS, labels, tasks.constant(Task("x", "regression"), labels))
     assert best == {"seed_loss": best["seed_loss"], "pearson": 0.0, "spearman": 0.0}
     for guess in np.linspace(0, 1, 11, dtype=np.float32):
         assert scores.seed_loss(labels, np.full_like(labels, guess)) >= best["seed_loss"] - 1e-6
