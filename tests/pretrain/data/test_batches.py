@@ -19,7 +19,6 @@ from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks, Joined
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.models.evaluate import summed
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
@@ -372,28 +371,6 @@ def test_validation_reads_the_same_blocks_on_any_number_of_ranks(
     count = min(limit or len(validation), len(validation))
     assert len(alone) == -(-count // size)
     assert labels(2) == labels(3) == alone
-
-
-def test_validation_loss_is_the_same_for_one_and_for_two_ranks(validation, objective):
-    torch.manual_seed(0)
-    size = objective.mask_id + 1
-    model = LanguageModel(presets.build("tiny", "zero-clap", size, {})).eval()
-
-    def loss(ranks, micro):
-        parts = [
-            summed(
-                model, objective, validation_batches(validation, objective, 0, micro, r, ranks), 1
-            )
-            for r in range(ranks)
-        ]
-        nats, _, targets = sum(parts)[0, 0].tolist()
-        return nats, targets
-
-    alone, targets = loss(1, 2)
-    for ranks, micro in [(2, 2), (3, 2), (2, 5)]:
-        shared, count = loss(ranks, micro)
-        assert count == targets
-        assert shared == pytest.approx(alone, rel=1e-6)
 
 
 def test_validation_masks_are_the_same_for_every_run(validation, objective):

@@ -656,7 +656,7 @@ class NonFinite:
 def test_a_non_finite_gradient_skips_the_update_and_its_adam_step(name, ranks, run_ranks):
     """One infinite element does. The bias corrections of Adam count applied updates only."""
 
-    def work(corrupt):
+    def trained(corrupt):
         built, data = build(name, micro=2), batches(2)
         results = []
         for update, step in enumerate([0, 1, 2, 3] if corrupt else [0, 2, 3]):
@@ -669,11 +669,11 @@ def test_a_non_finite_gradient_skips_the_update_and_its_adam_step(name, ranks, r
         return results, masters(built._deepspeed)
 
     assert not name.startswith("zero0")
-    (results, weights), *others = run_ranks(ranks, work, True)
-    results_without, expected = run_ranks(ranks, work, False)[0]
+    found = run_ranks(ranks, lambda: [trained(True), trained(False)])
+    ((results, weights), (results_without, expected)), *others = found
     norms = [result.gradient_norm for result in results]
     expected_norms = [result.gradient_norm for result in results_without]
-    for same_results, _ in others:
+    for (same_results, _), _ in others:
         assert norms == [result.gradient_norm for result in same_results]
     assert norms[1] is None
     assert [result.skipped for result in results] == [False, True, False, False]
@@ -693,7 +693,7 @@ def test_an_update_has_its_whole_gradient_when_the_loss_scale_grows(name, run_ra
 
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # slowly
 
-    def work(window):
+    def trained(window):
         built = build(name, 8, precision={"loss_scale_window": window, "initial_scale_power": 7})
         optimizer, applied = built._deepspeed.optimizer.optimizer, []
         step = optimizer.step
@@ -713,7 +713,8 @@ def test_an_update_has_its_whole_gradient_when_the_loss_scale_grows(name, run_ra
             scales.append(result.loss_scale)
         return norms, scales
 
-    ((norms, scales),), ((expected, same_scales),) = run_ranks(1, work, 2), run_ranks(1, work, 100)
+    ((grown, same),) = run_ranks(1, lambda: [trained(2), trained(100)])
+    (norms, scales), (expected, same_scales) = grown, same
     assert (scales, same_scales) == ([128.0] * 3 + [256.0] * 2 + [512.0], [128.0] * 6)
     for (reported, applied), (usual, _) in zip(norms, expected, strict=True):
         assert applied == pytest.approx(reported, rel=1e-3)
@@ -923,12 +924,8 @@ def test_a_batch_without_targets_is_refused(run_ranks):
 def test_activation_checkpointing_computes_layers_twice_with_the_same_bits(
     name, variant, run_ranks
 ):
-    def work(activation_checkpointing):
-        built = build(
-            *(name, 2, 0.1),
-            variant=variant,
-            activation_checkpointing=activation_checkpointing,
-        )
+    def trained(twice):
+        built = build(name, 2, 0.1, variant=variant, activation_checkpointing=twice)
         calls = []
         for layer in built._deepspeed.module.encoder.layers:
             layer.attention.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -936,8 +933,9 @@ def test_activation_checkpointing_computes_layers_twice_with_the_same_bits(
         names = list(built._deepspeed.module.state_dict())
         return results, len(calls), names, masters(built._deepspeed)
 
-    results, calls, names, weights = run_ranks(2, work, False)[0]
-    again, more_calls, same_names, same_weights = run_ranks(2, work, True)[0]
+    once, twice = run_ranks(2, lambda: [trained(False), trained(True)])[0]
+    results, calls, names, weights = once
+    again, more_calls, same_names, same_weights = twice
     assert more_calls == 2 * calls > 0
     assert again == results
     assert same_names == names

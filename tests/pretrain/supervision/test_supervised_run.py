@@ -16,15 +16,14 @@ from tests.data_prep.common.test_children import hostile_folder
 
 EVENTS = "events/text_summary"
 FAULT = ["fault.random_labels=[22, 34]"]
-
-
+ALONE = [*FAULT, "supervision.processes_per_node=1"]
 # The gradients of a fresh causal model grow for a dozen steps, which is no spike.
 CAUSAL = ["model.variant=causal-alibi", "objective.name=causal-lm", "spike.window=48"]
 
 
 @pytest.fixture(
     scope="module",
-    params=[FAULT, pytest.param([*FAULT, *CAUSAL], marks=pytest.mark.slow)],
+    params=[ALONE, pytest.param([*FAULT, *CAUSAL], marks=pytest.mark.slow)],
     ids=["masked", "causal"],
 )
 def words(request):
@@ -101,7 +100,8 @@ def test_the_run_folder_describes_the_run(run):
     assert recipes.load(str(run / "run.yaml")).folder == str(run)
     settings = json.loads((run / "deepspeed.json").read_text())
     assert settings["train_batch_size"] == 8
-    assert settings["gradient_accumulation_steps"] == 2
+    ranks = recipes.load(str(run / "run.yaml")).supervision.processes_per_node
+    assert settings["gradient_accumulation_steps"] == 4 // ranks
     assert json.loads((run / "environment.json").read_text())["versions"]["deepspeed"]
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     validation = metrics.surviving(metrics.read_metrics(run / metrics.VALIDATION))
@@ -220,7 +220,7 @@ def test_an_export_that_is_impossible_is_refused_with_what_is_possible(
     assert "file" in refused(run, "--output", tmp_path / "file")
 
 
-@pytest.mark.parametrize("words", [FAULT], ids=["masked"], indirect=True)
+@pytest.mark.parametrize("words", [ALONE], ids=["masked"], indirect=True)
 def test_fill_mask_on_the_command_line_prints_the_fillers(exported, capsys):
     arguments = ["fill-mask", str(exported), "the value of the <mask>", "--top-k", "3"]
     assert command_line.main(arguments) == 0
