@@ -14,10 +14,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     source = "a fairseq checkpoint (.pt), a model folder or a Hugging Face folder"
     add("source", type=Path, help=source)
-    forms = ("zeroclap", "huggingface")
-    names = {"hf": "huggingface"}
-    to = "hf is another name for huggingface"
-    add("--to", required=True, choices=forms, type=lambda name: names.get(name, name), help=to)
+    add("--to", required=True, choices=("zeroclap", "huggingface"), help="the form to write")
     add("--output", type=Path, required=True, help="the folder to write")
     add(
         "--tokenizer",
@@ -29,8 +26,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     scores = "with --to huggingface: a Markdown file that becomes a part of the model card, such "
     scores += "as the report.md that `glue-report` writes"
     add("--scores", type=Path, metavar="FILE", help=scores)
-    plain = "with --to huggingface: refuse a model that transformers has no class for"
-    add("--plain", action="store_true", help=plain)
 
 
 def convert(options: argparse.Namespace) -> None:
@@ -50,7 +45,6 @@ def convert(options: argparse.Namespace) -> None:
         options.tokenizer,
         options.head,
         options.scores,
-        options.plain,
     )
     for note in notes:
         sys.stdout.write(f"note: {note}\n")

@@ -16,8 +16,6 @@ from pretrain.convert import fairseq, huggingface_export, huggingface_import
 from pretrain.models import model_folder
 from pretrain.models.model_folder import ModelContents
 
-FORMS = ("zeroclap", "huggingface")
-
 
 def convert(
     source: Path,
@@ -26,18 +24,16 @@ def convert(
     tokenizer: str | None = None,
     head: str | None = None,
     scores: Path | None = None,
-    only_plain: bool = False,
 ) -> list[str]:
     """Write a model in another form.
 
     Args:
         source: a model folder, a fairseq checkpoint, or a Hugging Face folder.
-        form: one of FORMS.
+        form: "zeroclap" or "huggingface".
         output: the folder to make; it must not exist.
         tokenizer: the vocabulary of a source that has none, as `data_prep.tokenizer.load` takes it.
         head: for Hugging Face, the classification head to export instead of a language model.
         scores: for Hugging Face, a Markdown file of scores that the model card shows.
-        only_plain: for Hugging Face, refuse a model that transformers has no class for.
 
     Returns:
         Notes for the user, one line each.
@@ -45,7 +41,7 @@ def convert(
     Raises:
         ValueError: the conversion is not possible; the file is named and nothing was written.
     """
-    for option, given in (("--head", head), ("--scores", scores), ("--plain", only_plain)):
+    for option, given in (("--head", head), ("--scores", scores)):
         if given and form != "huggingface":
             raise ValueError(f"{option}: only --to huggingface takes it; leave it out")
     try:
@@ -60,7 +56,7 @@ def convert(
             "reads ids, not text (--tokenizer names a vocabulary)"
         )
     if form == "huggingface":
-        notes += huggingface_export.write_folder(output, contents, head, text, only_plain)
+        notes += huggingface_export.write_folder(output, contents, head, text)
     else:
         model_folder.save_model(output, contents)
     return notes
@@ -70,8 +66,7 @@ def read_model(source: Path, tokenizer: str | None = None) -> ModelContents:
     """Read the model of a file or folder in any form.
 
     Raises:
-        ValueError: there is no model, it is damaged, or a vocabulary is given though it has one or
-            its rows are in the order of another.
+        ValueError: there is no model, it is damaged, or a vocabulary is given though it has one.
     """
     vocabulary = tokenizers.load(tokenizer) if tokenizer else None
     if source.is_file():
@@ -89,9 +84,4 @@ def read_model(source: Path, tokenizer: str | None = None) -> ModelContents:
         return contents
     if contents.vocabulary is not None:
         raise ValueError(f"--tokenizer {tokenizer}: {source} has its own vocabulary")
-    if ids := contents.provenance.get("special_ids"):
-        raise ValueError(
-            f"--tokenizer {tokenizer}: {source} has other special ids ({ids}); put its own "
-            f"{tokenizers.FILE_NAME} into the Hugging Face folder"
-        )
     return dataclasses.replace(contents, vocabulary=vocabulary)

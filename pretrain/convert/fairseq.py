@@ -9,7 +9,7 @@ Order: names, settings, `read_checkpoint`, weights.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert.weights import (
-    Names,
     empty_weights,
     head_modules,
     head_of,
@@ -80,18 +79,6 @@ _NOT_MODELLED: dict[str, object] = {
 """Settings that change what a model computes, with the only value that our model can have."""
 _ABANDONED: dict[str, object] = {"encoder_l2norm": False, "encoding_repeat": 1, "vae_beta": 0}
 """The same, for experiments in the history of EIFY/fairseq that its code has dropped."""
-_TRAINING_ONLY = ("activation_dropout", "encoder_layerdrop")
-"""Settings that our model lacks, and that change nothing once the model is trained."""
-
-
-def _names(weights: Iterable[str]) -> Names:
-    """Return fairseq's names of our weights.
-
-    Raises:
-        ValueError: a weight does not exist in fairseq.
-    """
-    weights = list(weights)
-    return renamed(weights, _MODULES | head_modules(weights))
 
 
 def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
@@ -155,9 +142,8 @@ def _position(settings: Mapping[str, Any], alibi: bool) -> str:
 def read_checkpoint(path: Path, vocabulary: Tokenizer | None = None) -> ModelContents:
     """Read the model of a checkpoint, with its classification heads.
 
-    Half-precision weights become fp32. Three things have no place in our model and are kept in the
-    provenance: `self_masking_probability`, where EIFY/fairseq zeroed random tokens in every forward
-    pass (here masks belong to the batches), `training_only` settings, and `tokens_without_row`.
+    Half-precision weights become fp32. What changes nothing once the model is trained is left out,
+    such as `mask_prob`, by which EIFY/fairseq zeroed random tokens in every forward pass.
 
     Args:
         path: a checkpoint of a RoBERTa, written by fairseq or EIFY/fairseq.
@@ -203,10 +189,6 @@ def _contents(content: object, source: str, vocabulary: Tokenizer | None) -> Mod
         "format": "fairseq",
         "updates": updates if isinstance(updates, int) else None,
     }
-    if training_only := {name: settings[name] for name in _TRAINING_ONLY if settings.get(name)}:
-        provenance["training_only"] = training_only
-    if config.mask_embedding == "zero" and settings.get("mask_prob"):
-        provenance["self_masking_probability"] = settings["mask_prob"]
     if vocabulary and (without := _tokens_without_row(config, vocabulary)):
         provenance["tokens_without_row"] = without
     return ModelContents(config, import_weights(weights, config), vocabulary, provenance, heads)
@@ -305,7 +287,7 @@ def import_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[s
     if _BETA in own and own[_BETA].ndim == 0:
         own[_BETA] = own[_BETA].reshape(1)
     empty = empty_weights(config, heads)
-    result = joined(own, _names(empty), empty)
+    result = joined(own, renamed(empty, _MODULES | head_modules(empty)), empty)
     tied = weights.get(_TIED)
     if tied is not None and not torch.equal(tied.float(), own[_TOKENS].float()):
         raise ValueError(

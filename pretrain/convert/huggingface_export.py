@@ -44,7 +44,6 @@ def write_folder(
     contents: ModelContents,
     head: str | None = None,
     scores: str = "",
-    only_plain: bool = False,
 ) -> list[str]:
     """Write a folder that transformers loads, whole or not at all.
 
@@ -53,15 +52,14 @@ def write_folder(
         contents: of a model folder.
         head: the classification head to export; None: export a language model.
         scores: of fine-tuning, in Markdown, for the model card.
-        only_plain: refuse a model that transformers has no class for.
 
     Returns:
         The class and the line that loads it, and what was left out, one sentence each.
 
     Raises:
         ValueError: the model has latents or an untied head, which exports do not hold; it has no
-            such classification head or cannot have it (`check_pooling`); the folder is not empty;
-            or, with `only_plain`, the model needs its own code.
+            such classification head or cannot have it (`check_pooling`); or the folder is not
+            empty.
     """
     config = contents.config
     if config.latents or config.head == "untied":
@@ -71,11 +69,6 @@ def write_folder(
         )
     classifier = _classifier(contents, head)
     plain = layout.plain_type(config, classifier)
-    if only_plain and plain is None:
-        raise ValueError(
-            f"--plain: {folder}: transformers has no class for this model, only for a baseline and "
-            "an ALBERT; leave out --plain, and the folder holds the model's code"
-        )
     library, form = {
         "roberta": ("Roberta", _roberta),
         "albert": ("Albert", _albert),
@@ -87,8 +80,7 @@ def write_folder(
     settings = {"model_type": plain or "zeroclap", "architectures": [kind], **own_settings}
     if classifier is not None:
         settings |= _label_settings(classifier) | {"classifier_name": head}
-    settings |= contents.provenance.get("special_ids", _SPECIAL_IDS)
-    settings |= {"dtype": "float32", "provenance": dict(contents.provenance)}
+    settings |= {**_SPECIAL_IDS, "dtype": "float32", "provenance": dict(contents.provenance)}
     with new_folder(folder) as partial:
         # Not save_file, which lets nobody but the owner read what it writes.
         (partial / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
@@ -143,16 +135,6 @@ _Form = tuple[dict[str, Any], dict[str, Tensor]]
 """What a form of export writes: the settings of config.json, and the weights."""
 
 
-def _classifier_dropout(
-    contents: ModelContents, head: ClassificationConfig | None, default: float | None
-) -> float | None:
-    """Return the dropout of a head; without one, what the model was imported with."""
-    if head is not None:
-        return head.dropout
-    kept: float | None = contents.provenance.get("classifier_dropout")
-    return default if kept is None else kept
-
-
 def _roberta(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
     config = contents.config
     settings = {
@@ -160,7 +142,7 @@ def _roberta(contents: ModelContents, head: ClassificationConfig | None) -> _For
         "max_position_embeddings": config.max_positions + layout.UNUSED_POSITIONS,
         "type_vocab_size": 1,
         "hidden_act": "gelu",
-        "classifier_dropout": _classifier_dropout(contents, head, None),
+        "classifier_dropout": head and head.dropout,
         "tie_word_embeddings": True,
     }
     tensors = separated(contents.weights, layout.roberta_names(contents.weights))
@@ -176,7 +158,7 @@ def _albert(contents: ModelContents, head: ClassificationConfig | None) -> _Form
         "num_hidden_groups": layout.albert_groups(config),
         "inner_group_num": 1,
         "hidden_act": layout.ALBERT_ACTIVATIONS[config.activation],
-        "classifier_dropout_prob": _classifier_dropout(contents, head, config.dropout),
+        "classifier_dropout_prob": config.dropout if head is None else head.dropout,
         "tie_word_embeddings": True,
     }
     tensors = separated(contents.weights, layout.albert_names(contents.weights, config))

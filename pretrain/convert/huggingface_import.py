@@ -45,8 +45,6 @@ _UNUSED = re.compile(
 """Counters, and the pooler, which neither a masked language model nor a classifier has."""
 _PREFIXES = {"roberta": "roberta.", "albert": "albert.", "zeroclap": "encoder."}
 """What the names of an encoder's weights begin with, by its model_type."""
-_ALBERT_IDS = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": 3}
-"""The defaults of AlbertConfig."""
 
 
 def read_folder(folder: Path) -> ModelContents:
@@ -55,16 +53,16 @@ def read_folder(folder: Path) -> ModelContents:
     Of RoBERTa's token-type table only row 0 is used, the only one that its tokenizer asks for; it
     is added to every row of the position table. Where there is no head over the vocabulary, one is
     made that finds all tokens equally likely. ALBERT's vocabulary gets our special ids, and the
-    rows of its tokens their order. `provenance["notes"]` reports what was added or left out, and
-    `provenance["special_ids"]` the special ids of an ALBERT without a vocabulary.
+    rows of its tokens their order. `provenance["notes"]` reports what was added or left out.
 
     Args:
         folder: holds config.json, and model.safetensors (whole, or in parts under
             model.safetensors.index.json) or pytorch_model.bin.
 
     Raises:
-        ValueError: a file is missing or damaged, a setting is one that our model does not have, or
-            weights are missing, left over or misshapen.
+        ValueError: a file is missing or damaged, a setting is one that our model does not have,
+            weights are missing, left over or misshapen, or an ALBERT has other special ids than
+            ours and no vocabulary that says which row is whose.
     """
     config_file = folder / "config.json"
     settings = read_json(config_file)
@@ -93,25 +91,21 @@ def read_folder(folder: Path) -> ModelContents:
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     vocabulary, order = huggingface_tokenizer.read_vocabulary(folder, kind, config, notes)
+    if (
+        vocabulary is None
+        and kind == "albert"
+        and settings.get("pad_token_id", 0) != Tokenizer.pad_id
+    ):
+        reason = "; ".join(["the ids are those of ALBERT's vocabulary", *notes])
+        raise ValueError(f"{folder}: {reason}; put its tokenizer.json into the folder")
     weights |= {name: weights[name][order] for name in layout.BY_TOKEN if order}
     provenance: dict[str, Any] = {
         "source": folder.resolve().name,
         "format": "Hugging Face",
         "model_type": kind,
         "provenance": settings.get("provenance"),
-        # Of a classifier to come; that of a head stands in its own record.
-        "classifier_dropout": None if heads else _classifier_dropout(settings),
         "notes": notes,
     }
-    special_ids = {name: settings.get(name, default) for name, default in _ALBERT_IDS.items()}
-    is_other = kind == "albert" and special_ids["pad_token_id"] != Tokenizer.pad_id
-    if vocabulary is None and is_other:
-        provenance["special_ids"] = special_ids
-        notes.append(
-            "the ids are those of ALBERT's vocabulary, which is not here: `Pretrained` and the "
-            "commands that read texts need the vocabulary; convert again with its tokenizer.json "
-            "in the folder"
-        )
     return ModelContents(config, weights, vocabulary, provenance, heads)
 
 
@@ -200,7 +194,9 @@ def _classification_heads(
             f"problem_type is {problem!r} with {len(labels)} labels; accepted: "
             f"{layout.problem_types(len(labels))[0]!r}"
         )
-    dropout = _classifier_dropout(settings)
+    dropout = settings.get("classifier_dropout")
+    if settings["model_type"] == "albert":
+        dropout = settings.get("classifier_dropout_prob", 0.1)
     head = ClassificationConfig(
         len(labels),
         () if labels == layout.unnamed(len(labels)) else labels,
@@ -211,14 +207,6 @@ def _classification_heads(
     if not isinstance(name, str) or not name:
         raise ValueError(f"classifier_name is {name!r}, not a name")
     return {name: head}
-
-
-def _classifier_dropout(settings: Mapping[str, Any]) -> float | None:
-    """Return the dropout of classifiers; None: that of the encoder. AlbertConfig has a default."""
-    found: float | None = settings.get("classifier_dropout")
-    if settings["model_type"] == "albert":
-        found = settings.get("classifier_dropout_prob", 0.1)
-    return found
 
 
 def _labels(listed: object) -> tuple[str, ...]:

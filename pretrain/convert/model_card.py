@@ -1,4 +1,4 @@
-"""The model card of a Hugging Face folder (README.md): use, training, scores, recipe, architecture.
+"""The model card of a Hugging Face folder (README.md): use, training, scores, provenance.
 
 What is said of the training comes from the provenance that `export` writes; a model from elsewhere
 has less to say.
@@ -10,14 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data_prep.common.files import strict_json
-from pretrain.config.settings import flatten
 from pretrain.convert import huggingface_layout as layout
 from pretrain.models.model_folder import ModelContents
 from pretrain.records import ledger
 from pretrain.records.metrics import format_number
-
-_SHOWN = ("recipe", "training")
-"""Parts of the provenance that have sections of their own."""
 
 
 def model_card(name: str, contents: ModelContents, head: str | None, scores: str = "") -> str:
@@ -35,8 +31,6 @@ def model_card(name: str, contents: ModelContents, head: str | None, scores: str
         _use(name, contents, head),
         *_training(trained.get("training")),
         *_scores(scores),
-        *_recipe(trained.get("recipe")),
-        _architecture(contents, head),
         _provenance(contents.provenance),
     ]
     return "\n".join(sections)
@@ -120,22 +114,9 @@ def _scores(scores: str) -> Iterator[str]:
         yield f"## Fine-tuning\n\n{text.strip()}\n"
 
 
-def _recipe(recipe: object) -> Iterator[str]:
-    if isinstance(recipe, Mapping):
-        rows = {f"`{key}`": strict_json(value) for key, value in flatten(recipe).items()}
-        yield f"## Recipe\n\n{_table(rows)}\n"
-
-
-def _architecture(contents: ModelContents, head: str | None) -> str:
-    fields = contents.config.to_dict()
-    if head is not None:
-        fields |= contents.classification_heads[head].to_dict()
-    rows = {name: strict_json(value) for name, value in fields.items()}
-    return f"## Architecture\n\n{_table(rows)}\n"
-
-
 def _provenance(provenance: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in provenance.items() if name not in _SHOWN}
+    """Show where the model comes from, with its recipe; config.json has the architecture."""
+    rest = {name: value for name, value in provenance.items() if name != "training"}
     return f"## Provenance\n\n```json\n{strict_json(rest, indent=1)}\n```\n"
 
 

@@ -201,11 +201,6 @@ class Pretrained:
             raise ValueError(
                 f"a {ids.dtype} tensor of shape {list(ids.shape)}; ids are integers [T] or [B, T]"
             )
-        if self.loaded.provenance.get("special_ids"):
-            raise ValueError(
-                f"{self.loaded.folder}: its ids are those of a vocabulary that is not here; "
-                "convert the model again, with its tokenizer.json in the folder"
-            )
         batch = ids if ids.dim() == 2 else ids[None]
         if not batch.numel() or bool((batch == PAD_ID).all(dim=1).any()):
             raise ValueError(f"ids of shape {list(ids.shape)}: an empty text, or padding only")

@@ -4,7 +4,6 @@ import pytest
 
 from data_prep import tokenizer as tokenizers
 from pretrain.__main__ import main
-from pretrain.convert import conversion
 from pretrain.model.classification import ClassificationConfig
 from pretrain.models import model_folder
 from tests.pretrain.convert.test_fairseq import write
@@ -22,12 +21,6 @@ def contents():
 def model(contents, tmp_path):
     model_folder.save_model(tmp_path / "model", contents)
     return tmp_path / "model"
-
-
-def test_hf_is_another_name_for_huggingface(model, tmp_path, capsys):
-    assert main(["convert", str(model), "--to", "hf", "--output", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "config.json").is_file()
-    assert capsys.readouterr().out.endswith("as huggingface\n")
 
 
 def test_a_checkpoint_without_vocabulary_converts_with_a_note(tmp_path, capsys):
@@ -69,7 +62,7 @@ def test_impossible_conversions_are_refused_in_one_line_and_write_nothing(model,
         assert not output.exists()
 
 
-@pytest.mark.parametrize("form", conversion.FORMS)
+@pytest.mark.parametrize("form", ["zeroclap", "huggingface"])
 def test_existing_outputs_are_not_overwritten(form, model, tmp_path, capsys):
     taken = tmp_path / "taken"
     taken.mkdir()

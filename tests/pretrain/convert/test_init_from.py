@@ -208,9 +208,8 @@ def test_the_model_card_of_an_export_says_how_it_was_trained(
         "| loss spikes that the training survived | 0, with 0 rollbacks |",
         "| initial weights | those of source-zero-clap (model.safetensors ",
         f"| validation perplexity | {perplexity:.3f} after 4 steps |",
-        '| `model.variant` | "zero-clap" |',
+        '"variant": "zero-clap"',
         "## Fine-tuning\n\n### RTE\n\n\n| weights | accuracy |\n",
-        '| position | "alibi" |',
     ):
         assert part in text, part
     for folder in (run / "checkpoints", run / run_folder.INITIAL, Path(model), card):
