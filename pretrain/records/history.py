@@ -48,14 +48,23 @@ def _attempt(r: Record) -> str:
 def _rise(r: Record) -> str:
     """Describe what the detector saw; numbers may be null, or NaN in ledgers of old versions."""
     loss, baseline = metrics.finite_or_nan(r["loss"]), metrics.finite_or_nan(r["baseline"])
-    text = "loss not finite" if math.isnan(loss) else f"{loss:.4g}"
+    text = "loss " + ("not finite" if math.isnan(loss) else f"{loss:.4g}")
     if not math.isnan(baseline):
         text += f" where {baseline:.4g} was usual"
-    channel = {
-        "non-finite": "non-finite loss or gradient",
-        "loss-scale": "overflows of fp16 (loss-scale)",
-    }.get(r["channel"], r["channel"])
-    return f"{channel}, {text}, since step {r['onset']:,}"
+    return f"{_CHANNELS.get(r['channel'], r['channel'])} {text}, since step {r['onset']:,}"
+
+
+_CHANNELS = MappingProxyType(
+    {
+        "fast": "fast rise,",
+        "slow": "slow rise,",
+        "drift": "rise over thousands of steps,",
+        "gradient-norm": "raised gradient norm,",
+        "loss-scale": "overflows of fp16 (loss-scale),",
+        "non-finite": "non-finite loss or gradient,",
+    }
+)
+"""What comes before the loss in a sentence; of the others the name."""
 
 
 def _rollback(r: Record) -> str:

@@ -168,7 +168,8 @@ class RunState:
             if record["kind"] in ("healed", "new-level"):
                 onsets.pop(record["channel"], None)
             else:
-                onsets[record["channel"]] = record["onset"]
+                onset = record["onset"]
+                onsets[record["channel"]] = min(onset, onsets.get(record["channel"], onset))
         return tuple(onsets.values())
 
     @property

@@ -12,7 +12,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `replay`."""
     add = command.add_argument
     curves = (
-        "a CSV, a JSON Lines file or a run's folder; or a threshold, such as spike.deviations=5"
+        "a run's folder, a CSV, JSON Lines, trainer_state.json of transformers or fairseq's JSON "
+        "log; or a threshold, such as spike.deviations=5"
     )
     add("curves", nargs="+", metavar="CURVE", help=curves)
     add("--json", type=Path, help="also write the findings to this file")

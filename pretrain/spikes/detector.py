@@ -10,6 +10,7 @@ when the loss returns, and is confirmed as a *spike* when the loss does not retu
 | slow | the median of 64 losses is above its recent minimum | no return within 200, or as above |
 | gradient-norm | 6 of the last 8 log norms are outliers | never by itself |
 | loss-scale | 6 of the last 8 updates overflowed | it lasts for 50 records; at the smallest scale |
+| drift | the loss rose by over 0.2 nats in all within 8,192 records | never by itself |
 | validation | the loss jumped since the last evaluation, or is not finite | so does the next one |
 | non-finite | an update was skipped as not finite | 6 of the last 8 were, or over 25 of 256 |
 
@@ -21,7 +22,8 @@ channel loss-scale, and are a spike at once where the scale cannot be lowered.
 
 A rise on the channels fast and slow that would be confirmed is a *new level* where it is small and
 no longer rises (`_judge_lasting_rise`): the data have changed for good, and the run goes on falling
-from there. It is learnt. While a small rise still rises, it stays suspected.
+from there. It is learnt. While a small rise still rises, it stays suspected. Rises add up, and a
+spike begins where the first of them began (drift.py).
 
 The numbers are those of the default SpikeConfig. They count records, so a curve that was logged
 every few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated
@@ -43,6 +45,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from pretrain.config.sections import SpikeConfig
+from pretrain.spikes.drift import SMALL_NATS, DriftChannel
 from pretrain.spikes.observations import Event, Observation, Seen
 from pretrain.spikes.statistics import TOLERANCE, FlagWindow, Level, LowestLevel, change_point
 from pretrain.spikes.suspicions import Channel, Suspicion
@@ -54,9 +57,6 @@ _SMALLEST_NORM_DEVIATION = 0.05
 """The same for the natural logarithm of the gradient norm."""
 _RETURNED_DEVIATIONS = 3.0
 """Largest rise of the last losses' median at which a fast suspicion heals."""
-_NEW_LEVEL_NATS = 0.2
-"""Largest rise that counts as a new level once it no longer rises. Labelled shifts of the level
-begin there; at 0.175, shifts of 0.14 were called spikes."""
 _STILL_RISING = 1 / 8
 """Share of a rise that its later half may add where it no longer rises. A rise that doubles within
 as many records as are compared adds 0.29."""
@@ -78,6 +78,7 @@ class SpikeDetector:
         self.config = config
         self._changes = sorted(changes)
         self._validation = ValidationChannel(config.validation_nats)
+        self._drift = DriftChannel()
         self._records = 0
         self._spike_continues = False
         self._reset(last_step=-1)
@@ -92,8 +93,7 @@ class SpikeDetector:
         most = max(self.config.window // 10, patience - 1)
         self._window_skips = FlagWindow(most + 1, self.config.window)
         self._validation.forget(last_step)
-        self._level_to_regain = math.nan
-        """The level before small rises that were learnt, until the loss has fallen to it again."""
+        self._drift.forget()
         self._restart_levels(old_level=math.nan)
 
     def _restart_levels(self, old_level: float) -> None:
@@ -120,9 +120,11 @@ class SpikeDetector:
             What was found; a spike comes last.
         """
         if isinstance(seen, Observation):
-            return self._observed(seen)
-        events = self._validation.judge(seen)
+            events = self._observed(seen)
+        else:
+            events = self._validation.judge(seen)
         if events and events[-1].kind == "spike":
+            events[-1] = self._from_first_rise(events[-1])
             self._reset(events[-1].step)
         return events
 
@@ -134,10 +136,19 @@ class SpikeDetector:
             events += judge(observation)
             if events and events[-1].kind == "spike":
                 non_finite = events[-1].channel == "non-finite"
-                self._reset(observation.step)
                 self._spike_continues = non_finite or observation.scale_exhausted
                 break
         return events
+
+    def _from_first_rise(self, spike: Event) -> Event:
+        """The spike with the onset of the first rise of the loss that it may have begun with."""
+        if self._suspicion:
+            spike = dataclasses.replace(spike, onset=min(spike.onset, self._suspicion.onset))
+            self._drift.date(spike.onset, self._suspicion.deviation)
+        first, level = self._drift.onset, self._drift.level
+        if first is None or first >= spike.onset:
+            return spike
+        return dataclasses.replace(spike, onset=first, baseline=level)
 
     def deviations(self, observation: Observation) -> tuple[float, float]:
         """How far the next record lies above its level, before `update` judges it.
@@ -160,6 +171,7 @@ class SpikeDetector:
         if not self._changes or step < self._changes[0] or self._suspicion:
             return
         self._changes = [change for change in self._changes if change > step]
+        self._drift.forget()
         self._restart_levels(self._level.median if self._level.is_known else self._old_level)
 
     def _baseline(self) -> float:
@@ -173,6 +185,7 @@ class SpikeDetector:
         step, loss = observation.step, observation.loss
         if not math.isfinite(loss):
             return []
+        block_ends = self._drift.append(step, loss)
         if self._suspicion:
             self._suspicion.losses.append(loss)
             return self._judge_suspicion(self._suspicion, step)
@@ -188,7 +201,7 @@ class SpikeDetector:
             return self._suspect_loss("fast", step, baseline, deviation)
         if self._level.is_known and self._lowest.rise > self.config.slow_deviations * deviation:
             return self._suspect_loss("slow", step, self._lowest.lowest[1], deviation)
-        return []
+        return self._drift.judge(step, deviation) if block_ends else []
 
     def _deviation(self) -> float:
         """Deviation of a loss; without a history such that only gross rises are outliers."""
@@ -256,18 +269,16 @@ class SpikeDetector:
     def _judge_lasting_rise(self, suspicion: Suspicion, step: int, baseline: float) -> list[Event]:
         """Tell a spike from a new level, or wait until this is known.
 
-        A rise is small up to `_NEW_LEVEL_NATS`, counted from the level before earlier new levels
-        that the run has not regained since: small steps do not add up unnoticed. It no longer rises
+        A rise is small up to `SMALL_NATS`, counted from the level before the first rise that the
+        run has not returned from: small steps do not add up unnoticed. It no longer rises
         where the later half of its last records is hardly above the earlier one. A small rise that
         goes on rising is a spike as soon as it is not small.
         """
         config, losses = self.config, suspicion.losses
-        if baseline <= self._level_to_regain:
-            self._level_to_regain = math.nan
-        start = min(baseline, self._level_to_regain)  # of NaN, `baseline`
+        start = min(baseline, self._drift.level)  # if this is NaN, `baseline`
         half = max(config.slow_window, config.slow_confirm_steps)
         rise = statistics.median(losses[-half // 2 :]) - start  # long enough to ignore a blip
-        if rise > _NEW_LEVEL_NATS:
+        if rise > SMALL_NATS:
             return [self._loss_event("spike", suspicion, step)]
         earlier, later = losses[-2 * half : -half], losses[-half:]
         settled = len(earlier) == half and (
@@ -280,10 +291,8 @@ class SpikeDetector:
 
     def _learn_level(self, suspicion: Suspicion, step: int, losses: Sequence[float]) -> Event:
         """Go on from a new level, that of the last losses."""
-        self._suspicion, self._level_to_regain = (
-            None,
-            min(suspicion.baseline, self._level_to_regain),
-        )
+        self._suspicion = None
+        self._drift.begin(suspicion.baseline, suspicion.onset)
         self._restart_levels(self._old_level)
         for record, loss in enumerate(losses, start=self._records - len(losses) + 1):
             self._level.append(loss)
@@ -345,23 +354,18 @@ class SpikeDetector:
         if self._spike_continues:  # it was reported before
             return []
         if o.corrupts_weights:
-            return [self._event("spike", "non-finite", o, self._earliest_onset(o.step))]
+            return [self._event("spike", "non-finite", o, o.step)]
         events = self._judge_skip(o)
         if events and events[-1].kind == "spike":
             return events
         return events + self._judge_overflow(o)
-
-    def _earliest_onset(self, onset: int) -> int:
-        """The onset, or that of an open suspicion of the loss if it is earlier."""
-        return min(onset, self._suspicion.onset) if self._suspicion else onset
 
     def _judge_skip(self, observation: Observation) -> list[Event]:
         skipped, channel = observation.is_non_finite_skip, self._skips
         for flags in (channel.flags, self._window_skips):
             flags.append(observation.step, skipped)
             if flags.is_raised:
-                onset = self._earliest_onset(flags.onset)
-                return [self._event("spike", channel.name, observation, onset)]
+                return [self._event("spike", channel.name, observation, flags.onset)]
         if not channel.suspected:
             return self._suspect(channel, observation) if skipped else []
         return self._heal(channel, observation) if channel.flags.is_clear else []
@@ -372,7 +376,7 @@ class SpikeDetector:
         if observation.scale_exhausted:
             onsets = [channel.onset] if channel.suspected else []
             onsets += [c.flags.onset for c in (channel, self._skips) if not c.flags.is_clear]
-            onset = self._earliest_onset(min(onsets, default=observation.step))
+            onset = min(onsets, default=observation.step)
             return [self._event("spike", channel.name, observation, onset)]
         if not channel.suspected:
             return self._suspect(channel, observation) if channel.flags.is_raised else []

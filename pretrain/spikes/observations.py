@@ -70,13 +70,14 @@ class Event:
     kind: str
     """suspect, healed, new-level or spike"""
     channel: str
-    """fast, slow, gradient-norm, loss-scale, validation or non-finite"""
+    """fast, slow, drift, gradient-norm, loss-scale, validation or non-finite"""
     step: int
     """Step of the record that led to the finding; the last one before an evaluation that did."""
     onset: int
     """First step of the rise."""
     loss: float
-    """In nats: the median since the onset on the channels fast and slow, the new level of a new
-    level, the validation loss on validation, and the loss of the step on the others."""
+    """In nats: the median since the suspicion's onset on the channels fast and slow, that of a
+    block of records on drift, the new level of a new level, the validation loss on validation, and
+    the loss of the step on the others."""
     baseline: float
     """The level before the rise, in nats; NaN where none is known yet."""

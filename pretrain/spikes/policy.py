@@ -23,6 +23,7 @@ from typing import Any
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SpikeConfig
 from pretrain.records import ledger
+from pretrain.spikes import drift
 
 _LAST_RUNG = 3
 REGION_STEPS = 1000
@@ -39,6 +40,9 @@ a cause that rollbacks do not mend."""
 _MOST_ROLLBACKS = 20
 """Rollbacks after which a run is given up, however far apart: as many as PaLM's largest model took
 (Chowdhery et al. 2022, section 5.1)."""
+_OLD_SPACING = drift.MEMORY // 2
+"""Steps between the old checkpoints that are kept: so much more is lost if a spike turns out to
+have begun with a small rise thousands of steps before."""
 
 Records = Sequence[ledger.Record]
 
@@ -185,6 +189,9 @@ def _target(onset: int, depth: int, checkpoints: Collection[int]) -> int:
 def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[int]:
     """Steps of the checkpoints to keep: the newest, and every possible target of the ladder.
 
+    A rise that nothing was suspected of yet may have begun at any step that the channel `drift`
+    remembers, so one checkpoint in every `_OLD_SPACING` steps is kept that long.
+
     A checkpoint that was saved between two regular ones, because the run was asked to stop or had
     its last step there, is kept only while it is one of the newest two. Otherwise every stop would
     add one.
@@ -200,7 +207,22 @@ def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[i
     stops = {r["step"] for r in records if r["kind"] in ("preempted", "done") and r["step"] < step}
     saved = [each for each in state.checkpoints if each not in stops or each % interval == 0]
     newest = {*state.checkpoints[-2:], *saved[-config.training.checkpoints_kept :]}
-    return {*newest, *protected(onsets, saved, config.spike)}
+    return {*newest, *protected(onsets, saved, config.spike), *old(saved, step, config.spike)}
+
+
+def old(checkpoints: Sequence[int], step: int, policy: SpikeConfig) -> list[int]:
+    """The sparse checkpoints from the last one before the earliest onset on."""
+    sparse, before = _sparse(checkpoints), step - _old_steps(policy)
+    return sparse[max(0, sum(each <= before for each in sparse) - 1) :]
+
+
+def _old_steps(policy: SpikeConfig) -> int:
+    return drift.MEMORY + drift.BLOCK + policy.margin_steps
+
+
+def _sparse(checkpoints: Sequence[int]) -> list[int]:
+    """The first checkpoint in every `_OLD_SPACING` steps, which stays the first."""
+    return sorted({step // _OLD_SPACING: step for step in reversed(checkpoints)}.values())
 
 
 def possible_onsets(
@@ -258,7 +280,7 @@ def usual_checkpoints_kept(config: RunConfig) -> int:
 def _usually_kept(config: RunConfig) -> int:
     interval, steps = config.training.checkpoint_interval, config.training.steps
     first = interval * max(1, (steps - _longest_reach(config)) // interval)
-    saved = [*range(first, steps, interval), steps]
+    saved = [*_sparse(range(interval, first, interval)), *range(first, steps, interval), steps]
     commits = [{"number": n, "kind": "commit", "step": s} for n, s in enumerate(saved)]
     return len(checkpoints_to_keep(commits, steps, config))
 
@@ -296,4 +318,5 @@ def _most_kept(config: RunConfig) -> int:
     )
     of_one = max(len(protected([(onset, onset)], saved, policy)) for onset in onsets)
     saves = -(-config.training.steps // interval)
-    return min(saves, max(after_rollbacks, config.training.checkpoints_kept) + 2 * of_one)
+    old = 2 - -_old_steps(policy) // _OLD_SPACING
+    return min(saves, max(after_rollbacks, config.training.checkpoints_kept) + 2 * of_one + old)

@@ -1,7 +1,8 @@
 """`replay`: the spike detector over recorded curves, and what the policy would do.
 
-It is the detector that runs live. A curve is a run's folder, or a CSV or JSON Lines file of others,
-also compressed (.gz, .zst).
+It is the detector that runs live. A curve is a run's folder, or a log of others, also compressed
+(.gz, .zst): a CSV (one run of W&B, TensorBoard), JSON Lines, trainer_state.json of transformers, or
+the JSON log of fairseq.
 A step at or below the one before it starts over from there, as after a restart from a checkpoint,
 and the later record counts. Steps may be missing: many logs have every fifth.
 """
@@ -30,7 +31,10 @@ from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import history_before
 from pretrain.spikes.observations import Observation, Seen
 
-_STEP = ("step", "iteration", "iter", "global_step", "_step", "update", "num_updates")
+_STEP = (
+    *("step", "iteration", "iter", "global_step", "train_global_step", "trainer_global_step"),
+    *("_step", "num_updates", "update"),  # fairseq's `update` counts epochs
+)
 _LOSS = ("loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "value")
 _NORM = ("gradient_norm", "grad_norm", "gnorm", "train_grad_norm", "optimizer_gradient_norm")
 _SEPARATORS = str.maketrans(" -/.", "____")
@@ -52,7 +56,7 @@ def replay(words: Sequence[str], json_file: Path | None, picture: Path | None) -
     _settings(None, overrides)  # refused before anything is read
     paths = [Path(word) for word in words if word not in overrides]
     if not paths:
-        raise ValueError("no curve is named; give a CSV, a JSON Lines file or a run's folder")
+        raise ValueError("no curve is named; give a run's folder, a CSV, JSON Lines or JSON log")
     found = [detect(str(p), read_curve(p), *_settings(p, overrides)) for p in paths]
     sys.stdout.write(table(found))
     if json_file:
@@ -83,16 +87,12 @@ def read_curve(path: Path) -> list[Seen]:
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the columns of each line; a last one that was cut off is left out."""
-    with open_stream(path) as stream:
-        data = stream.read()
-    try:
-        lines = data.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}"
-        ) from None
-    is_json = not {".jsonl", ".json"}.isdisjoint(path.suffixes)
-    names = [] if is_json else next(csv.reader(lines[:1]), [])
+    text = _text(path)
+    lines, names = _json_lines(text, path), []
+    is_json = bool(lines)
+    if not is_json:
+        lines = text.split("\n")
+        names = _columns(next(csv.reader(lines[:1]), []), path)
     for number, line in enumerate(lines[1:] if names else lines, start=2 if names else 1):
         if not line.strip():
             continue
@@ -107,6 +107,50 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, record
         elif number < len(lines):
             raise ValueError(f"{path}: line {number} is malformed")
+
+
+def _text(path: Path) -> str:
+    with open_stream(path) as stream:
+        data = stream.read()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None
+
+
+def _json_lines(text: str, path: Path) -> list[str]:
+    """Return each record of a log of JSON objects as a line; [] if it is none.
+
+    Raises:
+        ValueError: it looks like a trainer_state.json of transformers, and is none.
+    """
+    lines = text.split("\n")
+    if '"num_updates"' in text:  # fairseq: a time may stand before, and other lines are messages
+        return [x[x.find("{") :] if '"num_updates"' in x else "" for x in lines]
+    if {".jsonl", ".json"}.isdisjoint(path.suffixes):
+        return []
+    if '"log_history"' not in text:
+        return lines
+    try:  # its last record has the mean of all losses, as train_loss
+        return [json.dumps(each) for each in json.loads(text)["log_history"] if "loss" in each]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        raise ValueError(f"{path}: is not a trainer_state.json of transformers") from None
+
+
+def _columns(header: list[str], path: Path) -> list[str]:
+    """The names of a CSV's columns, without W&B's "RUN - ".
+
+    Raises:
+        ValueError: there are losses of several runs.
+    """
+    names = [name.rpartition(" - ")[2] for name in header]
+    doubled = {name for name in names if names.count(name) > 1}
+    if doubled and names != header:
+        runs = ", ".join(old for old, name in zip(header, names, strict=True) if name in doubled)
+        raise ValueError(f"{path}: has columns of several runs ({runs}); export one run")
+    return names
 
 
 def _row(record: dict[str, Any], path: Path, number: int) -> dict[str, Any] | None:

@@ -46,13 +46,15 @@ def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
         return history.describe({**record, **changes}).partition(": ")[2]
 
     for missing in (None, math.nan, math.inf):
-        assert text(loss=missing) == "fast, loss not finite where 5 was usual, since step 7"
-        assert text(baseline=missing) == "fast, 6, since step 7"
+        assert text(loss=missing) == "fast rise, loss not finite where 5 was usual, since step 7"
+        assert text(baseline=missing) == "fast rise, loss 6, since step 7"
         assert text(channel="validation", loss=missing, baseline=missing) == (
-            "validation, loss not finite, since step 7"
+            "validation loss not finite, since step 7"
         )
-    assert text(channel="non-finite", loss=6.0).startswith("non-finite loss or gradient, 6 where")
-    assert "fp16 (loss-scale), 6 where 5" in text(channel="loss-scale")
+    assert text(channel="non-finite").startswith("non-finite loss or gradient, loss 6 where")
+    assert "fp16 (loss-scale), loss 6 where 5" in text(channel="loss-scale")
+    assert text(channel="gradient-norm").startswith("raised gradient norm, loss 6 where 5")
+    assert text(channel="drift").startswith("rise over thousands of steps, loss 6 where 5")
 
 
 def test_an_attempt_begins_with_sentences_about_what_led_to_it():

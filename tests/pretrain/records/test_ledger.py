@@ -293,6 +293,7 @@ def test_suspicions_of_several_channels_heal_one_by_one():
         suspicion("suspect", 8),
     ]
     assert state(*events).suspected_since == 8
+    assert state(*events, suspicion("suspect", 12)).suspected_since == 8, "the first one counts"
     assert state(*events, suspicion("healed", 8)).suspected_since == 15
     assert state(*events, suspicion("healed", 15, "gradient-norm")).suspected_since == 8
 

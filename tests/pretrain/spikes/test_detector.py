@@ -173,10 +173,11 @@ def test_a_small_rise_that_stays_is_a_new_level(seed, length):
 @pytest.mark.parametrize("seed", range(3))
 def test_after_a_new_level_rises_are_judged_by_it(seed):
     losses = raised(decay(3000, seed), 1200, 3000, 0.14)
-    *_, suspect, spike = of(raised(losses, 1800, 3000, 0.8), SpikeConfig())
+    *_, level, suspect, spike = of(raised(losses, 1800, 3000, 0.8), SpikeConfig())
     assert kinds([suspect, spike]) == [("suspect", "fast"), ("spike", "fast")]
-    assert (spike.onset, spike.step) == (1800, 1850)
-    assert spike.baseline == pytest.approx(3.14, abs=0.05)
+    assert (suspect.onset, spike.step) == (1800, 1850)
+    assert suspect.baseline == pytest.approx(3.14, abs=0.05)
+    assert (spike.onset, spike.baseline) == (level.onset, level.baseline), "of the first rise"
 
 
 @pytest.mark.parametrize("doubling", [50, 100, 200, 300])
@@ -193,8 +194,45 @@ def test_a_small_rise_that_goes_on_rising_is_a_spike(doubling):
 def test_small_rises_add_up_unless_the_run_has_regained_them():
     stairs = raised(raised(decay(4000, noise=0.03), 1200, 4000, 0.12), 2000, 4000, 0.12)
     assert kinds(of(stairs, SpikeConfig()))[1:] == [NEW_LEVEL[1], NEW_LEVEL[0], ("spike", "slow")]
-    regained = ramp(stairs, 1600, 300, -0.12)
-    assert kinds(of(regained, SpikeConfig())) == 2 * NEW_LEVEL
+    assert of(stairs, SpikeConfig())[-1].onset == pytest.approx(1200, abs=10)
+    regained = raised(raised(decay(4000, noise=0.03), 1200, 1700, 0.12), 2400, 4000, 0.12)
+    regained = raised(regained, 3200, 4000, 0.8)
+    *levels, _, spike = of(regained, SpikeConfig())
+    assert kinds(levels) == 2 * NEW_LEVEL
+    assert spike.onset == pytest.approx(2400, abs=10)
+
+
+def test_a_spike_long_after_a_new_level_begins_where_it_rises():
+    losses = raised(raised(decay(11_000), 1200, 11_000, 0.14), 10_500, 11_000, 0.8)
+    assert of(losses, SpikeConfig())[-1].onset == 10_500
+    assert of(losses[:9000] + losses[10_500:], SpikeConfig())[-1].onset == pytest.approx(
+        1200, abs=9
+    )
+
+
+# --- drift ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("height", "length"), [(0.24, 5000), (0.4, 5000)])
+def test_a_slow_rise_is_suspected_once_it_is_above_the_largest_new_level(height, length):
+    losses = ramp(decay(1500 + length, noise=0.03), 1500, length, height)
+    (suspect,) = (event for event in of(losses, SpikeConfig()) if event.channel == "drift")
+    assert suspect.kind == "suspect"
+    assert 1300 <= suspect.onset <= 1500 + 0.03 / height * length
+    assert suspect.step <= 1500 + 0.2 / height * length + 4 * 256
+    assert suspect.loss - suspect.baseline == pytest.approx(0.21, abs=0.02)
+    spike = of([*losses, *(loss + 1 for loss in losses[-60:])], SpikeConfig())[-1]
+    assert (spike.kind, spike.onset, spike.baseline) == ("spike", suspect.onset, suspect.baseline)
+
+
+def test_a_slow_rise_that_returns_heals_and_noise_or_a_declared_change_is_none():
+    hill = ramp(ramp(decay(7000, noise=0.03), 1500, 4000, 0.26), 6000, 500, -0.26)
+    suspect, healed = of(hill, SpikeConfig())
+    assert kinds([suspect, healed]) == [("suspect", "drift"), ("healed", "drift")]
+    assert suspect.onset == healed.onset
+    assert of(hill, SpikeConfig(), changes=[3500, 5800]) == []
+    noisy = decay(9000, noise=1.0)
+    assert of([each + 0.2 * (step > 5000) for step, each in enumerate(noisy)], SpikeConfig()) == []
 
 
 def test_a_small_rise_that_returns_while_it_is_judged_heals():
@@ -624,6 +662,9 @@ def test_a_detector_fed_with_a_new_level_continues_alike():
     stairs = raised(raised(decay(2400, noise=0.03), 1200, 2400, 0.12), 1900, 2400, 0.12)
     found = continues_alike([*observed(stairs)], SpikeConfig(), [], [1210, 1590, 1650, 2000])
     assert found == {"suspect", "new-level", "spike"}
+    drift = raised(ramp(decay(5600, noise=0.03), 1000, 4000, 0.26), 5500, 5600, 1.0)
+    found = continues_alike([*observed(drift)], SpikeConfig(), [], [2000, 5510])
+    assert found == {"suspect", "spike"}
 
 
 def test_events_can_be_written_as_json():

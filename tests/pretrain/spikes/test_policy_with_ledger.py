@@ -8,6 +8,7 @@ import pytest
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import ScheduleConfig, SpikeConfig, TrainingConfig
 from pretrain.records import ledger
+from pretrain.spikes import drift
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Observation
 from pretrain.spikes.policy import (
@@ -161,6 +162,20 @@ def test_retention_never_deletes_a_target_of_the_ladder(seed):
         assert answer.rung == rung
         assert answer.step <= onset
         events.append(as_record(answer, onset))
+
+
+def test_a_checkpoint_from_before_every_rise_that_adds_up_is_kept():
+    """A spike may begin with a small rise thousands of steps before."""
+    events = []
+    for step in range(50, 30_001, 50):
+        events.append(commit(step))
+        saved = ledger.run_state(records(*events), 1).checkpoints
+        if step % 500 == 0:
+            keep = checkpoints_to_keep(records(*events), step, CONFIG)
+            events = [commit(each) for each in saved if each in keep]
+            for onset in range(max(1100, step - drift.MEMORY), step, 700):
+                answer = answer_to_spike(records(*events, spike(onset)), CONFIG)
+                assert onset - 4600 <= answer.step <= onset - CONFIG.spike.margin_steps
 
 
 @pytest.mark.parametrize("period", [2, 5, 9])

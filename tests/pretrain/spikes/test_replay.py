@@ -42,7 +42,11 @@ def pairs(seen):
 
 @pytest.mark.parametrize(
     "header",
-    ["step,loss", "iteration,lm loss", "Step,train/loss", "_step,train_loss", "Step,Value"],
+    [
+        *("step,loss", "iteration,lm loss", "Step,train/loss", "_step,train_loss", "Step,Value"),
+        '"Step","apt-sun-3 - train/loss"',
+        '"train/global_step","apt - sun - 3 - train/loss"',
+    ],
 )
 def test_columns_of_a_csv_are_found_by_common_names(header, write):
     assert read_curve(write(f"{header}\n0,3.5\n5,3.25\n")) == [
@@ -56,6 +60,28 @@ def test_gradient_norms_are_read_unless_they_are_not_finite(write):
     seen = read_curve(write("step,loss,grad_norm\n3,2.5,0.75\n4,2,\n5,2,inf\n6,nan,1\n"))
     assert [o.gradient_norm for o in seen] == [0.75, None, None, 1.0]
     assert math.isnan(seen[3].loss)
+
+
+FAIRSEQ = """2026-11-27 08:00:00 | INFO | fairseq.trainer | begin training epoch 1
+2026-11-27 08:00:09 | INFO | train_inner | {"epoch": 1, "update": 0.034, "loss": "9.5", "ppl": \
+"724.08", "num_updates": "100", "lr": "1e-05", "gnorm": "4.5"}
+2026-11-27 08:01:00 | INFO | train | {"epoch": 1, "train_loss": "9", "train_num_updates": "150"}
+"""
+TRAINER = """{"best_metric": null,
+ "log_history": [
+  {"epoch": 0.1, "grad_norm": 4.5, "learning_rate": 1e-05, "loss": 9.5, "step": 100},
+  {"epoch": 0.1, "eval_loss": 9.0, "step": 100},
+  {"epoch": 1.0, "step": 100, "total_flos": 1.0, "train_loss": 20.0, "train_runtime": 7.0}
+ ],
+ "max_steps": 100}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [(FAIRSEQ, "train.log"), (FAIRSEQ, "a.json"), (TRAINER, "trainer_state.json")]
+)
+def test_logs_of_other_trainers_are_read(text, name, write):
+    assert read_curve(write(text, name)) == [Observation(100, 9.5, 4.5)]
 
 
 def test_records_after_a_repeated_step_replace_earlier_ones(write):
@@ -87,6 +113,12 @@ def test_a_last_line_that_was_cut_off_and_lines_without_a_loss_are_left_out(text
         ("step,loss\nnan,2\n", "a.csv", "line 2: step 'nan' is not a whole number"),
         ('{"step": 1, "loss": 2}\n{"st\n{}\n', "a.jsonl", "line 2 is malformed"),
         ('{"step": 1, "loss": [2]}\n', "a.jsonl", "line 1: "),
+        ('{"log_history": 3}', "a.json", "is not a trainer_state.json of transformers"),
+        (
+            "Step,a - loss,b - loss\n1,2,3\n",
+            "a.csv",
+            "has columns of several runs .a - loss, b - l",
+        ),
     ],
 )
 def test_errors_name_the_file_and_the_line(text, name, message, write):
