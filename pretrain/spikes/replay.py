@@ -88,25 +88,32 @@ def read_curve(path: Path) -> list[Seen]:
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the columns of each line; a last one that was cut off is left out."""
     text = _text(path)
-    lines, names = _json_lines(text, path), []
-    is_json = bool(lines)
-    if not is_json:
-        lines = text.split("\n")
+    if '"log_history"' in text:
+        yield from enumerate(_trainer_history(text, path))
+        return
+    lines, names = text.split("\n"), []
+    if '"num_updates"' in text:  # fairseq: a time may stand before, and other lines are messages
+        lines = [x[x.find("{") :] if '"num_updates"' in x else "" for x in lines]
+    elif {".jsonl", ".json"}.isdisjoint(path.suffixes):
         names = _columns(next(csv.reader(lines[:1]), []), path)
     for number, line in enumerate(lines[1:] if names else lines, start=2 if names else 1):
         if not line.strip():
             continue
         try:
-            if is_json:
-                record = json.loads(line)
-            else:
-                record = dict(zip(names, next(csv.reader([line])), strict=True))
+            yield number, _record(line, names)
         except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
-            yield number, record
-        elif number < len(lines):
-            raise ValueError(f"{path}: line {number} is malformed")
+            if number < len(lines):
+                raise ValueError(f"{path}: line {number} is malformed") from None
+
+
+def _record(line: str, names: list[str]) -> dict[str, Any]:
+    """The columns of a line of a CSV; without names, of a JSON object."""
+    if names:
+        return dict(zip(names, next(csv.reader([line])), strict=True))
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError(line)
+    return record
 
 
 def _text(path: Path) -> str:
@@ -120,21 +127,10 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def _json_lines(text: str, path: Path) -> list[str]:
-    """Return each record of a log of JSON objects as a line; [] if it is none.
-
-    Raises:
-        ValueError: it looks like a trainer_state.json of transformers, and is none.
-    """
-    lines = text.split("\n")
-    if '"num_updates"' in text:  # fairseq: a time may stand before, and other lines are messages
-        return [x[x.find("{") :] if '"num_updates"' in x else "" for x in lines]
-    if {".jsonl", ".json"}.isdisjoint(path.suffixes):
-        return []
-    if '"log_history"' not in text:
-        return lines
-    try:  # its last record has the mean of all losses, as train_loss
-        return [json.dumps(each) for each in json.loads(text)["log_history"] if "loss" in each]
+def _trainer_history(text: str, path: Path) -> list[dict[str, Any]]:
+    """The records with a training loss of transformers' trainer_state.json."""
+    try:  # the last one has the mean of all losses, as train_loss
+        return [each for each in json.loads(text)["log_history"] if "loss" in each]
     except (ValueError, RecursionError, TypeError, KeyError):
         raise ValueError(f"{path}: is not a trainer_state.json of transformers") from None
 
