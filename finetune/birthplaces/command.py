@@ -73,7 +73,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     example: python -m finetune birthplaces evaluate vanilla wiki.txt \
         --reading_params_path after --eval_corpus_path dev.tsv --outputs_path dev.predictions
     """
-    from finetune.birthplaces.answering import evaluate
+    from finetune.birthplaces.training import evaluate
 
     evaluate(options)
 

@@ -269,12 +269,9 @@ def comparisons(arms: Sequence[Arm]) -> list[tuple[Arm, Arm]]:
         (one, other)
         for factor, base in first.items()
         for one, other in itertools.product(arms, arms)
-        if dict(one.levels)[factor] == base and _factors_that_differ(one, other) == {factor}
+        if dict(one.levels)[factor] == base
+        and {name for name, _ in {*one.levels} ^ {*other.levels}} == {factor}
     ]
-
-
-def _factors_that_differ(one: Arm, other: Arm) -> set[str]:
-    return {factor for factor, _ in set(one.levels) ^ set(other.levels)}
 
 
 def differences(one: CheckedArm, other: CheckedArm) -> list[str]:

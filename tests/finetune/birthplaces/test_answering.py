@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.birthplaces import answering, training
+from finetune.birthplaces import training
 from finetune.birthplaces.rows import encode, read_rows
 
 MASK, LAST = 99, 60
@@ -37,7 +37,7 @@ class Counter(torch.nn.Module):
 
 def answers(model, *firsts):
     rows = [np.array([first, *[3] * (first % 3), MASK]) for first in firsts]
-    return answering.answers(model, rows, MASK)
+    return training.answers(model, rows, MASK)
 
 
 def test_an_answer_ends_before_the_mask_and_rows_that_have_ended_are_not_read_again():
@@ -62,6 +62,6 @@ def test_answers_do_not_depend_on_the_other_questions(fresh, task, variant):
     loaded = training.load(fresh(variant))
     questions = [row[:1] for row in read_rows(task.dev)]
     encoded = encode(questions, loaded.tokenizer, 64, task.dev)
-    together = answering.answers(loaded.model, encoded, loaded.tokenizer.mask_id)
+    together = training.answers(loaded.model, encoded, loaded.tokenizer.mask_id)
     for row, answer in list(zip(encoded, together, strict=True))[:3]:
-        assert answering.answers(loaded.model, [row], loaded.tokenizer.mask_id) == [answer]
+        assert training.answers(loaded.model, [row], loaded.tokenizer.mask_id) == [answer]

@@ -12,7 +12,7 @@ import pytest
 from finetune.__main__ import main
 from finetune.studies import results, study
 from finetune.studies.command import STUDY, _begin, _stages
-from finetune.studies.picture import draw_lengths
+from finetune.studies.report import draw_lengths
 from pretrain.config.load import load
 from pretrain.config.sections import CorpusConfig
 from pretrain.config.settings import apply_override
