@@ -166,7 +166,7 @@ def pretrain(options: argparse.Namespace) -> int:
 FRESH_EPOCHS, PRETRAINED_EPOCHS = 75, 10
 """Default epochs, from fresh and from pretrained weights."""
 BATCH_SIZE = 256
-"""Most rows of an update."""
+"""Most rows of an update, and those that are answered together."""
 
 
 def finetune(options: argparse.Namespace) -> None:
@@ -265,7 +265,6 @@ def _train(
 
 MOST_CHARACTERS = 32
 """Of an answer, as in the assignment."""
-_BATCH_SIZE = 256
 
 
 def answers(model: LanguageModel, rows: Sequence[Ids], mask_id: int) -> list[list[int]]:
@@ -289,8 +288,8 @@ def answers(model: LanguageModel, rows: Sequence[Ids], mask_id: int) -> list[lis
 
     device, block = next(model.parameters()).device, model.config.max_positions
     texts = [row.tolist() for row in rows]
-    for start in range(0, len(texts), _BATCH_SIZE):
-        batch = texts[start : start + _BATCH_SIZE]
+    for start in range(0, len(texts), BATCH_SIZE):
+        batch = texts[start : start + BATCH_SIZE]
         for _ in range(MOST_CHARACTERS):
             tensors = [torch.tensor(text, device=device) for text in batch]
             ids = pad_sequence(tensors, batch_first=True, padding_value=PAD_ID)
