@@ -15,8 +15,6 @@ import torch
 
 FOLDER = "profile"
 """Folder of the traces in a run's folder."""
-MOST_BYTES = 200 << 20
-"""A larger file is deleted: viewers cannot open it."""
 
 
 class Profiler:
@@ -75,12 +73,8 @@ class Profiler:
             profile.stop()
             self._folder.mkdir(exist_ok=True)
             profile.export_chrome_trace(str(part))
-            if (size := part.stat().st_size) > MOST_BYTES:
-                limit = f"{MOST_BYTES >> 20} MiB"
-                self._say(f"WARNING: {path}: {size >> 20} MiB, above {limit}; trace fewer steps")
-            else:
-                os.replace(part, path)
-                self._say(f"trace of steps {first} to {steps - 1}: {path}")
+            os.replace(part, path)
+            self._say(f"trace of steps {first} to {steps - 1}: {path}")
         except (OSError, RuntimeError) as error:  # a trace must not end a run
             self._say(f"WARNING: {path}: not written: {error}")
         with contextlib.suppress(OSError):

@@ -47,13 +47,6 @@ def test_a_loop_that_stops_within_the_window_leaves_what_was_traced(tmp_path):
     assert path.name.startswith("attempt-001-steps-2-4.")
 
 
-def test_a_trace_that_is_too_large_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(profile, "MOST_BYTES", 100)
-    files, said = traced(tmp_path, [2, 4])
-    assert files == []
-    assert said[0].endswith("0 MiB, above 0 MiB; trace fewer steps")
-
-
 def test_a_trace_that_cannot_be_written_is_said_and_ends_nothing(tmp_path):
     (tmp_path / profile.FOLDER).write_text("a file in its place")
     _, said = traced(tmp_path, [2, 4])
