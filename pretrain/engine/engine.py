@@ -139,10 +139,9 @@ class Engine:
         wrapped = optimizers.build(model, optimizer)
         self._lengths = [[p.numel() for p in group["params"]] for group in wrapped.param_groups]
         stage = stage_of(settings)
-        config = dict(settings)
-        if stage == 1:
-            # DeepSpeed would take another optimizer, in whose checkpoints its tools find no weights
-            config.pop("data_types", None)
+        # With fp32 accumulation at stage 1, DeepSpeed would take another optimizer, in whose
+        # checkpoints its own tools find no weights.
+        config = {**settings, "data_types": {}} if stage == 1 else dict(settings)
         self._deepspeed, *_ = deepspeed.initialize(model=model, optimizer=wrapped, config=config)
         if stage in (1, 2):
             workarounds.judge_overflow_by_norm(self._deepspeed.optimizer)
@@ -254,7 +253,7 @@ class Engine:
             weights: of each term.
         """
         if own_norm is None:
-            own_norm = workarounds.gradient_norm(self._deepspeed.optimizer)
+            own_norm = self._deepspeed.get_global_grad_norm()
         tokens, *targets = counts
         following = _counts(added.micro_batches) if added.micro_batches else [0.0] * len(counts)
         norm_once, code_once = (0.0, 0.0) if self.rank else (own_norm, float(added.code))

@@ -162,14 +162,6 @@ def loss_scale_grows_after(optimizer: Any) -> Iterator[None]:  # noqa: ANN401
         update(False)
 
 
-def gradient_norm(optimizer: object) -> Any:  # noqa: ANN401
-    """The norm of the gradient before clipping, once a ZeRO optimizer has found it in its `step`.
-
-    DeepSpeed's engine reports it only after the update (runtime/engine.py, `_take_model_step`).
-    """
-    return optimizer._global_grad_norm  # type: ignore[attr-defined]
-
-
 def held_by_rank_0(parameter: Tensor) -> Tensor:
     """Return the value of a parameter of one element, on rank 0.
 
