@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -103,11 +103,25 @@ class RunConfig:
 
     @cached_property
     def _streams(self) -> tuple[list[Stream], list[list[int]]]:
-        return streams_of(self.resolved_phases)
+        """The streams, and for each phase the number of the stream of each of its corpora."""
+        found: list[Stream] = []
+        numbers: list[list[int]] = []
+        for data in (phase.config.data for phase in self.resolved_phases):
+            known = {stream.key: number for number, stream in enumerate(found)}
+            numbers.append([])
+            for name, corpus in data.named_corpora.items():
+                stream = Stream(name, corpus.path, data.sequence_length, data.packing)
+                if stream.key not in known:
+                    found.append(stream)
+                numbers[-1].append(known.get(stream.key, len(found) - 1))
+        return named(found), numbers
 
     @property
     def streams(self) -> list[Stream]:
-        """What has an order of its own: each corpus, in each way in which phases cut it."""
+        """What has an order of its own: each corpus, in each way in which phases cut it.
+
+        In the order in which phases first name it.
+        """
         return self._streams[0]
 
     @property
@@ -118,7 +132,14 @@ class RunConfig:
 
     def weights(self) -> list[tuple[int, list[float]]]:
         """(first step, weight of each of `streams`) of each phase."""
-        return weights_of(self.resolved_phases, self._streams[1], len(self.streams))
+        streams, numbers = self._streams
+        found = []
+        for phase, own in zip(self.resolved_phases, numbers, strict=True):
+            row = [0.0] * len(streams)
+            for number, corpus in zip(own, phase.config.data.named_corpora.values(), strict=True):
+                row[number] = corpus.weight
+            found.append((phase.first_step, row))
+        return found
 
     def deepspeed_arguments(self, world_size: int) -> tuple[str, BatchConfig, float, int]:
         """Return what `deepspeed.read_settings` takes.
@@ -275,36 +296,3 @@ def _resolve_one(
         first if own else 0,
         length if own else config.training.steps,
     )
-
-
-def streams_of(phases: Sequence[Phase]) -> tuple[list[Stream], list[list[int]]]:
-    """Return what a run reads, in the order in which phases first name it.
-
-    Returns:
-        The streams, and for each phase the number of the stream of each of its corpora.
-    """
-    found: list[Stream] = []
-    numbers: list[list[int]] = []
-    for phase in phases:
-        data, own = phase.config.data, []
-        known = {stream.key: number for number, stream in enumerate(found)}
-        for name, corpus in data.named_corpora.items():
-            stream = Stream(name, corpus.path, data.sequence_length, data.packing)
-            if stream.key not in known:
-                found.append(stream)
-            own.append(known.get(stream.key, len(found) - 1))
-        numbers.append(own)
-    return named(found), numbers
-
-
-def weights_of(
-    phases: Sequence[Phase], numbers: Sequence[Sequence[int]], count: int
-) -> list[tuple[int, list[float]]]:
-    """(first step, weight of each of `count` streams) of each phase."""
-    found: list[tuple[int, list[float]]] = []
-    for phase, own in zip(phases, numbers, strict=True):
-        row = [0.0] * count
-        for number, corpus in zip(own, phase.config.data.named_corpora.values(), strict=True):
-            row[number] = corpus.weight
-        found.append((phase.first_step, row))
-    return found

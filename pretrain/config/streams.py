@@ -27,22 +27,18 @@ class Stream:
 
 
 def named(streams: Sequence[Stream]) -> list[Stream]:
-    """Return streams with different names."""
-    pairs = zip(streams, _names(streams), strict=True)
-    return [dataclasses.replace(stream, name=name) for stream, name in pairs]
+    """Return streams with different names: of the corpora, with the length where one has several.
 
-
-def _names(streams: Sequence[Stream]) -> list[str]:
-    """Different names: of the corpora, and of one that is cut in several ways with the length."""
+    Where the length is the same, too, the packing or a number follows.
+    """
     if len(streams) == 1:
-        return [streams[0].name]
+        return [*streams]
     given = {s.key[0]: s.name for s in reversed(streams) if s.name}  # by a phase, to a path
     plain = [given.get(s.key[0], Path(s.path).name) for s in streams]
     longer = [f"{n}@{s.sequence_length}" for n, s in zip(plain, streams, strict=True)]
     packed = [f"{n}/{s.packing}" for n, s in zip(longer, streams, strict=True)]
-    numbered = [f"{n}/{number}" for number, n in enumerate(longer)]
-    forms = (plain, longer, packed)
-    return [
-        next((form[n] for form in forms if form.count(form[n]) == 1), numbered[n])
-        for n in range(len(streams))
-    ]
+    found = []
+    for number, stream in enumerate(streams):
+        forms = (form[number] for form in (plain, longer, packed) if form.count(form[number]) == 1)
+        found.append(dataclasses.replace(stream, name=next(forms, f"{longer[number]}/{number}")))
+    return found

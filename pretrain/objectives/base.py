@@ -68,11 +68,11 @@ class Vocabulary:
 class ObjectiveSettings(Protocol):
     """An objective's section of a recipe: a frozen dataclass whose field `name` is its key."""
 
-    causal: ClassVar[bool]
+    causal: ClassVar[bool] = False
     """Whether the model must see no later tokens; otherwise it must see them."""
-    pairs: ClassVar[bool]
+    pairs: ClassVar[bool] = False
     """Whether it reads pairs of segments, from blocks of sentences, by a model with a pair head."""
-    one_text: ClassVar[bool]
+    one_text: ClassVar[bool] = False
     """Whether it reads a block as one text: the documents of a block must see each other."""
 
     @property
@@ -88,7 +88,8 @@ class ObjectiveSettings(Protocol):
         """Share of a block's positions that the head computes, at most."""
 
     def for_validation(self) -> ObjectiveSettings:
-        """Settings of every validation, so that losses of different recipes compare."""
+        """Settings of every validation, so that losses of recipes compare: the defaults."""
+        return type(self)()
 
     def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> PretrainingObjective:
         """The objective for one vocabulary.

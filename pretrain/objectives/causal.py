@@ -8,25 +8,19 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from data_prep.tokenizer import Tokenizer
-from pretrain.objectives.base import Ids, Key, Vocabulary
+from pretrain.objectives.base import Ids, Key, ObjectiveSettings, Vocabulary
 from pretrain.objectives.tokens import DocumentObjective
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalLMConfig:
+class CausalLMConfig(ObjectiveSettings):
     """Each token is predicted from those before it; there is nothing to choose."""
 
     name: Literal["causal-lm"] = dataclasses.field(default="causal-lm", kw_only=True)
 
     causal: ClassVar[bool] = True
-    pairs: ClassVar[bool] = False
-    one_text: ClassVar[bool] = False
     description = "every token predicted from those before it"
     target_share = 1.0
-
-    def for_validation(self) -> CausalLMConfig:
-        """The same."""
-        return self
 
     def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> CausalLM:
         """The objective for one vocabulary."""

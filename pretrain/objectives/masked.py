@@ -11,12 +11,12 @@ from annotated_types import Ge, Gt, Le
 
 from data_prep import tokenizer as tokenizers
 from data_prep.common.records import not_accepted
-from pretrain.objectives.base import Ids, Key, Vocabulary
+from pretrain.objectives.base import Ids, Key, ObjectiveSettings, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentObjective
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedLMConfig:
+class MaskedLMConfig(ObjectiveSettings):
     """How tokens are hidden (Devlin et al. 2019: 80 % `<mask>`, 10 % random, 10 % kept)."""
 
     name: Literal["masked-lm"] = dataclasses.field(default="masked-lm", kw_only=True)
@@ -32,10 +32,6 @@ class MaskedLMConfig:
     """Choose runs of up to so many whole words, of n words with a probability proportional to 1/n;
     special tokens are never chosen then (Lan et al. 2020, section 4.1: 3). A word begins where a
     token begins with white space. 1: choose single tokens."""
-
-    causal: ClassVar[bool] = False
-    pairs: ClassVar[bool] = False
-    one_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse shares that exceed the whole, and n-grams where every token is a target."""
@@ -60,10 +56,6 @@ class MaskedLMConfig:
     def target_share(self) -> float:
         """Share of a block's positions that the head computes, at most."""
         return 1.0 if self.targets == "all" else self.probability
-
-    def for_validation(self) -> MaskedLMConfig:
-        """The default masks, whatever a recipe trains with."""
-        return MaskedLMConfig()
 
     def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> MaskedLM:
         """The objective for one vocabulary; reads the tokenizer where n-grams are hidden."""

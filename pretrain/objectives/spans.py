@@ -19,7 +19,7 @@ import numpy.typing as npt
 from data_prep import tokenizer as tokenizers
 from data_prep.tokenizer import Tokenizer
 from pretrain.loop.protocols import Arrays
-from pretrain.objectives.base import Block, Ids, Key, Vocabulary
+from pretrain.objectives.base import Block, Ids, Key, ObjectiveSettings, Vocabulary
 from pretrain.objectives.tokens import TokenObjective
 
 _SPECIAL_TOKENS = 4
@@ -34,7 +34,7 @@ _SHORTEST_BLOCK = 25
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanCorruptionConfig:
+class SpanCorruptionConfig(ObjectiveSettings):
     """Each token is predicted from those before it; a span of the text stands behind the rest."""
 
     name: Literal["span-corruption"] = dataclasses.field(default="span-corruption", kw_only=True)
@@ -47,7 +47,6 @@ class SpanCorruptionConfig:
     of white space alone. The mean share then holds roughly."""
 
     causal: ClassVar[bool] = True
-    pairs: ClassVar[bool] = False
     one_text: ClassVar[bool] = True
     target_share = 1.0
 
@@ -57,10 +56,6 @@ class SpanCorruptionConfig:
         words = " in whole words" if self.whole_words else ""
         span = f"a span of {100 * _MEAN_SHARE:g} %{words}"
         return f"every token predicted, {span} moved to the end"
-
-    def for_validation(self) -> SpanCorruptionConfig:
-        """The default lengths, whatever a recipe trains with."""
-        return SpanCorruptionConfig()
 
     def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> SpanCorruptionLM:
         """The objective for one vocabulary; reads the tokenizer where whole words are moved.
