@@ -265,12 +265,11 @@ def _refuse_few_blocks(train: Blocks, number: int, config: RunConfig) -> None:
     share = max(mixture.shares(first)[number] for first, _ in mixture.stages)
     needed, blocks = math.ceil(share * size), len(train)
     if blocks < needed:
-        part = "" if share == 1 else f"{needed:,} blocks of "
         raise ValueError(
             f"{train.corpus.folder}: its train split has {blocks:,} blocks of data.sequence_length "
-            f"{data.sequence_length}, fewer than the {part}batch.global_batch_size {size:,} that "
-            "each update reads; use more text, shorter blocks, or a smaller batch"
-            + ("" if share == 1 else ", or a smaller weight")
+            f"{data.sequence_length}, fewer than the {needed:,} of batch.global_batch_size "
+            f"{size:,} that each update reads; use more text, shorter blocks, or a smaller batch "
+            "or weight"
         )
 
 

@@ -141,12 +141,9 @@ class MaskedLM(DocumentObjective):
         """`count` tokens, or n-grams as long as they fit into `count`."""
         if self.settings.longest_ngram > 1:
             return self._choose_ngrams(ids, count, draw)
+        places = np.flatnonzero(self.hides_special | ~self._is_special(ids))
         chosen = np.zeros(len(ids), dtype=bool)
-        if self.hides_special:
-            chosen[draw.choice(len(ids), count, replace=False)] = True
-        else:
-            words = np.flatnonzero(~self._is_special(ids))
-            chosen[draw.choice(words, min(count, len(words)), replace=False)] = True
+        chosen[draw.choice(places, min(count, len(places)), replace=False)] = True
         return chosen
 
     def _is_special(self, ids: Ids) -> npt.NDArray[np.bool_]:

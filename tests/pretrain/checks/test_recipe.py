@@ -38,7 +38,7 @@ FLEX = ["training.attention_backend=flex", "model.overrides.attention_dropout=0"
             "objective.name causal-lm does not fit model.variant zero-clap, which sees the tokens "
             "that it would predict; accepted: objective.name=masked-lm, or .* of causal-learned",
         ),
-        (["batch.global_batch_size=1024"], "fewer than the batch.global_batch_size 1,024"),
+        (["batch.global_batch_size=1024"], "fewer than the 1,024 of batch.global_batch_size 1,024"),
         (["model.size=large", "model.overrides.num_layers=100000"], "memory: .* of 2 ranks need"),
         ([*PERCEIVER, "data.packing=best-fit"], "best-fit does not fit a model with 64 latents"),
         ([*PERCEIVER, WHOLE, "model.overrides.latents=65"], "latents 65: accepted: at most .* 64"),
@@ -78,7 +78,7 @@ def test_show_and_plan_refuse_the_settings_that_supervise_refuses(
 def test_plan_refuses_a_corpus_that_supervise_refuses(recipe, tmp_path, capsys):
     words = [str(recipe.path), f"folder={tmp_path / 'run'}", "batch.global_batch_size=1024"]
     assert command_line.main(["plan", "--gpus", "2", *words]) == 2
-    assert "fewer than the batch.global_batch_size 1,024" in capsys.readouterr().err
+    assert "fewer than the 1,024 of batch.global_batch_size 1,024" in capsys.readouterr().err
 
 
 DEVICES = [

@@ -38,5 +38,5 @@ def test_a_phase_that_reads_no_corpus_is_refused(mixed):
 
 def test_a_corpus_with_fewer_blocks_than_an_update_reads_of_it_is_refused(mixed):
     big = ["batch.global_batch_size=256"]
-    with pytest.raises(ValueError, match="fewer than the 253 blocks of batch.*smaller weight"):
+    with pytest.raises(ValueError, match="fewer than the 253 of batch.*smaller batch or weight"):
         check(mixed("a: weight: 80", "b: weight: 1", words=big), 2)
