@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -103,12 +102,6 @@ class Pretrained:
             if not isinstance(ids, Tensor) or ids.dim() != 1:
                 raise ValueError(f"{ids!r}: collate takes tensors of ids [T]; encode() makes them")
         return pad_sequence(list(texts), batch_first=True, padding_value=PAD_ID)
-
-    @overload
-    def features(self, ids: Tensor, all_layers: Literal[False] = False) -> Tensor: ...
-
-    @overload
-    def features(self, ids: Tensor, all_layers: Literal[True]) -> list[Tensor]: ...
 
     def features(self, ids: Tensor, all_layers: bool = False) -> Tensor | list[Tensor]:
         """Return the encoder's features of ids [T] or [B, T].
