@@ -15,7 +15,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as some  # noqa: E402
 
 # The same examples in each run, without time limits.
-bounded = settings(max_examples=200, derandomize=True, deadline=None, database=None)
+bounded = settings(max_examples=100, derandomize=True, deadline=None, database=None)
 
 GOOD = [json.dumps({"text": text, "meta": {"pile_set_name": "X"}}) for text in make_texts(30, 40)]
 PLAIN = "".join(f"{line}\n" for line in GOOD).encode()

@@ -23,7 +23,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as some  # noqa: E402
 
 # The same examples in each run, without time limits.
-bounded = settings(max_examples=100, derandomize=True, deadline=None, database=None)
+bounded = settings(max_examples=50, derandomize=True, deadline=None, database=None)
 LENGTH = 64
 SHORT = 24
 """Shorter than many documents of the corpus."""
