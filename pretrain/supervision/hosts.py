@@ -16,12 +16,14 @@ import secrets
 import shlex
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common import children
+from data_prep.common.files import strict_json
 from pretrain.config.run import RunConfig
 from pretrain.supervision import nodes
 from pretrain.supervision.nodes import Node, OtherNodes
@@ -35,6 +37,10 @@ _PERMANENT = re.compile(
     r"port \d+: connection refused|"  # its ssh listens elsewhere, or does not run
     r"read-only file system",
     re.IGNORECASE,
+)
+_WITH_VARIABLES = (
+    "import json, os, sys; os.environ.update(json.load(sys.stdin)); "
+    "os.execv(sys.executable, [sys.executable, '-u', '-m', *sys.argv[1:]])"
 )
 RETRY_SECONDS = 5.0
 _ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
@@ -129,11 +135,19 @@ def exported(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def remote(name: str, words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return ssh's last arguments: a machine, and how it runs a Python module as this one does."""
-    variables = [f"{key}={value}" for key, value in exported(children.environment(environ)).items()]
-    command = shlex.join(["env", *variables, sys.executable, "-u", "-m", *words])
+def remote(name: str, words: Sequence[str]) -> list[str]:
+    """Return ssh's last arguments: a machine, and how it runs a Python module as this one does.
+
+    The module's environment comes through standard input (`variables`), as every user of a machine
+    can read the arguments of its processes.
+    """
+    command = shlex.join([sys.executable, "-I", "-c", _WITH_VARIABLES, *words])
     return ["--", name, f"cd {shlex.quote(os.getcwd())} && exec {command}"]
+
+
+def variables(environ: Mapping[str, str]) -> bytes:
+    """Return what `remote` reads from standard input: what is `exported`, as JSON."""
+    return strict_json(exported(children.environment(environ))).encode()
 
 
 class Agents:
@@ -194,11 +208,13 @@ class Agents:
         numbers = str(node), str(len(self._names))
         words = ("pretrain.supervision.agent", str(self._run), *numbers, self.start)
         log = self._log(node)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as file:
+        log.parent.mkdir(exist_ok=True)
+        with log.open("ab") as file, tempfile.TemporaryFile() as given:
+            given.write(variables(os.environ))
+            given.seek(0)
             self._children[node] = subprocess.Popen(
-                [*SSH, *_ALIVE, *remote(self._names[node], words, os.environ)],
-                stdin=subprocess.DEVNULL,
+                [*SSH, *_ALIVE, *remote(self._names[node], words)],
+                stdin=given,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the supervisor

@@ -152,11 +152,11 @@ def _ask(name: str, arguments: Sequence[str]) -> Answer:
     words = ("pretrain.supervision.reach", *arguments)
     try:
         done = subprocess.run(
-            [*hosts.SSH, *hosts.remote(name, words, os.environ)],
+            [*hosts.SSH, *hosts.remote(name, words)],
+            input=hosts.variables(os.environ).decode(),
             capture_output=True,
             text=True,
             timeout=_CHECK_SECONDS,
-            stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError as error:
         raise ValueError("supervision.hostfile: no `ssh` on PATH; install OpenSSH") from error
