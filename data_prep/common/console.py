@@ -26,8 +26,8 @@ _GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
 class _LastingStream:
     """A text stream that is redirected to /dev/null when its reader is gone."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, name: str, is_result: bool) -> None:
+        self._stream, self._name, self._is_result = stream, name, is_result
 
     def write(self, text: str) -> int:
         """Write or drop a text."""
@@ -41,7 +41,7 @@ class _LastingStream:
     def finish(self) -> None:
         """Flush at the end of a command and ignore all errors of the underlying file."""
         try:
-            self.flush()
+            self._stream.flush()
         except OSError:
             self._discard()  # the command has reported the error, or has its own exit code
 
@@ -49,9 +49,11 @@ class _LastingStream:
         try:
             action()
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno in _GONE:
+                self._discard()
+            elif self._is_result:
+                error.filename = self._name
                 raise
-            self._discard()
 
     def _discard(self) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
@@ -63,26 +65,29 @@ class _LastingStream:
         return getattr(self._stream, name)
 
 
-def install() -> None:
-    """Replace stdout and stderr of this process by lasting streams."""
+def install(is_result: bool = True) -> None:
+    """Replace stdout and stderr of this process by lasting streams; see `lasting`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (
-        cast(TextIO, _LastingStream(stream)) for stream in (sys.stdout, sys.stderr)
-    )
+    sys.stdout = cast(TextIO, _LastingStream(sys.stdout, "standard output", is_result))
+    sys.stderr = cast(TextIO, _LastingStream(sys.stderr, "standard error", is_result))
 
 
 @contextlib.contextmanager
-def lasting() -> Iterator[None]:
+def lasting(is_result: bool = True) -> Iterator[None]:
     """Make stdout and stderr lasting streams within the block, and allow many open files.
 
     Output that nobody can read is dropped, so that the command finishes its work, such as writing
-    files, and returns its own exit code. Other errors, such as a full disk, are raised.
+    files, and returns its own exit code.
+
+    Args:
+        is_result: whether the output is what the command is for. Other errors than a reader's end,
+            such as a full disk, are raised then, with the stream's name; else output is lost.
     """
     allow_open_files()  # here, because every command begins with it
     before = sys.stdout, sys.stderr
-    install()
+    install(is_result)
     try:
         yield
     finally:

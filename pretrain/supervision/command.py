@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from data_prep.common import console
 from pretrain.config.settings import add_recipe
 
 
@@ -30,7 +31,8 @@ def supervise(options: argparse.Namespace) -> int:
 
     config = load(options.recipe, options.overrides)
     node = this_node(options.node_rank, options.nodes, options.master_addr, os.environ)
-    return run_supervised(config, node, is_dry_run=options.dry_run)
+    with console.lasting(is_result=options.dry_run):
+        return run_supervised(config, node, is_dry_run=options.dry_run)
 
 
 COMMANDS = {"supervise": (add_arguments, supervise)}

@@ -115,8 +115,20 @@ def test_output_that_a_full_disk_refuses_is_an_error(package, tmp_path):
             text=True,
         )
     assert done.returncode == 2
-    assert os.strerror(errno.ENOSPC) in done.stderr
+    assert f"standard output: {os.strerror(errno.ENOSPC)}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_is_not_the_result_of_a_command_may_be_lost(tmp_path):
+    code = COMMAND.format(lines=20_000, done=str(tmp_path / "done"))
+    code = code.replace("@console.lasting()", "@console.lasting()\n@console.lasting(False)")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=full
+        )
+    assert done.returncode == 76
+    assert (tmp_path / "done").exists()
 
 
 SHORT = """
