@@ -118,7 +118,7 @@ def _owner(path: Path) -> int:
 
 def fingerprint(path: Path) -> dict[str, object]:
     """Size and hash of a file, after an fsync."""
-    with path.open("rb") as file:
+    with path.open("rb") as file, files.naming(path):
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "blake2b").hexdigest()
     return {"bytes": path.stat().st_size, "blake2b": digest}

@@ -29,6 +29,8 @@ _LOST_CONNECTION = re.compile(
 )
 _MAX_DELAY_SECONDS = 30.0
 """From the first lost connection to the error of the rank that caused it."""
+_WRITE_SECONDS = 20.0
+"""In which the disk that ended a rank may take its error: the log cannot be written either."""
 _MAX_MESSAGE = 2000
 """Characters."""
 _MAX_TRACEBACK = 20
@@ -72,10 +74,17 @@ def report(run: Path, code: int, error: Exception, unexpected: bool = False) -> 
     rank_error = RankError(
         rank, socket.gethostname(), time.time(), code, message, _follows(error), last_lines
     )
-    with contextlib.suppress(OSError, ValueError):  # the caller still raises the error itself
-        if token and not control.superseded(run, token):
-            path = control.folder_of(run) / f"failure-{token}-{rank}.json"
-            files.replace_json(path, dataclasses.asdict(rank_error))
+    path = control.folder_of(run) / f"failure-{token}-{rank}.json"
+    deadline = time.monotonic() + _WRITE_SECONDS
+    with contextlib.suppress(ValueError):  # the caller still raises the error itself
+        while token and run.is_dir() and not control.superseded(run, token):
+            try:
+                files.replace_json(path, dataclasses.asdict(rank_error))
+            except OSError:
+                if time.monotonic() < deadline:
+                    time.sleep(_WRITE_SECONDS / 40)
+                    continue
+            return
 
 
 def _location(error: Exception) -> str:

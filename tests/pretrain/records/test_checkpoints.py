@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,29 @@ def test_a_committed_checkpoint_verifies_and_keeps_its_facts(tmp_path):
     assert manifest["ranks"] == 2
     assert manifest["files"].keys() == FILES.keys()
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_everything_is_on_disk_before_the_name_that_says_so(tmp_path, monkeypatch):
+    """As far as a file system keeps what it was told to sync."""
+    done, sync, rename, replace = [], os.fsync, Path.rename, Path.replace
+
+    def follow(descriptor):
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    def named(action, path, target):
+        done.append(f"to {target.name}")
+        return action(path, target)
+
+    monkeypatch.setattr(os, "fsync", follow)
+    monkeypatch.setattr(Path, "rename", lambda path, target: named(rename, path, target))
+    monkeypatch.setattr(Path, "replace", lambda path, target: named(replace, path, target))
+    folder = committed(tmp_path)
+    *files_synced, partial, manifest, staging, checkpoint, parent = done
+    assert {*files_synced} == FILES.keys()
+    assert partial.startswith(f".{checkpoints.MANIFEST}.")
+    expected = [f"to {checkpoints.MANIFEST}", f"{folder.name}.t.partial", f"to {folder.name}"]
+    assert [manifest, staging, checkpoint, parent] == [*expected, folder.parent.name]
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

@@ -1,10 +1,12 @@
 """The errors of an attempt's ranks, and which of them is the cause."""
 
 import dataclasses
+import errno
 import json
 
 import pytest
 
+from data_prep.common import files
 from pretrain.records import audit, control, failures
 from pretrain.records.control import ControlFile
 from pretrain.records.failures import RankError
@@ -49,6 +51,19 @@ def test_a_rank_s_error_is_read_with_its_location_in_our_code(report, tmp_path):
 def test_a_refusal_has_a_message_and_no_traceback(report):
     (found,) = report(lambda: fail(ValueError("model.size: 'huge'\nis unknown")))
     assert (found.message, found.traceback) == ("model.size: 'huge' is unknown", "")
+
+
+@pytest.mark.parametrize("refusals", [3, 10**6])
+def test_a_disk_that_ended_a_rank_is_told_of_that_when_it_is_back(report, monkeypatch, refusals):
+    def refuse(*arguments, write=files.replace_json, left=[refusals]):  # noqa: B006
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.EROFS, "Read-only file system")
+        write(*arguments)
+
+    monkeypatch.setattr(files, "replace_json", refuse)
+    monkeypatch.setattr(failures, "_WRITE_SECONDS", 0.2)
+    assert len(report(lambda: fail(OSError(errno.EROFS, "metrics")))) == (refusals == 3)
 
 
 @pytest.mark.parametrize(
