@@ -13,7 +13,7 @@ from data_prep.common import children, files
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import gpus, processes
-from pretrain.processes.launching import free_port
+from pretrain.processes.launching import check_loopback, free_port
 from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
 from pretrain.records.folder import SUPERVISED
@@ -34,8 +34,9 @@ def check(config: SupervisionConfig) -> None:
     """Check that the ranks of this node can have the GPUs that are visible here.
 
     Raises:
-        ValueError: There are too few.
+        ValueError: There are too few, or its processes cannot connect to each other.
     """
+    check_loopback()
     gpus.gpus_of(processes_per_node(config))
 
 

@@ -292,6 +292,11 @@ def test_a_checkpoint_that_is_not_on_disk_is_a_problem(tmp_path, capsys):
     history.write(tmp_path / "run")
     assert command_line.main(["audit", str(tmp_path / "run")]) == 1
     assert "checkpoint of step 5" in capsys.readouterr().out
+    ledger.append(tmp_path / "run" / ledger.FILE_NAME, "done", attempt=1, step=5)
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    assert "note     " in out
+    assert "step-00000005: was deleted since the run's end" in out
 
 
 def test_a_folder_without_a_ledger_and_a_ledger_that_was_changed_are_refused(tmp_path, capsys):
