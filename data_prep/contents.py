@@ -62,6 +62,7 @@ def _check(now: dict[str, str], places: Sequence[Path], problems: Iterator[str])
         raise ValueError(problem)
     for note in notes:
         with suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
             replace_json(note, now)
             return
 

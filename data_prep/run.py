@@ -3,7 +3,6 @@
 Shards that an earlier, killed run has finished are kept.
 """
 
-import errno
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from data_prep import manifest as records
 from data_prep.common.arguments import check_workers
-from data_prep.common.files import PARTIAL_SUFFIX, lock
+from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, lock
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES
 from data_prep.filters import own_filter
@@ -126,7 +125,7 @@ def _locked(output: Path) -> Iterator[None]:
     try:
         held = lock(output / ".lock", "another prepare is at work")
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+        if error.errno not in NO_LOCKS:
             raise
         _say(f"{output}: this file system has no locks; let no other prepare write here")
         yield

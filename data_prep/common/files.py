@@ -26,6 +26,8 @@ PARTIAL_SUFFIX = ".partial"
 _MOST_OPEN_FILES = 1 << 16
 """Where a machine has no limit, or a huge one, programs that close all that they could have open
 would take minutes to start."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of a file system that cannot lock files."""
 _PAUSES = (0.1, 0.4, 1.0)
 """Seconds between the attempts of `retried`."""
 T = TypeVar("T")
@@ -92,8 +94,11 @@ def write_json(path: Path, value: object) -> FileRecord:
 
 
 def replace_json(path: Path, values: Mapping[str, object]) -> None:
-    """Replace a small JSON file atomically, without waiting for the disk (no fsync)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Replace a small JSON file atomically, without waiting for the disk (no fsync).
+
+    Its folder is made, but not the one around that, which may have been moved.
+    """
+    path.parent.mkdir(exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(strict_json(values) + "\n", encoding="utf-8")
     partial.replace(path)
@@ -194,6 +199,7 @@ def lock(path: Path, busy: str) -> TextIO:
     Raises:
         ValueError: Another process holds the lock; the message names the folder and the process.
     """
+    refuse_link(path)
     file = path.open("a+", encoding="utf-8")
     try:
         with naming(path):
@@ -207,8 +213,13 @@ def lock(path: Path, busy: str) -> TextIO:
         raise ValueError(
             f"{path.parent}: {busy} ({holder}); wait for it, end it, or name another folder"
         ) from None
-    except OSError:
+    except OSError as error:
         file.close()
+        if error.errno in NO_LOCKS:
+            error.strerror = (
+                f"{error.strerror}: this file system has no locks (flock); mount it with them, as "
+                "Lustre with -o flock, or name a folder on another one"
+            )
         raise
     return file
 
@@ -225,6 +236,12 @@ def described(error: OSError) -> str:
     remedy = f"; this process may have {limit} open (`ulimit -n`): allow more"
     text = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
     return text + (remedy if error.errno == errno.EMFILE else "")
+
+
+def refuse_link(path: Path) -> None:
+    """Raise ValueError if a file is a symbolic link, through which another one would be changed."""
+    if path.is_symlink():
+        raise ValueError(f"{path}: is a symbolic link; put the file itself in its place")
 
 
 def sha256_of(path: Path) -> str:
@@ -247,6 +264,7 @@ def fsync_folder(folder: Path) -> None:
     """Flush a folder, so that renames in it survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

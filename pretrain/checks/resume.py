@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.common import files
 from pretrain.checks.recipe import Manifests
 from pretrain.config.load import (
     MAY_CHANGE,
@@ -21,7 +22,7 @@ from pretrain.config.schedules import learning_rate
 from pretrain.data import sources
 from pretrain.data.mixture import Mixture
 from pretrain.model.config import ModelConfig
-from pretrain.records import control, ledger
+from pretrain.records import control, ledger, metrics
 from pretrain.records import folder as run_folder
 from pretrain.records import fork as forks
 
@@ -41,6 +42,8 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     """
     run = Path(config.folder)
     _refuse_other_folder(run)
+    for name in (metrics.METRICS, metrics.VALIDATION):
+        files.refuse_link(run / name)
     fork = forks.find(config)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     run_folder.refuse_lost_ledger(run, records, fork.copied if fork else ())

@@ -8,6 +8,7 @@ They are small files in the run's folder `control/`, and each has one writer:
     failure-TOKEN-RANK.json  the error of a rank (failures.py)
     node-NNN-*.json          the report of another node's agent (nodes.py)
     supervisor.json          the supervisor's sign of life for these agents (nodes.py)
+    train.lock.json          who trains: host, process, time (folder.py); the supervisor's likewise
 
 A network file system may refuse to read a file while it is being replaced. Readers then keep what
 they knew and try again later.
@@ -67,6 +68,7 @@ def folder_of(run: Path) -> Path:
 def write(run: Path, control_file: ControlFile) -> None:
     """Replace the control file, and delete the requests and failures of other attempts."""
     folder = folder_of(run)
+    folder.mkdir(exist_ok=True)  # but not the run's, which may have been moved
     for path in (p for kind in ("stop", "failure") for p in folder.glob(f"{kind}-*")):
         if path.name.split("-")[1] != control_file.token:
             path.unlink(missing_ok=True)
@@ -138,7 +140,7 @@ def _stop_file(run: Path, token: str) -> Path:
 
 def request_stop(run: Path, token: str) -> None:
     """Ask an attempt to save and exit after the current step."""
-    folder_of(run).mkdir(parents=True, exist_ok=True)
+    folder_of(run).mkdir(exist_ok=True)
     _stop_file(run, token).touch()
 
 

@@ -5,19 +5,25 @@ Everything here is done by rank 0, or by the supervisor.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import os
 import platform
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+
+import psutil
 
 from data_prep import contents
 from data_prep.common import files
 from data_prep.manifest import CorpusManifest
 from pretrain.config.run import RunConfig
-from pretrain.records import checkpoints, ledger, metrics
+from pretrain.records import checkpoints, control, ledger, metrics
 
 LOCK = "train.lock"
 """Held by the attempt that trains a run."""
@@ -26,20 +32,121 @@ SUPERVISOR_LOCK = "supervisor.lock"
 INITIAL = "initial"
 """Model folder with the weights that the run starts from, where these are not drawn."""
 INITIAL_WEIGHTS = f"{INITIAL}/model.safetensors"
+_BUSY = {
+    LOCK: "is being trained by another attempt",
+    SUPERVISOR_LOCK: "is in use by another supervisor",
+}
+_SIGN_SECONDS = 5.0
+"""Between two signs of life of who holds a lock."""
+_FRESH_SECONDS = 60.0
 SUPERVISED = "supervised.yaml"
 """The merged recipe that the supervisor launches."""
 ENVIRONMENT = "environment.json"
 """Versions and machine of the newest attempt."""
 
 
-def lock(run: Path) -> TextIO:
-    """Keep other attempts out of a run for as long as the returned file is open.
+class Lock:
+    """Keeps other processes out of a run until it is closed.
+
+    Some file systems lock a file on one machine only. So the holder's host, process and time stand
+    in a control file as well, which a thread renews, and a start on another machine waits to see
+    whether they change. `holder` looks at them, and takes no lock.
+    """
+
+    def __init__(self, run: Path, name: str = LOCK) -> None:
+        """Take the lock LOCK or SUPERVISOR_LOCK of a run.
+
+        Raises:
+            ValueError: another process holds it; the message names it.
+            OSError: names the lock; the file system has no locks, or has no room.
+        """
+        self._run, self._name = run, name
+        run.mkdir(parents=True, exist_ok=True)
+        self._file = files.lock(run / name, _BUSY[name])
+        try:
+            refuse_elsewhere(run, name)
+            self._renew()
+        except BaseException:
+            self._file.close()
+            raise
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def _renew(self) -> None:
+        sign = {"host": socket.gethostname(), "process": os.getpid(), "time": time.time()}
+        files.replace_json(_sign(self._run, self._name), sign)
+
+    def _keep(self) -> None:
+        while not self._left.wait(_SIGN_SECONDS):
+            with contextlib.suppress(OSError):  # tried again
+                self._renew()
+
+    def close(self) -> None:
+        """Let others in; what a file system that is away refuses harms nobody."""
+        self._left.set()
+        self._thread.join(1.0)
+        with contextlib.suppress(OSError):
+            _sign(self._run, self._name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._file.close()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Lock:
+        """Return this lock."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def _sign(run: Path, name: str) -> Path:
+    return control.folder_of(run) / f"{name}.json"
+
+
+def holder(run: Path, name: str = LOCK) -> str:
+    """Say who holds a lock of a run, without touching it; "" if nobody does.
+
+    The clock of another machine may be wrong by less than a minute.
+    """
+    sign = control.read_json(_sign(run, name))
+    if sign is None:
+        return ""
+    if sign["host"] == socket.gethostname():
+        try:
+            process = psutil.Process(sign["process"])
+            is_held = process.status() != psutil.STATUS_ZOMBIE
+            is_held &= process.create_time() < sign["time"]  # else another one with its number
+        except psutil.NoSuchProcess:
+            is_held = False
+    else:
+        is_held = abs(time.time() - sign["time"]) < _FRESH_SECONDS
+    return f"process {sign['process']} on {sign['host']}" if is_held else ""
+
+
+def refuse_elsewhere(run: Path, name: str = LOCK) -> None:
+    """Refuse to start where a process on another machine holds a lock of a run.
+
+    If it may, this waits for its next sign of life.
 
     Raises:
-        ValueError: another attempt trains the run; the message names its process.
+        ValueError: it does; it is named.
     """
-    run.mkdir(parents=True, exist_ok=True)
-    return files.lock(run / LOCK, "is being trained by another attempt")
+    before, path = control.read_json(_sign(run, name)), _sign(run, name)
+    if before is None or before["host"] == socket.gethostname():
+        return
+    # The other clock may be wrong, but not by hours.
+    is_old = abs(time.time() - before["time"]) > 3600
+    deadline = time.monotonic() + (0.0 if is_old else 4 * _SIGN_SECONDS)
+    while time.monotonic() < deadline and path.exists():
+        if control.read_json(path) not in (None, before):
+            raise ValueError(
+                f"{run}: {_BUSY[name]} (process {before['process']} on {before['host']}); wait for "
+                "it, end it, or name another folder"
+            )
+        time.sleep(_SIGN_SECONDS / 10)
 
 
 def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:

@@ -141,7 +141,7 @@ def take_alone(config: RunConfig) -> None:
         ValueError: as `take`; or an attempt trains the run.
     """
     if find(config):
-        with folder.lock(Path(config.folder)):
+        with folder.Lock(Path(config.folder)):
             take(config)
 
 

@@ -17,6 +17,8 @@ import hashlib
 import json
 import math
 import os
+import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +38,8 @@ ENDINGS = frozenset({"crash", "hang", "preempted", "interrupted"})
 _START = "0" * 32
 _BEGINNING = b'{"number": '
 """Of every line."""
+_EDITED = re.compile(rb"\A\xef\xbb\xbf|\r\n|^\n", re.MULTILINE)
+"""What editors and transfers leave: a byte-order mark, line ends of Windows, empty lines."""
 
 
 def _digest(line: bytes) -> str:
@@ -54,8 +58,7 @@ def read_ledger(path: Path) -> list[Record]:
 
 def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
     """Return the records, how many bytes hold them, what the last line lacks, and its hash."""
-    if path.is_symlink():
-        raise ValueError(f"{path}: is a symbolic link; put the file itself in the run's folder")
+    files.refuse_link(path)
     try:
         data = files.retried(path.read_bytes)
     except FileNotFoundError:
@@ -73,9 +76,11 @@ def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
             lacks = b""
             break
         if not valid:
+            edited = f"`sed -i '1s/^\\xef\\xbb\\xbf//; s/\\r$//; /^$/d' {shlex.quote(str(path))}`"
+            way = f"{edited} undoes it" if _EDITED.search(data) else "put a backup in its place"
             raise ValueError(
                 f"{path}: line {len(records) + 1} does not follow from the line before it; the "
-                "ledger was changed by something other than zeroclap"
+                f"ledger was changed by something other than zeroclap; {way}"
             )
         if not records:
             check_format(record.get("format_version", 1), FORMAT_VERSION, path)

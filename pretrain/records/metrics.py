@@ -50,13 +50,23 @@ class JsonLines:
     """A file to which records are appended, one JSON line each; not finite numbers become null."""
 
     def __init__(self, path: Path) -> None:
-        """Open for appending, after cutting off a line that a crash left incomplete."""
+        """Open for appending, after cutting off a line that a crash left incomplete.
+
+        Raises:
+            ValueError: the file is a symbolic link.
+        """
+        files.refuse_link(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         with files.naming(path):
             with path.open("ab+") as file:
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
+                end = file.tell()
+                for start in (max(0, end - _NEWEST_BYTES), 0):  # the file may be large
+                    file.seek(start)
+                    whole = file.read().rfind(b"\n") + 1
+                    if whole:
+                        break
+                file.truncate(start + whole)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def write(self, record: Mapping[str, object]) -> None:
@@ -130,13 +140,12 @@ def parse_line(line: bytes, name: str) -> dict[str, Any] | None:
     return record if record.keys() >= NEEDED.get(name, frozenset()) else None
 
 
-def invalid_lines(run: Path) -> str:
-    """Say how many lines of a run's measurements are not valid; "" if all are."""
-    return "; ".join(
-        f"{run / name}: {number} lines are not valid and are left out"
-        for name in (METRICS, VALIDATION)
-        if (number := read_counted(run / name)[1])
-    )
+def read_telling(path: Path, tell: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Return the valid lines of a JSON Lines file; call `tell` if there are others."""
+    lines, invalid = read_counted(path)
+    if invalid:
+        tell(f"{path}: {invalid} lines are not valid and are left out")
+    return lines
 
 
 def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

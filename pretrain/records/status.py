@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import re
 import shlex
 import time
@@ -18,7 +17,7 @@ from pretrain.config.run import Phase, RunConfig
 from pretrain.config.sections import PhaseConfig
 from pretrain.config.settings import flatten, override
 from pretrain.records import fork, ledger, metrics, pace, versions
-from pretrain.records.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK, refuse_lost_ledger
+from pretrain.records.folder import SUPERVISED, SUPERVISOR_LOCK, holder, refuse_lost_ledger
 from pretrain.records.history import sentences, suspicion
 from pretrain.records.ledger import Record
 
@@ -68,6 +67,8 @@ class RunView:
     activity: str
     """FINISHED, TRAINING, STARTING (a supervisor runs, but no attempt trains), SPIKED (not rolled
     back yet), GIVEN_UP or STOPPED."""
+    notes: Sequence[str] = ()
+    """What could not be read."""
     slow_rank: pace.SlowRank | None = None
     """The rank that the others wait for now."""
     orphaned: bool = False
@@ -142,7 +143,7 @@ class RunView:
 def _recipe_of(run: Path) -> Path:
     """The recipe of a run; while a supervisor runs or no attempt has begun, the one it launches."""
     recipe, launched = run / RUN_FILE, run / SUPERVISED
-    if launched.is_file() and (is_locked(run / SUPERVISOR_LOCK) or not recipe.is_file()):
+    if launched.is_file() and (holder(run, SUPERVISOR_LOCK) or not recipe.is_file()):
         return launched
     return recipe
 
@@ -162,14 +163,16 @@ def view(run: Path) -> RunView:
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     refuse_lost_ledger(run, records)
     state = ledger.run_state(records, config.training.seed)
-    lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS))
-    validation = metrics.surviving_validation(metrics.read_metrics(run / metrics.VALIDATION), lines)
+    notes: list[str] = []
+    lines = metrics.surviving(metrics.read_telling(run / metrics.METRICS, notes.append))
+    measured = metrics.read_telling(run / metrics.VALIDATION, notes.append)
+    validation = metrics.surviving_validation(measured, lines)
     activity = _activity(run, state, config.training.steps)
     slow = _slow_rank(lines, records) if activity == TRAINING else None
     # Only a supervisor keeps a log of each attempt.
     is_supervised = (run / "logs" / f"attempt-{state.next_attempt - 1:03d}.log").exists()
-    orphaned = activity == TRAINING and is_supervised and not is_locked(run / SUPERVISOR_LOCK)
-    return RunView(run, config, records, state, lines, validation, activity, slow, orphaned)
+    orphaned = activity == TRAINING and is_supervised and not holder(run, SUPERVISOR_LOCK)
+    return RunView(run, config, records, state, lines, validation, activity, notes, slow, orphaned)
 
 
 def _slow_rank(lines: Sequence[metrics.Line], records: Sequence[Record]) -> pace.SlowRank | None:
@@ -184,9 +187,9 @@ def _slow_rank(lines: Sequence[metrics.Line], records: Sequence[Record]) -> pace
 def _activity(run: Path, state: ledger.RunState, steps: int) -> str:
     if state.is_done(steps):
         return FINISHED
-    if is_locked(run / LOCK):
+    if holder(run):
         return TRAINING
-    if is_locked(run / SUPERVISOR_LOCK):
+    if holder(run, SUPERVISOR_LOCK):
         return STARTING
     if state.unanswered_spike is not None:
         return SPIKED
@@ -213,7 +216,7 @@ def describe_run(seen: RunView) -> str:
         *versions.changes(seen.records),
         *(describe_phases(config, None if is_done else seen.phase) if config.phases else []),
         *map(str, seen.drawn),
-        *filter(None, [metrics.invalid_lines(run)]),
+        *seen.notes,
         "",
         *(f"  {_clock(record['time'])}  {text}" for record, text in sentences(seen.records)),
         "",
@@ -312,15 +315,3 @@ def current_activity(seen: RunView) -> str:
     if seen.activity == GIVEN_UP and state.last:
         return f"given up: {state.last['reason']}; {rest}"
     return f"not being trained; {rest}"
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process of this machine holds a lock file."""
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

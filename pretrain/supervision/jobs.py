@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,12 @@ from pretrain.processes import processes
 from pretrain.records import control
 from pretrain.records.control import ControlFile
 from pretrain.supervision import launch
+
+_IGNORING_STOPS = ("/bin/sh", "-c", 'trap "" USR1; exec "$0" "$@"')
+"""Lets SIGUSR1 reach the ranks alone, which set a handler; it would kill their launcher.
+
+Slurm sends it to every process of a job step where it tracks them by their parents
+(proctrack/linuxproc). A `preexec_fn` may hang where threads run."""
 
 
 @dataclasses.dataclass
@@ -70,27 +75,17 @@ def start(run: Path, control_file: ControlFile, node: int) -> Job:
     """
     command = launch.command(run, control_file, node)
     log = log_of(run, control_file, node)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(exist_ok=True)
     with log.open("ab") as file:
         child = subprocess.Popen(
-            command,
+            [*_IGNORING_STOPS, *command],
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=launch.environment(run, control_file, node),
             start_new_session=True,
-            preexec_fn=_ignore_stop_signal,
         )
     return Job(run, control_file, node, psutil.Process(child.pid), child)
-
-
-def _ignore_stop_signal() -> None:
-    """Let SIGUSR1 reach the ranks alone, which set a handler; it would kill their launcher.
-
-    Slurm sends it to every process of a job step where it tracks them by their parents
-    (proctrack/linuxproc).
-    """
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def find(run: Path, control_file: ControlFile | None, node: int = 0) -> Job | None:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from data_prep.common.wording import count
 from pretrain.checks import capacity
@@ -88,9 +87,7 @@ class Supervisor:
             config.training.steps, progress_seconds, write, _PREFIX, renews
         )
         self._stop_requests = control.StopRequests()
-        self.run_folder.mkdir(parents=True, exist_ok=True)
-        lock = self.run_folder / run_folder.SUPERVISOR_LOCK
-        self._lock = files.lock(lock, "is in use by another supervisor")
+        self._lock = run_folder.Lock(self.run_folder, run_folder.SUPERVISOR_LOCK)
         dump(config, self.run_folder / run_folder.SUPERVISED)
         self._agents = hosts.Agents(machines, self.run_folder, self._print)
         self._other_nodes = OtherNodes(self.run_folder, node.count, start=self._agents.start)
@@ -138,6 +135,9 @@ class Supervisor:
         taken_over, failing_since, printed = False, math.inf, ""
         while True:
             try:
+                if not self.run_folder.is_dir():  # and must not be made anew beside its checkpoints
+                    gone = "is gone: it was moved or deleted, or its disk is not mounted"
+                    raise FileNotFoundError(errno.ENOENT, gone, str(self.run_folder))
                 code = self._next() if taken_over else self._take_over()
             except OSError as error:
                 failing_since = min(failing_since, time.monotonic())
@@ -162,10 +162,11 @@ class Supervisor:
         if job := jobs.find(self.run_folder, control_file):
             self._print(f"attempt {job.control_file.attempt} still runs; watching it")
             return self._run_to_end(job)
+        run_folder.refuse_elsewhere(self.run_folder)  # before it is told to stop
         if control_file and control_file.state == control.RUN:
             control.write(self.run_folder, dataclasses.replace(control_file, state=control.STOP))
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)
-        run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
+        run_folder.Lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read_failures(self.run_folder, control_file.token) if control_file else []
         unrecorded = "its end was not recorded: its supervisor was killed, or the disk was full"
         self._record_open(CRASH, failures.explain(errors) or unrecorded)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,12 @@ class RunLog:
         self._validation: metrics.JsonLines | None = None
         self._measures: list[str] = []
 
-    def open(self) -> list[Callable[[StepRecord], None]]:
-        """Open the files for the attempt's first step; returns the observers that write them."""
+    def open(self, validation: Sequence[metrics.Line]) -> list[Callable[[StepRecord], None]]:
+        """Open the files for the attempt's first step; returns the observers that write them.
+
+        Args:
+            validation: the lines of validation.jsonl.
+        """
         start = self._start
         shown = Shown(self._run, public(self._config), start.attempt, start.step, self.say)
         self._trackers.append(TensorBoard(shown))
@@ -53,10 +57,7 @@ class RunLog:
             self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
-        validation = metrics.read_metrics(self._run / metrics.VALIDATION)
         self._measures += [line["measure"] for line in validation]
-        if reason := metrics.invalid_lines(self._run):
-            self.say(f"WARNING: {reason}")
         self._progress = metrics.ProgressPrinter(
             self._config.training.steps, renews=sys.stdout.isatty()
         )

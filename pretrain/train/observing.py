@@ -44,9 +44,11 @@ def _open(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
     config, start, run = prepared.config, prepared.start, prepared.run_folder
     for line in _announcement(prepared):
         log.say(line)
-    observers = log.open()
-    lines = metrics.read_metrics(run / metrics.METRICS)
-    validation = metrics.read_metrics(run / metrics.VALIDATION)
+    lines, validation = (
+        metrics.read_telling(run / name, lambda text: log.say(f"WARNING: {text}"))
+        for name in (metrics.METRICS, metrics.VALIDATION)
+    )
+    observers = log.open(validation)
     changes = declared_changes(config, start.state)
     watch = SpikeWatch(
         SpikeDetector(config.spike, changes),

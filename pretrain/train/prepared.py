@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from pretrain.checks import devices
 from pretrain.checks import recipe as recipe_checks
@@ -72,8 +72,8 @@ class Prepared:
     blocks: Joined
     """Of the training splits."""
     start: Start
-    lock: Sequence[TextIO]
-    """On rank 0, what keeps other attempts out of the run while it is open."""
+    lock: Sequence[folder.Lock]
+    """On rank 0, what keeps other attempts out of the run."""
 
     @property
     def run_folder(self) -> Path:
@@ -137,7 +137,7 @@ def prepare(config: RunConfig, world_size: int) -> Prepared | None:
     process = start()
     group = Group(process.rank, process.world_size, gather)
     computing = _computing(config, architecture, settings, process.device.type, group)
-    lock: list[TextIO] = []
+    lock: list[folder.Lock] = []
     copy = _copy_of_initial_weights(config, architecture, manifests)
     state, token = group.on_rank_0_slowly(lambda: _enter(config, manifests, copy, lock))
     supervisor = SupervisorClient(run, token, group.rank, config.training.steps)
@@ -235,12 +235,12 @@ def _enter(
     config: RunConfig,
     manifests: recipe_checks.Manifests,
     copy: Callable[[], dict[str, object]] | None,
-    lock: list[TextIO],
+    lock: list[folder.Lock],
 ) -> tuple[ledger.RunState, str]:
     """Lock the run; returns its state and this attempt's token."""
     token = control.token_of(os.environ)
     control.refuse_superseded(Path(config.folder), token)
-    lock.append(folder.lock(Path(config.folder)))
+    lock.append(folder.Lock(Path(config.folder)))
     fork.take(config)
     return folder.open_run(config, manifests, copy), token or secrets.token_hex(8)
 

@@ -1,14 +1,19 @@
 """The lock and the creation of a run, and what its attempts refuse."""
 
+import errno
+import json
 import os
 import shutil
 import socket
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from data_prep import cache, contents
+from data_prep.common import files
 from pretrain.checks import recipe as recipe_checks
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
@@ -19,14 +24,63 @@ from pretrain.train import resume
 
 def test_a_run_is_locked_for_as_long_as_the_file_is_open(tmp_path):
     run = tmp_path / "a" / "run"
-    held = run_folder.lock(run)
+    held = run_folder.Lock(run)
     holder = rf"process {os.getpid()} on {socket.gethostname()}"
     for _ in range(2):
         with pytest.raises(ValueError, match=rf"run: is being trained by .* \({holder}\)"):
-            run_folder.lock(run)
+            run_folder.Lock(run)
     held.close()
-    run_folder.lock(run).close()
-    run_folder.lock(tmp_path / "other").close()
+    run_folder.Lock(run).close()
+    run_folder.Lock(tmp_path / "other").close()
+
+
+@pytest.mark.parametrize(("age", "renewed"), [(2, True), (2, False), (7200, True)])
+def test_where_a_lock_holds_on_one_machine_only_another_one_s_sign_of_life_counts(
+    tmp_path, monkeypatch, age, renewed
+):
+    monkeypatch.setattr(run_folder, "_SIGN_SECONDS", 0.02)
+    run_folder.Lock(tmp_path).close()
+    path, slept, last = tmp_path / "control" / "train.lock.json", [], time.time() - age
+    assert not path.exists()
+
+    def sleep(seconds):
+        written = last + len(slept) * renewed
+        files.replace_json(path, {"host": "elsewhere", "process": 7, "time": written})
+        slept.append(seconds)
+
+    sleep(0)
+    monkeypatch.setattr(run_folder.time, "sleep", sleep)
+    assert run_folder.holder(tmp_path) == ("process 7 on elsewhere" if age < 60 else "")
+    if age < 60 and renewed:
+        with pytest.raises(ValueError, match=r"is being trained .* \(process 7 on elsewhere\)"):
+            run_folder.Lock(tmp_path)
+        assert path.exists()
+    else:
+        run_folder.Lock(tmp_path).close()
+        assert (len(slept) > 1) == (age < 60)
+
+
+def test_who_holds_a_lock_is_seen_without_taking_it(tmp_path, monkeypatch):
+    with run_folder.Lock(tmp_path):
+        monkeypatch.setattr("fcntl.flock", pytest.fail)
+        assert run_folder.holder(tmp_path) == f"process {os.getpid()} on {socket.gethostname()}"
+        path = tmp_path / "control" / "train.lock.json"
+        sign = json.loads(path.read_text())
+        for other in ({"process": 2**22 + 1}, {"time": 1.0}):  # it is gone, or came later
+            files.replace_json(path, {**sign, **other})
+            assert run_folder.holder(tmp_path) == ""
+
+
+def test_a_lock_that_cannot_be_closed_harms_no_run(tmp_path):
+    """As on sshfs whose connection was lost."""
+
+    def fail():
+        raise OSError(errno.EIO, "lost")
+
+    held = run_folder.Lock(tmp_path)
+    file, held._file = held._file, SimpleNamespace(close=fail)
+    held.close()
+    file.close()
 
 
 def test_an_attempt_is_superseded_by_any_later_one_and_by_nothing_else():
@@ -97,7 +151,7 @@ def test_a_run_is_neither_begun_nor_resumed_on_other_ids_of_the_same_size(
     folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
     config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
     manifests = recipe_checks.check(config, 1)[1]
-    run_folder.lock(tmp_path / "run").close()
+    run_folder.Lock(tmp_path / "run").close()
     run_folder.open_run(config, manifests)
     file = folder / "train" / "shard-00000.bin"
     state = file.stat()

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import subprocess
 
 import pytest
 
@@ -127,6 +128,23 @@ def test_a_file_that_is_no_ledger_is_refused_and_stays_as_it_is(path, text):
         with pytest.raises(ValueError, match="line 1 does not follow"):
             action()
     assert path.read_bytes() == text
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda data: b"\xef\xbb\xbf" + data,
+        lambda data: data.replace(b"\n", b"\r\n"),
+        lambda data: data.replace(b"\n", b"\n\n", 2),
+    ],
+)
+def test_what_an_editor_left_is_refused_with_a_command_that_undoes_it(path, edit):
+    filled(path)
+    path.write_bytes(edit(whole := path.read_bytes()))
+    with pytest.raises(ValueError, match="line . does not follow") as refused:
+        ledger.read_ledger(path)
+    subprocess.run(["/bin/sh", "-c", str(refused.value).split("`")[1]], check=True)
+    assert path.read_bytes() == whole
 
 
 def test_a_tail_that_a_power_failure_filled_with_zeros_is_cut_off(path):

@@ -77,11 +77,30 @@ def test_a_line_of_metrics_without_what_readers_need_is_left_out_with_a_warning(
     for step in range(3):
         writer(record(step))
     writer._lines.close()
-    assert metrics.invalid_lines(tmp_path) == ""
-    path = tmp_path / metrics.METRICS
+    path, told = tmp_path / metrics.METRICS, []
+    assert len(metrics.read_telling(path, told.append)) == 3
+    assert told == []
     path.write_text(path.read_text().replace('"tokens"', '"tokenr"', 1))
-    assert [line["step"] for line in metrics.read_metrics(path)] == [1, 2]
-    assert metrics.invalid_lines(tmp_path) == f"{path}: 1 lines are not valid and are left out"
+    assert [line["step"] for line in metrics.read_telling(path, told.append)] == [1, 2]
+    assert told == [f"{path}: 1 lines are not valid and are left out"]
+
+
+@pytest.mark.parametrize("before", [b"", b'{"step": 1}\n', b'{"step": 1}\n' * 20_000])
+@pytest.mark.parametrize("torn", [b"", b'{"st', b"x" * 200_000])
+def test_only_a_torn_line_at_the_end_is_cut_off(json_lines, tmp_path, before, torn):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(before + torn)
+    json_lines(path)
+    assert path.read_bytes() == before
+
+
+def test_a_link_is_refused_and_its_target_keeps_its_last_line(json_lines, tmp_path):
+    target, link = tmp_path / "notes", tmp_path / metrics.METRICS
+    target.write_text("mine")
+    link.symlink_to(target)
+    with pytest.raises(ValueError, match=f"{link}: is a symbolic link"):
+        json_lines(link)
+    assert target.read_text() == "mine"
 
 
 def evaluation(step, loss, measure, attempt=1):

@@ -511,9 +511,55 @@ def test_a_run_that_is_trained_without_a_supervisor_is_refused(opened, tmp_path,
     from pretrain.records import folder as run_folder
 
     Launcher(monkeypatch, "record('attempt'); record('done')")
-    with run_folder.lock(tmp_path), pytest.raises(ValueError, match="being trained by another"):
+    with run_folder.Lock(tmp_path), pytest.raises(ValueError, match="being trained by another"):
         supervise(opened, tmp_path, [])
     assert supervise(opened, tmp_path, []) == 0
+
+
+def test_a_run_that_another_machine_trains_is_not_told_to_stop(opened, tmp_path, monkeypatch):
+    """As from a login node, where the lock is free."""
+    from pretrain.records import folder as run_folder
+
+    healthy = control.ControlFile("t", 1, control.RUN)
+    control.write(tmp_path, healthy)
+    monkeypatch.setattr(
+        run_folder, "refuse_elsewhere", lambda run, name=run_folder.LOCK: _refuse(name)
+    )
+
+    def _refuse(name):
+        if name == run_folder.LOCK:
+            raise ValueError("process 7 on elsewhere")
+
+    with pytest.raises(ValueError, match="elsewhere"):
+        supervise(opened, tmp_path, [])
+    assert control.read_control_file(tmp_path) == healthy
+
+
+def test_a_run_that_is_done_while_it_is_asked_to_stop_succeeds(opened, tmp_path):
+    started = opened(RunConfig(folder=str(tmp_path)), write=[].append)
+    job = SimpleNamespace(
+        control_file=control.ControlFile("t", 1, control.STOP), log=tmp_path / "log", code=lambda: 0
+    )
+    attempt = {"attempt": 1, "token": "t", "step": 0, "hosts": ["here"], "host": "here"}
+    ledger.append(started.ledger, "attempt", **attempt, ranks=1, seed=1)
+    started._stop_requests.count = 1
+    assert started._conclude(job, None) == EXIT_PREEMPTED
+    ledger.append(started.ledger, "attempt", **{**attempt, "attempt": 2}, ranks=1, seed=1)
+    ledger.append(started.ledger, "done", attempt=2, step=STEPS)
+    assert started._conclude(job, None) is None
+    assert started.run() == 0
+
+
+def test_a_run_s_folder_that_is_gone_is_not_made_anew(opened, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    monkeypatch.setattr(supervisor, "_DISK_SECONDS", 0.0)
+    output = []
+    started = supervisor.Supervisor(RunConfig(folder=str(run)), write=output.append)
+    run.rename(tmp_path / "moved")
+    assert started.run() == EXIT_FAILED
+    assert f"is gone: it was moved or deleted, or its disk is not mounted: '{run}'" in output[0]
+    assert not run.exists()
 
 
 def test_a_dry_run_of_a_finished_run_says_so_and_changes_nothing(tmp_path):

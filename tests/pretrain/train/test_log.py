@@ -45,7 +45,7 @@ def test_a_log_without_files_of_its_own_still_records(log, tmp_path):
 
 def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
     shown = []
-    log.open()
+    log.open([])
     monkeypatch.setattr(log, "_scalars", lambda step, values: shown.append({*values}))
     scores = {"total": {"loss": 2.0, "perplexity": 7.4, "targets": 9}, "terms": {}, "subsets": {}}
     for step, measure in ((10, "a"), (20, "a"), (20, "b")):

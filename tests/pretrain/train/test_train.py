@@ -659,7 +659,7 @@ def test_a_run_resumes_on_another_number_of_ranks(straight, attempt, tmp_path):
 
 
 def test_an_attempt_on_a_run_that_is_being_trained_is_refused(attempt, tmp_path):
-    with run_folder.lock(tmp_path):
+    with files.lock(tmp_path / run_folder.LOCK, "is locked"):
         answers = attempt(tmp_path)
     assert [code for code, _, _ in answers] == [2, 2]
     assert f"another attempt (process {os.getpid()} on" in answers[0][2]
@@ -683,7 +683,7 @@ def test_where_the_lock_does_not_hold_the_older_attempt_commits_nothing_more(
         fcntl.flock = lambda *_: None
         failing_save(4, overtaken, rank=0)(rank)
 
-    with run_folder.lock(tmp_path):
+    with files.lock(tmp_path / run_folder.LOCK, "is locked"):
         answers = attempt(tmp_path, sabotage=sabotage)
     assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
     assert "attempt 2 (process 7 on elsewhere) has begun on this run since" in answers[0][2]
