@@ -15,6 +15,7 @@ from pretrain.config.load import (
     SCHEDULE,
     differences,
     from_dict,
+    load,
     public,
 )
 from pretrain.config.run import RunConfig
@@ -48,7 +49,9 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     run_folder.refuse_lost_ledger(run, records, fork.copied if fork else ())
     records = fork.records if fork else records
-    old = forks.recorded(config, fork)
+    old = fork.recipe if fork else None
+    if not fork and (run / RUN_FILE).is_file():
+        old = load(str(run / RUN_FILE))
     state = ledger.run_state(records, config.training.seed)
     done = state.resume_step()
     # What a rollback skipped is named by the steps that had read it.

@@ -21,6 +21,7 @@ import dataclasses
 import json
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -216,3 +217,23 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return values if isinstance(values, dict) else None
+
+
+@contextlib.contextmanager
+def repeated(seconds: float, action: Callable[[], object]) -> Iterator[None]:
+    """Call `action` in a thread, now and every so many seconds, until this block ends."""
+    left = threading.Event()
+
+    def repeat() -> None:
+        while True:
+            action()
+            if left.wait(seconds):
+                return
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join(seconds)  # it may wait for a file system that is away

@@ -9,10 +9,8 @@ import atexit
 import contextlib
 import dataclasses
 import os
-import platform
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -45,61 +43,42 @@ ENVIRONMENT = "environment.json"
 """Versions and machine of the newest attempt."""
 
 
-class Lock:
-    """Keeps other processes out of a run until it is closed.
+def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
+    """Keep other processes out of a run until the result is closed.
 
     Some file systems lock a file on one machine only. So the holder's host, process and time stand
     in a control file as well, which a thread renews, and a start on another machine waits to see
     whether they change. `holder` looks at them, and takes no lock.
+
+    Args:
+        run: the run's folder.
+        name: LOCK or SUPERVISOR_LOCK.
+
+    Raises:
+        ValueError: another process holds it; the message names it.
+        OSError: names the lock; the file system has no locks, or has no room.
     """
 
-    def __init__(self, run: Path, name: str = LOCK) -> None:
-        """Take the lock LOCK or SUPERVISOR_LOCK of a run.
-
-        Raises:
-            ValueError: another process holds it; the message names it.
-            OSError: names the lock; the file system has no locks, or has no room.
-        """
-        self._run, self._name = run, name
-        run.mkdir(parents=True, exist_ok=True)
-        self._file = files.lock(run / name, _BUSY[name])
-        try:
-            refuse_elsewhere(run, name)
-            self._renew()
-        except BaseException:
-            self._file.close()
-            raise
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._keep, daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
-
-    def _renew(self) -> None:
+    def renew() -> None:
         sign = {"host": socket.gethostname(), "process": os.getpid(), "time": time.time()}
-        files.replace_json(_sign(self._run, self._name), sign)
+        with contextlib.suppress(OSError):  # tried again
+            files.replace_json(_sign(run, name), sign)
 
-    def _keep(self) -> None:
-        while not self._left.wait(_SIGN_SECONDS):
-            with contextlib.suppress(OSError):  # tried again
-                self._renew()
+    def unless_refused(action: Callable[[], object]) -> None:
+        with contextlib.suppress(OSError):  # a file system that is away harms nobody
+            action()
 
-    def close(self) -> None:
-        """Let others in; what a file system that is away refuses harms nobody."""
-        self._left.set()
-        self._thread.join(1.0)
-        with contextlib.suppress(OSError):
-            _sign(self._run, self._name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self._file.close()
-        atexit.unregister(self.close)
-
-    def __enter__(self) -> Lock:
-        """Return this lock."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close it."""
-        self.close()
+    run.mkdir(parents=True, exist_ok=True)
+    file = files.lock(run / name, _BUSY[name])
+    with contextlib.ExitStack() as stack:
+        stack.callback(unless_refused, file.close)
+        refuse_elsewhere(run, name)
+        stack.callback(unless_refused, lambda: _sign(run, name).unlink(missing_ok=True))
+        renew()
+        stack.enter_context(control.repeated(_SIGN_SECONDS, renew))
+        held = stack.pop_all()
+    atexit.register(held.close)
+    return held
 
 
 def _sign(run: Path, name: str) -> Path:
@@ -233,12 +212,12 @@ def open_run(
     path, seed = Path(config.folder) / ledger.FILE_NAME, config.training.seed
     # A failed launch may have been recorded before.
     if ledger.created(ledger.read_ledger(path)) is None:
-        digests = {name: manifest.digest() for name, manifest in manifests.items()}
         manifest = next(iter(manifests.values()))
+        named = [{"name": name, "digest": each.digest()} for name, each in manifests.items()]
         ledger.append(
             path,
             "created",
-            **_identity(digests),
+            **({"corpora": named} if any(manifests) else {"corpus": manifest.digest()}),
             tokenizer=manifest.tokenizer_digest,
             vocab_size=manifest.vocab_size,
             seed=seed,
@@ -250,13 +229,6 @@ def open_run(
         sys.stdout.write(f"the last checkpoint is damaged, its steps are done again: {reason}\n")
         state = ledger.run_state(ledger.read_ledger(path), seed)
     return state
-
-
-def _identity(digests: Mapping[str, str]) -> dict[str, object]:
-    """How the ledger names the corpora of a run."""
-    if list(digests) == [""]:
-        return {"corpus": digests[""]}
-    return {"corpora": [{"name": name, "digest": digests[name]} for name in digests]}
 
 
 def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
@@ -279,13 +251,3 @@ def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
         ledger.append(run / ledger.FILE_NAME, "reject", step=step, reason=str(error))
         return str(error)
     return ""
-
-
-def environment(accelerator: str, versions: Mapping[str, str]) -> dict[str, object]:
-    """Versions and machine, for reproducing a run."""
-    return {
-        "versions": dict(versions),
-        "platform": platform.platform(),
-        "accelerator": accelerator,
-        "cores": os.cpu_count(),
-    }

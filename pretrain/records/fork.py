@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import files
-from pretrain.config.load import RUN_FILE, dump, from_dict, load
+from pretrain.config.load import RUN_FILE, dump, from_dict
 from pretrain.config.run import RunConfig
 from pretrain.records import checkpoints, folder, ledger, metrics
 
@@ -83,22 +83,6 @@ def find(config: RunConfig) -> Fork | None:
     return Fork(run, wanted.step, records[: end + 1], recipe, copied)
 
 
-def recorded(config: RunConfig, fork: Fork | None) -> RunConfig | None:
-    """Return the recipe of the past of a run that is resumed or forked; None for a new run.
-
-    Args:
-        config: the recipe.
-        fork: what `find` returned for it.
-
-    Raises:
-        ValueError: the recipe in the run's folder cannot be read.
-    """
-    if fork:
-        return fork.recipe
-    path = Path(config.folder) / RUN_FILE
-    return load(str(path)) if path.is_file() else None
-
-
 def take(config: RunConfig) -> None:
     """Copy what a fork begins with into its folder, unless that was done.
 
@@ -141,7 +125,7 @@ def take_alone(config: RunConfig) -> None:
         ValueError: as `take`; or an attempt trains the run.
     """
     if find(config):
-        with folder.Lock(Path(config.folder)):
+        with folder.lock(Path(config.folder)):
             take(config)
 
 

@@ -28,11 +28,6 @@ _MIN_STEPS = 100
 """For a 99th percentile; that of fewer steps is their maximum, which is the slow first step."""
 
 
-def path_of(run: Path) -> Path:
-    """Return the file of a run's heartbeat."""
-    return control.folder_of(run) / FILE_NAME
-
-
 class Heartbeat:
     """Writes the heartbeat on rank 0."""
 
@@ -51,7 +46,7 @@ class Heartbeat:
             seconds: between two beats of one stage.
             clock: in seconds.
         """
-        self._path, self._token = path_of(run), token
+        self._path, self._token = control.folder_of(run) / FILE_NAME, token
         self._seconds, self._clock = seconds, clock
         self._stage, self._next, self._count = "", 0.0, 0
 
@@ -85,7 +80,7 @@ NO_BEAT = Beat(INIT, 0, 0)
 
 def read_heartbeat(run: Path, token: str) -> Beat:
     """Return the last beat of the attempt with this token, or `NO_BEAT`."""
-    values = control.read_json(path_of(run))
+    values = control.read_json(control.folder_of(run) / FILE_NAME)
     if values is None or values.get("token") != token:
         return NO_BEAT
     return Beat(values["stage"], values["step"], values["count"])

@@ -94,9 +94,24 @@ class JsonLines:
         os.close(self._descriptor)
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the valid lines of a JSON Lines file; none if it does not exist."""
-    return read_counted(path)[0]
+def read_metrics(
+    path: Path, tell: Callable[[str], object] = lambda text: None
+) -> list[dict[str, Any]]:
+    """Return the valid lines of a JSON Lines file; none if it does not exist. See `parse_line`.
+
+    Args:
+        path: the file.
+        tell: called if other lines are left out. An incomplete last one was left by a crash and
+            does not count.
+    """
+    try:
+        lines = files.retried(path.read_bytes).split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    valid = [record for line in lines if (record := parse_line(line, path.name)) is not None]
+    if invalid := len(lines) - len(valid):
+        tell(f"{path}: {invalid} lines are not valid and are left out")
+    return valid
 
 
 def newest_lines(path: Path) -> list[dict[str, Any]]:
@@ -107,22 +122,8 @@ def newest_lines(path: Path) -> list[dict[str, Any]]:
             first, *lines = file.read().split(b"\n")[:-1] or [b""]
     except OSError:
         return []
-    records = [parse_line(line, path.name) for line in (lines if start else [first, *lines])]
-    return [record for record in records if record is not None]
-
-
-def read_counted(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the valid lines of a JSON Lines file and the number of invalid ones.
-
-    An incomplete last line was left by a crash and is not counted. See `parse_line`.
-    """
-    try:
-        lines = files.retried(path.read_bytes).split(b"\n")[:-1]
-    except FileNotFoundError:
-        return [], 0
-    records = [parse_line(line, path.name) for line in lines]
-    valid = [record for record in records if record is not None]
-    return valid, len(lines) - len(valid)
+    whole = lines if start else [first, *lines]
+    return [record for line in whole if (record := parse_line(line, path.name)) is not None]
 
 
 def parse_line(line: bytes, name: str) -> dict[str, Any] | None:
@@ -138,14 +139,6 @@ def parse_line(line: bytes, name: str) -> dict[str, Any] | None:
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return None
     return record if record.keys() >= NEEDED.get(name, frozenset()) else None
-
-
-def read_telling(path: Path, tell: Callable[[str], object]) -> list[dict[str, Any]]:
-    """Return the valid lines of a JSON Lines file; call `tell` if there are others."""
-    lines, invalid = read_counted(path)
-    if invalid:
-        tell(f"{path}: {invalid} lines are not valid and are left out")
-    return lines
 
 
 def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

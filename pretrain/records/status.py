@@ -164,8 +164,8 @@ def view(run: Path) -> RunView:
     refuse_lost_ledger(run, records)
     state = ledger.run_state(records, config.training.seed)
     notes: list[str] = []
-    lines = metrics.surviving(metrics.read_telling(run / metrics.METRICS, notes.append))
-    measured = metrics.read_telling(run / metrics.VALIDATION, notes.append)
+    lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS, notes.append))
+    measured = metrics.read_metrics(run / metrics.VALIDATION, notes.append)
     validation = metrics.surviving_validation(measured, lines)
     activity = _activity(run, state, config.training.steps)
     slow = _slow_rank(lines, records) if activity == TRAINING else None

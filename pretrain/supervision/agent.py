@@ -95,7 +95,7 @@ class Agent:
             processes.adopt_orphans()
             try:
                 self._take_over()
-                with nodes.repeated(1.0, self._end_orphans):
+                with control.repeated(1.0, self._end_orphans):
                     while (code := self._poll()) is None:
                         time.sleep(self._poll_seconds)
                 return code

@@ -29,18 +29,10 @@ class Launch:
     pause: float = 0.0
     """Seconds to wait before: 0 after the first failure, then 1, 2, 4, 8, 10."""
 
-    def __str__(self) -> str:
-        """Say what a user sees of it."""
-        return "launch an attempt"
-
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
     """The last step is done and saved."""
-
-    def __str__(self) -> str:
-        """Say what a user sees of it."""
-        return "nothing, the run is finished"
 
 
 Decision = Launch | Finished | policy.Rollback | policy.GiveUp

@@ -25,6 +25,7 @@ from pathlib import Path
 from data_prep.common import children
 from data_prep.common.files import strict_json
 from pretrain.config.run import RunConfig
+from pretrain.records import control
 from pretrain.supervision import nodes
 from pretrain.supervision.nodes import Node, OtherNodes
 
@@ -260,7 +261,7 @@ class Agents:
             with contextlib.suppress(OSError):  # tried again in a second
                 self.keep(lost)
 
-        with contextlib.closing(listener), nodes.repeated(1.0, act):
+        with contextlib.closing(listener), control.repeated(1.0, act):
             yield
 
     def dismiss(self) -> None:

@@ -14,9 +14,8 @@ import os
 import re
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -217,26 +216,6 @@ def connect_problem(address: str, port: int) -> str:
 
 def _supervisor_path(run: Path) -> Path:
     return control.folder_of(run) / "supervisor.json"
-
-
-@contextlib.contextmanager
-def repeated(seconds: float, action: Callable[[], object]) -> Iterator[None]:
-    """Call `action` in a thread, now and every so many seconds, until this block ends."""
-    left = threading.Event()
-
-    def repeat() -> None:
-        while True:
-            action()
-            if left.wait(seconds):
-                return
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        left.set()
-        thread.join(seconds)  # it may wait for a file system that is away
 
 
 class Hearing:

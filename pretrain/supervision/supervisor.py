@@ -87,7 +87,7 @@ class Supervisor:
             config.training.steps, progress_seconds, write, _PREFIX, renews
         )
         self._stop_requests = control.StopRequests()
-        self._lock = run_folder.Lock(self.run_folder, run_folder.SUPERVISOR_LOCK)
+        self._lock = run_folder.lock(self.run_folder, run_folder.SUPERVISOR_LOCK)
         dump(config, self.run_folder / run_folder.SUPERVISED)
         self._agents = hosts.Agents(machines, self.run_folder, self._print)
         self._other_nodes = OtherNodes(self.run_folder, node.count, start=self._agents.start)
@@ -166,12 +166,11 @@ class Supervisor:
         if control_file and control_file.state == control.RUN:
             control.write(self.run_folder, dataclasses.replace(control_file, state=control.STOP))
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)
-        run_folder.Lock(self.run_folder).close()  # raises if it is trained without supervisor
+        run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read_failures(self.run_folder, control_file.token) if control_file else []
         unrecorded = "its end was not recorded: its supervisor was killed, or the disk was full"
         self._record_open(CRASH, failures.explain(errors) or unrecorded)
-        state = ledger.run_state(self._records(), self.config.training.seed)
-        run_folder.reject_damaged_result(self.run_folder, state)
+        run_folder.reject_damaged_result(self.run_folder, self._state())
         self._print_news()
         return None
 
@@ -184,7 +183,9 @@ class Supervisor:
         if isinstance(decision, GiveUp):
             return self._give_up(decision.reason)
         if isinstance(decision, Rollback):
-            self._roll_back(decision)
+            spike = self._state().unanswered_spike
+            assert spike is not None
+            self._record("rollback", onset=spike["onset"], **dataclasses.asdict(decision))
             return None
         self._wait_until(lambda: False, decision.pause)
         if missing := self._wait_for_nodes():
@@ -195,11 +196,6 @@ class Supervisor:
     def _give_up(self, reason: str) -> int:
         self._record("gave-up", reason=reason)
         return EXIT_FAILED
-
-    def _roll_back(self, decision: Rollback) -> None:
-        spike = ledger.run_state(self._records(), self.config.training.seed).unanswered_spike
-        assert spike is not None
-        self._record("rollback", onset=spike["onset"], **dataclasses.asdict(decision))
 
     def _wait_for_nodes(self) -> str:
         """Wait until every node can start an attempt; else describe those that cannot."""
@@ -237,7 +233,7 @@ class Supervisor:
         run, printed = self.run_folder, False
         for left in run.glob("checkpoints/*.partial"):  # of an attempt that was ended
             shutil.rmtree(left, ignore_errors=True)
-        steps = ledger.run_state(self._records(), self.config.training.seed).checkpoints
+        steps = self._state().checkpoints
         needed = max(_LEAST_BYTES, capacity.bytes_missing(self.config, steps))
 
         def has_room() -> bool:
@@ -298,19 +294,15 @@ class Supervisor:
             time.sleep(self._poll_seconds)
             if self._stop_requests.count:
                 deadline = self._request_stop(job, deadline)
-            if problem := self._problem(job, watch, deadline):
+            if self._stop_requests.count > 1 or time.monotonic() > deadline:
+                return Problem(CRASH, "it was asked to stop, and the time to save ran out")
+            other = self._other_nodes.problem(job.control_file.token)
+            if problem := other or watch.problem():
                 return problem
             if watch.lines:
                 self._progress.show(watch.lines)
             self._print_news()
         return None
-
-    def _problem(self, job: Job, watch: Watch, deadline: float) -> Problem | None:
-        """Return why the attempt has to be ended, if it has to."""
-        if self._stop_requests.count > 1 or time.monotonic() > deadline:
-            return Problem(CRASH, "it was asked to stop, and the time to save ran out")
-        other = self._other_nodes.problem(job.control_file.token)
-        return other or watch.problem()
 
     def _request_stop(self, job: Job, deadline: float) -> float:
         """Ask the ranks to save and exit; return the time at which they must have done so."""
@@ -343,7 +335,7 @@ class Supervisor:
         seen = decide.why_ended(problem, launcher, errors, own[0]["hosts"] if own else ())
         kind = decide.ending(kinds, seen.kind, bool(self._stop_requests.count))
         if kind:
-            step = ledger.run_state(records, self.config.training.seed).resume_step()
+            step = self._state().resume_step()
             self._record(kind, attempt=attempt, step=step, reason=seen.reason)
         self._print_news()
         if kind in (CRASH, decide.HANG):
@@ -369,6 +361,9 @@ class Supervisor:
 
     def _records(self) -> list[ledger.Record]:
         return ledger.read_ledger(self.ledger)
+
+    def _state(self) -> ledger.RunState:
+        return ledger.run_state(self._records(), self.config.training.seed)
 
     def _record(self, kind: str, **fields: object) -> None:
         ledger.append(self.ledger, kind, **fields)
@@ -424,9 +419,8 @@ def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
         return f"next: roll back to step {decision.step:,}, with seed {decision.seed}\n"
     if isinstance(decision, GiveUp):
         return f"next: give up: {decision.reason}\n"
-    text = f"next: {decision}\n"
-    if isinstance(decision, decide.Launch):
-        step = ledger.run_state(records, config.training.seed).resume_step()
-        command = launch.command(run, launch.next_control_file(config, node, records))
-        text += f"from step {step}: {' '.join(command)}\n"
-    return text
+    if isinstance(decision, decide.Finished):
+        return "next: nothing, the run is finished\n"
+    step = ledger.run_state(records, config.training.seed).resume_step()
+    command = launch.command(run, launch.next_control_file(config, node, records))
+    return f"next: launch an attempt\nfrom step {step}: {' '.join(command)}\n"

@@ -45,7 +45,7 @@ def _open(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
     for line in _announcement(prepared):
         log.say(line)
     lines, validation = (
-        metrics.read_telling(run / name, lambda text: log.say(f"WARNING: {text}"))
+        metrics.read_metrics(run / name, lambda text: log.say(f"WARNING: {text}"))
         for name in (metrics.METRICS, metrics.VALIDATION)
     )
     observers = log.open(validation)

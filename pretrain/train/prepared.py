@@ -5,8 +5,10 @@ Read `prepare`. Every rank calls it; what it returns does not change any more.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import platform
 import secrets
 import socket
 import sys
@@ -72,7 +74,7 @@ class Prepared:
     blocks: Joined
     """Of the training splits."""
     start: Start
-    lock: Sequence[folder.Lock]
+    lock: Sequence[contextlib.ExitStack]
     """On rank 0, what keeps other attempts out of the run."""
 
     @property
@@ -137,7 +139,7 @@ def prepare(config: RunConfig, world_size: int) -> Prepared | None:
     process = start()
     group = Group(process.rank, process.world_size, gather)
     computing = _computing(config, architecture, settings, process.device.type, group)
-    lock: list[folder.Lock] = []
+    lock: list[contextlib.ExitStack] = []
     copy = _copy_of_initial_weights(config, architecture, manifests)
     state, token = group.on_rank_0_slowly(lambda: _enter(config, manifests, copy, lock))
     supervisor = SupervisorClient(run, token, group.rank, config.training.steps)
@@ -214,8 +216,14 @@ def _computing(
     compiled = compiles(config.training.compile, settings, on_gpu)
     kind = devices.kind_of(accelerator) if on_gpu else None
     peak = devices.DEVICES[kind].flops if kind else None
-    chosen = {"attention_backend": backend, "compiled": compiled}
-    environment = {**folder.environment(accelerator, code), **chosen}
+    environment = {
+        "versions": code,
+        "platform": platform.platform(),
+        "accelerator": accelerator,
+        "cores": os.cpu_count(),
+        "attention_backend": backend,
+        "compiled": compiled,
+    }
     return Computing(backend, compiled, group.world_size * peak if peak else None, environment)
 
 
@@ -235,12 +243,12 @@ def _enter(
     config: RunConfig,
     manifests: recipe_checks.Manifests,
     copy: Callable[[], dict[str, object]] | None,
-    lock: list[folder.Lock],
+    lock: list[contextlib.ExitStack],
 ) -> tuple[ledger.RunState, str]:
     """Lock the run; returns its state and this attempt's token."""
     token = control.token_of(os.environ)
     control.refuse_superseded(Path(config.folder), token)
-    lock.append(folder.Lock(Path(config.folder)))
+    lock.append(folder.lock(Path(config.folder)))
     fork.take(config)
     return folder.open_run(config, manifests, copy), token or secrets.token_hex(8)
 

@@ -139,7 +139,7 @@ def test_a_corpus_may_follow_those_of_a_run_of_one(mixed, recipe, corpus, tmp_pa
 def test_a_run_goes_on_only_with_the_algorithm_that_cut_its_blocks(recipe, tmp_path, monkeypatch):
     config = recipe.load(tmp_path / "run")
     manifests = check(config, 1)[1]
-    run_folder.Lock(tmp_path / "run").close()
+    run_folder.lock(tmp_path / "run").close()
     run_folder.open_run(config, manifests)
     ledger.append(
         tmp_path / "run" / ledger.FILE_NAME, "attempt", attempt=1, step=0, cut=["chunked-1"]
@@ -156,7 +156,7 @@ def test_what_a_run_has_saved_is_not_replaced_where_its_ledger_is_lost(
     recipe, tmp_path, content, left
 ):
     config = recipe.load(tmp_path / "run")
-    run_folder.Lock(tmp_path / "run").close()
+    run_folder.lock(tmp_path / "run").close()
     path = tmp_path / "run" / ledger.FILE_NAME
     if content:
         ledger.append(path, "crash", attempt=1, reason="its launcher ended")

@@ -24,14 +24,14 @@ from pretrain.train import resume
 
 def test_a_run_is_locked_for_as_long_as_the_file_is_open(tmp_path):
     run = tmp_path / "a" / "run"
-    held = run_folder.Lock(run)
+    held = run_folder.lock(run)
     holder = rf"process {os.getpid()} on {socket.gethostname()}"
     for _ in range(2):
         with pytest.raises(ValueError, match=rf"run: is being trained by .* \({holder}\)"):
-            run_folder.Lock(run)
+            run_folder.lock(run)
     held.close()
-    run_folder.Lock(run).close()
-    run_folder.Lock(tmp_path / "other").close()
+    run_folder.lock(run).close()
+    run_folder.lock(tmp_path / "other").close()
 
 
 @pytest.mark.parametrize(("age", "renewed"), [(2, True), (2, False), (7200, True)])
@@ -39,7 +39,7 @@ def test_where_a_lock_holds_on_one_machine_only_another_one_s_sign_of_life_count
     tmp_path, monkeypatch, age, renewed
 ):
     monkeypatch.setattr(run_folder, "_SIGN_SECONDS", 0.02)
-    run_folder.Lock(tmp_path).close()
+    run_folder.lock(tmp_path).close()
     path, slept, last = tmp_path / "control" / "train.lock.json", [], time.time() - age
     assert not path.exists()
 
@@ -53,15 +53,15 @@ def test_where_a_lock_holds_on_one_machine_only_another_one_s_sign_of_life_count
     assert run_folder.holder(tmp_path) == ("process 7 on elsewhere" if age < 60 else "")
     if age < 60 and renewed:
         with pytest.raises(ValueError, match=r"is being trained .* \(process 7 on elsewhere\)"):
-            run_folder.Lock(tmp_path)
+            run_folder.lock(tmp_path)
         assert path.exists()
     else:
-        run_folder.Lock(tmp_path).close()
+        run_folder.lock(tmp_path).close()
         assert (len(slept) > 1) == (age < 60)
 
 
 def test_who_holds_a_lock_is_seen_without_taking_it(tmp_path, monkeypatch):
-    with run_folder.Lock(tmp_path):
+    with run_folder.lock(tmp_path):
         monkeypatch.setattr("fcntl.flock", pytest.fail)
         assert run_folder.holder(tmp_path) == f"process {os.getpid()} on {socket.gethostname()}"
         path = tmp_path / "control" / "train.lock.json"
@@ -71,16 +71,14 @@ def test_who_holds_a_lock_is_seen_without_taking_it(tmp_path, monkeypatch):
             assert run_folder.holder(tmp_path) == ""
 
 
-def test_a_lock_that_cannot_be_closed_harms_no_run(tmp_path):
+def test_a_lock_that_cannot_be_closed_harms_no_run(tmp_path, monkeypatch):
     """As on sshfs whose connection was lost."""
 
     def fail():
         raise OSError(errno.EIO, "lost")
 
-    held = run_folder.Lock(tmp_path)
-    file, held._file = held._file, SimpleNamespace(close=fail)
-    held.close()
-    file.close()
+    monkeypatch.setattr(files, "lock", lambda *_: SimpleNamespace(close=fail))
+    run_folder.lock(tmp_path).close()
 
 
 def test_an_attempt_is_superseded_by_any_later_one_and_by_nothing_else():
@@ -151,7 +149,7 @@ def test_a_run_is_neither_begun_nor_resumed_on_other_ids_of_the_same_size(
     folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
     config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
     manifests = recipe_checks.check(config, 1)[1]
-    run_folder.Lock(tmp_path / "run").close()
+    run_folder.lock(tmp_path / "run").close()
     run_folder.open_run(config, manifests)
     file = folder / "train" / "shard-00000.bin"
     state = file.stat()

@@ -96,7 +96,7 @@ def test_what_the_blocks_hold_and_what_was_read_are_two_figures(tmp_path, capsys
 
 def test_it_says_what_the_run_is_doing(run, capsys):
     path = run / ledger.FILE_NAME
-    with run_folder.Lock(run):
+    with run_folder.lock(run):
         assert "training now, attempt 2: step" in shown(run, capsys)
         ledger.append(path, "suspect", onset=8, step=10, channel="slow", loss=6.0, baseline=5.0)
         text = shown(run, capsys)
@@ -120,13 +120,13 @@ def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(ru
         return needed in shown(run, capsys), values["orphaned"], values["next"] is not None
 
     (run / "logs").mkdir()
-    with run_folder.Lock(run):
+    with run_folder.lock(run):
         assert found() == (False, False, False)
         (run / "logs" / "attempt-001.log").touch()  # the one before was supervised
         assert found() == (False, False, False)
         (run / "logs" / "attempt-002.log").touch()
         assert found() == (True, True, True)
-        with run_folder.Lock(run, run_folder.SUPERVISOR_LOCK):
+        with run_folder.lock(run, run_folder.SUPERVISOR_LOCK):
             assert found() == (False, False, False)
     assert found() == (False, False, True)  # it does not train, and may be continued
 
@@ -138,7 +138,7 @@ def test_a_slow_rank_is_named_while_the_run_is_trained(run, capsys):
     lines += [{**lines[-1], "step": 11 + step, **slow} for step in range(pace.LEAST_STEPS)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "is slow" not in shown(run, capsys)
-    with run_folder.Lock(run):
+    with run_folder.lock(run):
         assert "rank 1 on there is slow: it works 0.5 s in a step" in shown(run, capsys)
         assert command_line.main(["status", str(run), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)["slow_rank"]
@@ -206,7 +206,7 @@ def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys)
     ]
     ledger.append(run / ledger.FILE_NAME, "gave-up", reason="it looks structural")
     assert (read()["state"], read()["reason"]) == ("given-up", "it looks structural")
-    with run_folder.Lock(run, run_folder.SUPERVISOR_LOCK):
+    with run_folder.lock(run, run_folder.SUPERVISOR_LOCK):
         assert read()["state"] == "starting"
 
 
@@ -223,7 +223,7 @@ def test_a_finished_run_that_is_being_extended_is_not_finished(run, capsys):
     ledger.append(run / ledger.FILE_NAME, "done", step=20000)
     assert status.view(run).activity == status.FINISHED
     recipes.dump(RunConfig(training=TrainingConfig(steps=30000)), run / run_folder.SUPERVISED)
-    with run_folder.Lock(run, run_folder.SUPERVISOR_LOCK):
+    with run_folder.lock(run, run_folder.SUPERVISOR_LOCK):
         assert status.view(run).activity == status.STARTING
 
 

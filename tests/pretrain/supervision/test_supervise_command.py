@@ -57,6 +57,7 @@ def test_the_agent_of_another_node_may_start_before_the_supervisor(supervise, tm
 
 def test_a_node_that_is_refused_tells_node_0_why(supervise, tmp_path):
     words = ("--nodes", "2", "--node-rank", "1", "supervision.node_wait_seconds=0.5")
+    (tmp_path / "run").mkdir()  # node 0 does
     code, _, error = supervise(*words, f"data.corpus={tmp_path / 'nowhere'}")
     assert (code, str(tmp_path / "nowhere") in error) == (2, True)
     (path,) = (tmp_path / "run" / "control").glob("node-001-*")

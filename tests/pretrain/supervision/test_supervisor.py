@@ -511,7 +511,7 @@ def test_a_run_that_is_trained_without_a_supervisor_is_refused(opened, tmp_path,
     from pretrain.records import folder as run_folder
 
     Launcher(monkeypatch, "record('attempt'); record('done')")
-    with run_folder.Lock(tmp_path), pytest.raises(ValueError, match="being trained by another"):
+    with run_folder.lock(tmp_path), pytest.raises(ValueError, match="being trained by another"):
         supervise(opened, tmp_path, [])
     assert supervise(opened, tmp_path, []) == 0
 
