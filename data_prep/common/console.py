@@ -69,7 +69,8 @@ def install(is_result: bool = True) -> None:
     """Replace stdout and stderr of this process by lasting streams; see `lasting`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # a terminal took the place of a file
+                stream.reconfigure(errors="backslashreplace")
     sys.stdout = cast(TextIO, _LastingStream(sys.stdout, "standard output", is_result))
     sys.stderr = cast(TextIO, _LastingStream(sys.stderr, "standard error", is_result))
 

@@ -6,26 +6,12 @@ import signal
 import socket
 from pathlib import Path
 
-_CONNECT_SECONDS = 5.0
-
 
 def free_port() -> int:
     """Return a TCP port that no process listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def check_loopback() -> None:
-    """Raise ValueError if this machine's processes cannot connect to each other."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        try:
-            socket.create_connection(server.getsockname(), _CONNECT_SECONDS).close()
-        except OSError as error:
-            raise ValueError(
-                f"127.0.0.1: the ranks of this machine cannot connect to each other ({error}); "
-                "bring its loopback interface up, as with `ip link set lo up`"
-            ) from None
 
 
 def describe_exit(code: int | None) -> str:

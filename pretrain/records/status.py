@@ -203,12 +203,15 @@ def describe_run(seen: RunView) -> str:
         f"{step:,}{' (tainted: after the onset)' if step in state.tainted else ''}"
         for step in state.checkpoints
     )
+    end = "not known yet"
+    if seen.lines:
+        end = metrics.clock_time(metrics.seconds_left(seen.lines, config.training.steps))
     is_done = seen.state.is_done(config.training.steps)
     parts = [
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
         current_activity(seen),
-        *([f"expected end: {_expected_end(seen)}"] if seen.activity == TRAINING else []),
+        *([f"expected end: {end}"] if seen.activity == TRAINING else []),
         *([str(seen.slow_rank)] if seen.slow_rank else []),
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
@@ -281,12 +284,6 @@ def facts(seen: RunView) -> dict[str, Any]:
 
 def _score(line: metrics.Line | None) -> dict[str, object] | None:
     return {name: line[name] for name in ("step", "loss", "perplexity")} if line else None
-
-
-def _expected_end(seen: RunView) -> str:
-    if not seen.lines:
-        return "not known yet"
-    return metrics.clock_time(metrics.seconds_left(seen.lines, seen.config.training.steps))
 
 
 def _clock(seconds: float) -> str:

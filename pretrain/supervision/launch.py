@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +14,11 @@ from data_prep.common import children, files
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import gpus, processes
-from pretrain.processes.launching import check_loopback, free_port
+from pretrain.processes.launching import free_port
 from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
 from pretrain.records.folder import SUPERVISED
-from pretrain.supervision.nodes import Node
+from pretrain.supervision.nodes import Node, connect_problem
 
 
 def processes_per_node(config: SupervisionConfig) -> int:
@@ -36,7 +37,9 @@ def check(config: SupervisionConfig) -> None:
     Raises:
         ValueError: There are too few, or its processes cannot connect to each other.
     """
-    check_loopback()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        if problem := connect_problem(*server.getsockname()):
+            raise ValueError(f"this machine {problem} Is lo up (`ip link set lo up`)?")
     gpus.gpus_of(processes_per_node(config))
 
 

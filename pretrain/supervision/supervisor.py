@@ -294,15 +294,19 @@ class Supervisor:
             time.sleep(self._poll_seconds)
             if self._stop_requests.count:
                 deadline = self._request_stop(job, deadline)
-            if self._stop_requests.count > 1 or time.monotonic() > deadline:
-                return Problem(CRASH, "it was asked to stop, and the time to save ran out")
-            other = self._other_nodes.problem(job.control_file.token)
-            if problem := other or watch.problem():
+            if problem := self._problem(job, watch, deadline):
                 return problem
             if watch.lines:
                 self._progress.show(watch.lines)
             self._print_news()
         return None
+
+    def _problem(self, job: Job, watch: Watch, deadline: float) -> Problem | None:
+        """Return why the attempt has to be ended, if it has to."""
+        if self._stop_requests.count > 1 or time.monotonic() > deadline:
+            return Problem(CRASH, "it was asked to stop, and the time to save ran out")
+        other = self._other_nodes.problem(job.control_file.token)
+        return other or watch.problem()
 
     def _request_stop(self, job: Job, deadline: float) -> float:
         """Ask the ranks to save and exit; return the time at which they must have done so."""

@@ -29,7 +29,7 @@ def test_a_machine_whose_loopback_is_down_is_refused(monkeypatch):
 
     launch.check(SupervisionConfig())
     monkeypatch.setattr("socket.create_connection", refuse)
-    with pytest.raises(ValueError, match="127.0.0.1: .* Network is unreachable.* `ip link set lo"):
+    with pytest.raises(ValueError, match=r"127.0.0.1 \(Network is unreachable\).*`ip link set lo"):
         launch.check(SupervisionConfig())
 
 

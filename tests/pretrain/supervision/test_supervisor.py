@@ -19,6 +19,7 @@ from pretrain.config.run import RunConfig
 from pretrain.config.sections import NotifyConfig, SupervisionConfig
 from pretrain.processes import processes
 from pretrain.records import control, failures, heartbeat, ledger, metrics
+from pretrain.records import folder as run_folder
 from pretrain.spikes.policy import max_checkpoints_kept
 from pretrain.supervision import jobs, launch, supervisor
 from pretrain.supervision.decide import Problem
@@ -507,32 +508,23 @@ def test_a_finished_run_with_a_damaged_last_checkpoint_continues_from_the_one_be
     assert f"checkpoint of step 10 rejected: {weights}: is not what was written" in "".join(output)
 
 
-def test_a_run_that_is_trained_without_a_supervisor_is_refused(opened, tmp_path, monkeypatch):
-    from pretrain.records import folder as run_folder
+def test_a_run_that_is_trained_without_a_supervisor_is_refused_and_goes_on(
+    opened, tmp_path, monkeypatch
+):
+    def refuse(run, name=run_folder.LOCK):  # as from a login node, where the lock is free
+        if name == run_folder.LOCK:
+            raise ValueError("elsewhere")
 
     Launcher(monkeypatch, "record('attempt'); record('done')")
     with run_folder.lock(tmp_path), pytest.raises(ValueError, match="being trained by another"):
         supervise(opened, tmp_path, [])
-    assert supervise(opened, tmp_path, []) == 0
-
-
-def test_a_run_that_another_machine_trains_is_not_told_to_stop(opened, tmp_path, monkeypatch):
-    """As from a login node, where the lock is free."""
-    from pretrain.records import folder as run_folder
-
-    healthy = control.ControlFile("t", 1, control.RUN)
-    control.write(tmp_path, healthy)
-    monkeypatch.setattr(
-        run_folder, "refuse_elsewhere", lambda run, name=run_folder.LOCK: _refuse(name)
-    )
-
-    def _refuse(name):
-        if name == run_folder.LOCK:
-            raise ValueError("process 7 on elsewhere")
-
-    with pytest.raises(ValueError, match="elsewhere"):
-        supervise(opened, tmp_path, [])
+    control.write(tmp_path, healthy := control.ControlFile("t", 0, control.RUN))
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "refuse_elsewhere", refuse)
+        with pytest.raises(ValueError, match="elsewhere"):
+            supervise(opened, tmp_path, [])
     assert control.read_control_file(tmp_path) == healthy
+    assert supervise(opened, tmp_path, []) == 0
 
 
 def test_a_run_that_is_done_while_it_is_asked_to_stop_succeeds(opened, tmp_path):

@@ -658,15 +658,6 @@ def test_a_run_resumes_on_another_number_of_ranks(straight, attempt, tmp_path):
 # --- two attempts at once ------------------------------------------------------------------------
 
 
-def test_an_attempt_on_a_run_that_is_being_trained_is_refused(attempt, tmp_path):
-    with files.lock(tmp_path / run_folder.LOCK, "is locked"):
-        answers = attempt(tmp_path)
-    assert [code for code, _, _ in answers] == [2, 2]
-    assert f"another attempt (process {os.getpid()} on" in answers[0][2]
-    assert answers[1][2] == ""
-    assert not (tmp_path / ledger.FILE_NAME).exists()
-
-
 def test_where_the_lock_does_not_hold_the_older_attempt_commits_nothing_more(
     straight, attempt, tmp_path
 ):
