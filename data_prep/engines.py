@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib import import_module
@@ -69,7 +69,11 @@ def run_locally(
             ended, waiting = wait(waiting, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
             progress(Done(*(sum(counters[column::_WIDTH]) for column in range(_WIDTH))))
             for future in ended:
-                yield futures[future], _local_result(future, futures[future])
+                task, failure = futures[future], future.exception()
+                if isinstance(failure, BrokenProcessPool):
+                    raise _died(task) from failure
+                is_refused = isinstance(failure, ValueError | OSError)
+                yield task, failure if is_refused else future.result()
         pool.shutdown()
     except BaseException:
         for process in set(multiprocessing.active_children()) - others:
@@ -106,15 +110,6 @@ def run_on_ray(
 
 
 ENGINES: dict[str, Engine] = {"local": run_locally, "ray": run_on_ray}
-
-
-def _local_result(future: Future[ShardManifest], task: ShardTask) -> Made:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise _died(task) from error
-    except (ValueError, OSError) as error:
-        return error
 
 
 def _died(task: ShardTask) -> WorkerDied:

@@ -13,7 +13,7 @@ import ast
 import inspect
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +72,9 @@ def write_sample(output: Path) -> dict[str, Count]:
         )
     english = [part for text in found for part in _parts(text)]
     allowance = int(_SOURCE_TO_ENGLISH_BYTES * sum(len(text.text.encode()) for text in english))
-    corpus = _mixed([*english, *_unique(_sources(library, allowance))])
+    corpus = [*english, *_unique(_sources(library, allowance))]
+    # By a hash of the content, so that every file has a mixture of everything.
+    corpus.sort(key=lambda text: content_share(text.text.encode(), "order"))
     for number in range(_FILES):
         _write(output / f"sample-{number:05d}.jsonl.zst", corpus[number::_FILES])
     summary: dict[str, Count] = {}
@@ -152,11 +154,6 @@ def _parts(text: _Text) -> Iterator[_Text]:
 
 def _unique(texts: Iterable[_Text]) -> list[_Text]:
     return list({text.text: text for text in texts}.values())
-
-
-def _mixed(texts: Sequence[_Text]) -> list[_Text]:
-    """Sort by a hash of the content, so that every file has a mixture of everything."""
-    return sorted(texts, key=lambda text: content_share(text.text.encode(), "order"))
 
 
 def _write(file: Path, texts: Iterable[_Text]) -> None:

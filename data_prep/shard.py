@@ -53,8 +53,11 @@ def existing_manifest(task: ShardTask) -> ShardManifest | None:
         return None
     manifest = read_record(ShardManifest, task.manifest_file)
     _refuse_changes(task, manifest)
-    is_complete = all(_is_complete(task.corpus, files) for files in manifest.files.values())
-    return manifest if is_complete else None
+    for files in manifest.files.values():
+        paths = [task.corpus / name for name in files.hashes]
+        if not all(map(Path.is_file, paths)) or paths[0].stat().st_size != files.size_bytes:
+            return None
+    return manifest
 
 
 def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> ShardManifest:
@@ -296,9 +299,3 @@ def _is_same_input(source: Input, manifest: ShardManifest) -> bool:
         return True
     is_same_layout = layout_of(source) == layout_of(manifest.input.path)
     return is_same_layout and input_sha256(source) == manifest.input.sha256
-
-
-def _is_complete(corpus: Path, files: ShardFiles) -> bool:
-    data = corpus / f"{files.stem}.bin"
-    is_there = all((corpus / name).is_file() for name in files.hashes)
-    return is_there and data.stat().st_size == files.size_bytes
