@@ -72,8 +72,8 @@ def run_locally(
                 task, failure = futures[future], future.exception()
                 if isinstance(failure, BrokenProcessPool):
                     raise _died(task) from failure
-                is_refused = isinstance(failure, ValueError | OSError)
-                yield task, failure if is_refused else future.result()
+                refused = failure if isinstance(failure, ValueError | OSError) else None
+                yield task, refused or future.result()
         pool.shutdown()
     except BaseException:
         for process in set(multiprocessing.active_children()) - others:
