@@ -27,7 +27,6 @@ class DriftChannel:
 
     def __init__(self) -> None:
         """Start without losses."""
-        self._suspected = False
         self.forget()
 
     def forget(self) -> None:
@@ -35,10 +34,10 @@ class DriftChannel:
         self._losses: list[float] = []
         self._first = 0
         self._medians: deque[tuple[int, float]] = deque(maxlen=MEMORY // BLOCK)
-        self._suspected = False
         self._end_rise()
 
     def _end_rise(self) -> None:
+        self._suspected = False
         self.level = math.nan
         """The level before the first rise; NaN while there is none."""
         self.onset: int | None = None
@@ -72,7 +71,6 @@ class DriftChannel:
             returned = last <= self.level + limit / 8
             if returned and self._suspected:
                 event = Event("healed", "drift", step, self.onset, last, self.level)
-                self._suspected = False
                 self._end_rise()
                 return [event]
             if returned or (not self._suspected and self.onset < self._medians[0][0]):
