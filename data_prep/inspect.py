@@ -1,10 +1,12 @@
 """The command `inspect`: describe a corpus in the terminal."""
 
 import argparse
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_prep.common import pictures
 from data_prep.corpus import Corpus
 from data_prep.manifest import (
     ROLES,
@@ -25,12 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR")
     samples = "decoded documents of each split (default: %(default)s)"
     parser.add_argument("--samples", type=int, default=2, help=samples)
+    plot = pictures.HELP.format("the lengths of documents")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=plot)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
+    if options.plot:
+        pictures.check_name("--plot", options.plot)
     for line in describe(options.folder, options.samples):
         print(line)
+    if options.plot:
+        plot_lengths(load_manifest(options.folder), options.plot)
     return 0
 
 
@@ -136,3 +144,21 @@ def _samples(folder: Path, manifest: CorpusManifest, samples: int) -> Iterator[s
             text = tokenizer.decode(ids.tolist())
             cut = f"{text[:_SAMPLE_CHARACTERS]} [...]" if len(text) > _SAMPLE_CHARACTERS else text
             yield from ("", f"--- {split} document {index}, {subset}, {len(ids)} tokens", cut)
+
+
+def plot_lengths(manifest: CorpusManifest, path: Path) -> None:
+    """Draw how many documents have which length, and the longest one that was kept."""
+    histogram, limit = manifest.length_histogram, manifest.settings.max_tokens
+    edges = [1, *histogram.upper_edges]
+    with pictures.picture(path, 8, 4) as figure:
+        axes = figure.subplots()
+        widths = [right - left for left, right in itertools.pairwise(edges)]
+        axes.bar(edges[:-1], histogram.counts, widths, align="edge", edgecolor="white")
+        if limit is not None:
+            axes.axvline(limit, color=pictures.RED, label=f"--max-tokens {limit}")
+            axes.legend()
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xlabel("tokens, <s> and </s> included")
+        axes.set_ylabel("documents")
+        axes.set_title("Lengths of encoded documents")

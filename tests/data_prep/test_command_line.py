@@ -34,8 +34,10 @@ def home(tmp_path_factory):
     return home
 
 
-def test_inspect_describes_the_corpus(home, capsys):
-    assert main(["inspect", f"{home}/c", "--samples", "1"]) == 0
+def test_inspect_describes_the_corpus(home, tmp_path, capsys):
+    picture = tmp_path / "lengths.svg"
+    assert main(["inspect", f"{home}/c", "--samples", "1", "--plot", str(picture)]) == 0
+    assert "Lengths of encoded documents" in picture.read_text()
     shown = capsys.readouterr().out
     for part in (
         "inputs                2 (",
