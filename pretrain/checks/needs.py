@@ -81,8 +81,8 @@ def states(
     `moments`, a mean over the parameters, says; a plan leaves that out). Stage 1 partitions the
     optimizer state, stage 2 the gradients too, stage 3 everything. At stage 0 the weights
     themselves are fp32, which leaves 8 P; from stage 1 on DeepSpeed keeps an fp32 copy even of fp32
-    weights, and accumulates gradients in `grad_accum_dtype`. Stage 3 allocates its bucket at once,
-    however small the model.
+    weights, and gradients are accumulated in `grad_accum_dtype`; at stage 1 these sums stay between
+    updates. Stage 3 allocates its bucket at once, however small the model.
     """
     width, part = weight_bytes(settings), math.ceil(count / world_size)
     weights = width * (count if stage < 3 else part)

@@ -112,7 +112,7 @@ def test_a_packed_batch_numbers_its_documents_and_counts_tokens_without_padding(
     assert len(read) == 2
     for batch in read:
         mask, ids = batch.arrays["document_ids"], batch.arrays["input_ids"]
-        assert mask.dtype == np.int64
+        assert mask.dtype == np.int32
         assert batch.tokens == (mask > 0).sum()
         assert (ids[mask == 0] == 1).all()
         starts = np.diff(mask, axis=1, prepend=0) > 0
