@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from data_prep.common.files import remove_partial_folders
 from finetune.config import FinetuneConfig
 from finetune.runs import MODEL, RunPlan
 from finetune.tasks import Task
 from pretrain.model.classification import ClassificationConfig
+from pretrain.model.classifier import Classifier
 from pretrain.model.config import ModelConfig
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
 from pretrain.models import model_folder
-
-if TYPE_CHECKING:
-    from pretrain.model.classifier import Classifier
 
 
 def head_config(config: FinetuneConfig, task: Task) -> ClassificationConfig:
@@ -44,12 +45,6 @@ def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classi
     Where the model has a pretrained head for pairs of segments, the dense layer of the new head
     starts as its dense layer, which has read `<s>` too: the pooler of BERT and ALBERT.
     """
-    import torch
-
-    from pretrain.model.classifier import Classifier
-    from pretrain.model.heads import ClassificationHead
-    from pretrain.model.language_model import LanguageModel
-
     architecture = dataclasses.replace(
         loaded.model.config,
         dropout=plan.config.dropout,

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from finetune import scores, tasks
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.tasks import Output, Task, suffix_of
+from pretrain.engine.distributed import gather
+from pretrain.loop.protocols import Model
 
 if TYPE_CHECKING:
-    import torch
-
     from pretrain.engine.engine import Engine
-    from pretrain.loop.protocols import Model
 
 _BATCH_SIZE = 64
-Part = tuple[list[int], list[Output]]
 
 
 def outputs_of(
@@ -28,7 +27,6 @@ def outputs_of(
     device: torch.device,
     rank: int = 0,
     world_size: int = 1,
-    gather: Callable[[list[Part]], Sequence[list[Part]]] = lambda parts: [parts],
 ) -> list[Output]:
     """Compute the logits of every example in fp32, in the split's order, on every rank.
 
@@ -38,18 +36,15 @@ def outputs_of(
         device: the model's device.
         rank: rank of this process.
         world_size: number of processes; each reads every `world_size`-th batch.
-        gather: returns every rank's value on every rank.
 
     Returns:
         [C] of each example.
     """
-    import torch
-
     batches = encoded.by_length(_BATCH_SIZE)
     mine = batches[rank::world_size]
     # Under ZeRO 3 all ranks must call the model equally often: some repeat a batch.
     mine += batches[:1] * (-(-len(batches) // world_size) - len(mine))
-    parts: list[Part] = []
+    parts = list[tuple[list[int], list[Output]]]()
     with torch.no_grad():
         for chosen in mine:
             batch = encoded.collate(chosen).to(device)
@@ -63,8 +58,6 @@ def outputs_of(
 
 def _mean_loss(task: Task, labels: tasks.Answers, outputs: Sequence[Output]) -> float:
     """Return the mean loss over the examples of a split, as in training."""
-    import torch
-
     total = 0.0
     for label, output in zip(torch.from_numpy(labels), outputs, strict=True):
         total += float(tasks.loss(task, torch.from_numpy(output).unsqueeze(0), label.unsqueeze(0)))
@@ -102,9 +95,11 @@ class Evaluation:
         if not self._batches.ends_epoch(step):
             return
         record: dict[str, float] = {"epoch": int(self._batches.epoch(step))}
-        distinct = list[int]()
+        engine, distinct = self._engine, list[int]()
         for split, dev_set in self._dev_sets.items():
-            outputs = self._outputs(dev_set)
+            outputs = outputs_of(
+                engine.module.eval(), dev_set, engine.device, engine.rank, engine.world_size
+            )
             answers = tasks.answers(self._task, outputs)
             record.setdefault("loss", _mean_loss(self._task, dev_set.labels, outputs))
             distinct.append(len(np.unique(answers)))
@@ -114,16 +109,7 @@ class Evaluation:
         if self.best == record:
             self.answers = distinct[0]
             if self._best_folder:
-                self._engine.save(self._best_folder)
-        if self._engine.rank == 0:
+                engine.save(self._best_folder)
+        if engine.rank == 0:
             line = "  ".join(f"{name} {record[name]:.4f}" for name in self._task.score_names)
             print(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {line}", flush=True)
-
-    def _outputs(self, dev_set: EncodedExamples) -> list[Output]:
-        from pretrain.engine.distributed import gather
-
-        engine = self._engine
-        engine.module.eval()
-        return outputs_of(
-            engine.module, dev_set, engine.device, engine.rank, engine.world_size, gather
-        )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from scipy.special import softmax
 
 from data_prep.common.arguments import typed
 from data_prep.common.files import write_atomically
@@ -20,10 +21,9 @@ from finetune.evaluation import outputs_of
 from finetune.examples import Example
 from finetune.runs import MODEL, RESULT, read_result
 from finetune.tasks import TASKS, Kind, Output, Task
+from pretrain.engine.distributed import choose_device
+from pretrain.model.classifier import Classifier
 from pretrain.models import model_folder
-
-if TYPE_CHECKING:
-    import torch
 
 SUBMISSION = "submission.zip"
 
@@ -44,8 +44,6 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
     Raises:
         ValueError: no such device, folder, head or file, or a line with a wrong number of texts.
     """
-    from pretrain.engine.distributed import choose_device
-
     chosen = choose_device(device)
     loaded = model_folder.load_model(model)
     name = _head_name(loaded, head)
@@ -74,8 +72,6 @@ def _as_text(task: Task, output: Output) -> tuple[str, ...]:
     """Return the columns of an answer."""
     if task.is_regression:
         return (f"{float(output[0]) * task.scale:.4f}",)
-    from scipy.special import softmax
-
     return task.labels[output.argmax()], f"{softmax(output.astype(float)).max():.4f}"
 
 
@@ -113,8 +109,6 @@ def _read_lines(file: Path, task: Task) -> list[Example]:
 def _outputs(
     loaded: model_folder.LoadedModel, task: Task, rows: Sequence[Example], device: torch.device
 ) -> list[Output]:
-    from pretrain.model.classifier import Classifier
-
     head = loaded.classification_heads[task.name]
     classifier = Classifier(loaded.model.encoder, head).to(device)
     # A model from elsewhere has no record of its fine-tuning.
@@ -142,8 +136,6 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
         ValueError: no such device, or a task or test set is missing; all of them are named, and
             nothing is predicted.
     """
-    from pretrain.engine.distributed import choose_device
-
     chosen = choose_device(device)
     work = _submission_work(runs)
     output.mkdir(parents=True, exist_ok=True)

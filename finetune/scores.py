@@ -10,7 +10,6 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -59,8 +58,7 @@ def seed_loss(labels: Values, predictions: Values) -> float:
     fairseq divides every loss by ln 2, as if it were an entropy in nats. Infinite if it is not
     finite.
     """
-    error = float(np.mean((labels - predictions) ** 2)) / math.log(2)
-    return error if math.isfinite(error) else math.inf
+    return squared_error(labels, predictions) / math.log(2)
 
 
 def squared_error(labels: Values, predictions: Values) -> float:
@@ -83,15 +81,8 @@ def _correlation(function: Callable[..., Any], labels: Values, predictions: Valu
     return 0.0 if math.isnan(value) else value
 
 
-METRICS: Mapping[str, Callable[..., float]] = MappingProxyType(
-    {
-        function.__name__: function
-        for function in (
-            *(accuracy, matthews, f1, macro_f1),
-            *(pearson, spearman, seed_loss, squared_error),
-        )
-    }
-)
+_METRICS = (accuracy, matthews, f1, macro_f1, pearson, spearman, seed_loss, squared_error)
+METRICS: Mapping[str, Callable[..., float]] = {each.__name__: each for each in _METRICS}
 _TITLES = {
     "matthews": "Matthews correlation",
     "f1": "F1",

@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -162,7 +161,7 @@ _TASKS = (
     # Levesque et al. 2012.
     BenchmarkTask(name="WNLI", texts=_PAIR),
 )
-TASKS: Mapping[str, BenchmarkTask] = MappingProxyType({task.name: task for task in _TASKS})
+TASKS: Mapping[str, BenchmarkTask] = {task.name: task for task in _TASKS}
 
 
 _NAMES = {_simplified(name): name for name in TASKS}
@@ -222,7 +221,7 @@ class Objective:
 
     def __init__(self, task: Task) -> None:
         """Train what the task asks for."""
-        self.terms: Mapping[str, float] = MappingProxyType({task.kind: 1.0})
+        self.terms: Mapping[str, float] = {task.kind: 1.0}
         self._task = task
 
     def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:  # noqa: ANN401

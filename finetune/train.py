@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_USAGE
@@ -25,16 +25,14 @@ from finetune.evaluation import Evaluation
 from finetune.runs import RESULT, RunPlan, read_plan
 from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
 from pretrain.config.sections import OptimizerConfig
+from pretrain.engine.distributed import Process, gather
+from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import StepRecord
+from pretrain.model.classifier import Classifier
 from pretrain.models import model_folder
 from pretrain.records.metrics import METRICS, MetricsWriter, ProgressPrinter
-
-if TYPE_CHECKING:
-    from pretrain.engine.distributed import Process
-    from pretrain.engine.engine import Engine
-    from pretrain.model.classifier import Classifier
 
 _LOCK = "lock"
 _BEST = ".best"
@@ -51,8 +49,6 @@ def main(arguments: Sequence[str]) -> int:
             "Start it with torchrun for several ranks."
         )
         return EXIT_DONE if arguments in (["-h"], ["--help"]) else EXIT_USAGE
-    from pretrain.engine.distributed import Process
-
     folder = Path(arguments[0])
     try:
         plan = read_plan(folder)
@@ -84,9 +80,6 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         ValueError: the model or the data cannot be read, or the batch does not divide over the
             ranks.
     """
-    from pretrain.engine.distributed import gather
-    from pretrain.engine.engine import start
-
     started = time.perf_counter()
     task = plan.own or TASKS[plan.task]
     loaded = model_folder.load_model(plan.model_folder(folder.parent))
@@ -181,8 +174,6 @@ def _read_data(
 
 
 def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) -> Engine:
-    from pretrain.engine.engine import Engine, deepspeed_json
-
     name = config.deepspeed or ("zero1_bf16" if process.device.type == "cuda" else "zero1_fp32")
     batch = config.batch(process.world_size)
     optimizer = OptimizerConfig(

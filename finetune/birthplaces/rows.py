@@ -11,22 +11,18 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data_prep.common.files import write_atomically
 from data_prep.documents import Reject, read_documents
-from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizer import FILE_NAME, Tokenizer, train_characters
 from pretrain.config.load import load
 from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import Arrays, MicroBatch
 from pretrain.objectives.base import Block, Ids, Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.tokens import IGNORED, TokenObjective
-
-if TYPE_CHECKING:
-    from data_prep.tokenizer import Tokenizer
 
 
 def documents(path: Path) -> list[str]:
@@ -48,8 +44,6 @@ def documents(path: Path) -> list[str]:
 
 def vocabulary(texts: Sequence[str]) -> Tokenizer:
     """Make the vocabulary of the characters of documents and of the question."""
-    from data_prep.tokenizer import train_characters
-
     return train_characters([*texts, "Where was  born?"])
 
 
@@ -68,7 +62,6 @@ def prepare(name: str, texts: Sequence[str], folder: Path) -> Path:
     """
     from data_prep.manifest import Settings
     from data_prep.run import prepare as prepare_corpus
-    from data_prep.tokenizer import FILE_NAME
 
     content = "".join(f"{text}\n" for text in texts).encode()
     folder /= f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"

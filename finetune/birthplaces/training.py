@@ -26,15 +26,18 @@ from finetune.birthplaces.rows import (
     score,
     vocabulary,
 )
-from pretrain.config.settings import is_within
+from pretrain.config.load import load as load_recipe
+from pretrain.config.load import public
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import BatchConfig
+from pretrain.config.settings import is_within, override
+from pretrain.model.config import ModelConfig
+from pretrain.models import model_folder
+from pretrain.models.model_folder import LoadedModel, ModelContents
 from pretrain.objectives.base import Ids
 
 if TYPE_CHECKING:
-    from pretrain.config.run import RunConfig
-    from pretrain.model.config import ModelConfig
     from pretrain.model.language_model import LanguageModel
-    from pretrain.models.model_folder import LoadedModel, ModelContents
-
 
 EXPERIMENTS = Path("expt")
 """Folder of runs and corpora, for `tensorboard --logdir expt`."""
@@ -42,10 +45,8 @@ EXPERIMENTS = Path("expt")
 
 def recipe(options: argparse.Namespace, *settings: str) -> RunConfig:
     """Load the recipe of the model, with settings and what the command line overrides."""
-    from pretrain.config.load import load
-
     size = [f"model.overrides.latents={options.bottleneck_dim}"] * (options.variant == "perceiver")
-    return load(f"birthplaces-{options.variant}", [*size, *settings, *options.overrides])
+    return load_recipe(f"birthplaces-{options.variant}", [*size, *settings, *options.overrides])
 
 
 def run_folder(options: argparse.Namespace, rate: str) -> Path:
@@ -75,9 +76,7 @@ def fresh(options: argparse.Namespace, recipe: RunConfig) -> ModelContents:
     """
     import torch
 
-    from pretrain.config.load import public
     from pretrain.model.language_model import LanguageModel
-    from pretrain.models.model_folder import ModelContents
 
     tokenizer = vocabulary(documents(options.corpus))
     architecture = recipe.architecture(tokenizer.vocab_size)
@@ -94,8 +93,6 @@ def load(options: argparse.Namespace) -> LoadedModel:
         ValueError: it is not a model folder, or it has another model or another vocabulary than
             the command line names.
     """
-    from pretrain.models import model_folder
-
     folder: Path = options.reading_params_path
     loaded = model_folder.load_model(folder)
     _refuse_other(loaded.model.config, options, f"the model in {folder}")
@@ -133,7 +130,6 @@ def pretrain(options: argparse.Namespace) -> int:
         ValueError: the text or a setting is not accepted, the output exists, or an earlier run of
             the same folder had another text or other settings.
     """
-    from pretrain.config.settings import override
     from pretrain.models.export import export_checkpoint
     from pretrain.processes.gpus import visible_gpus
     from pretrain.supervision.run import run_supervised
@@ -179,8 +175,6 @@ def finetune(options: argparse.Namespace) -> None:
         ValueError: a file or a setting is not accepted, the output exists, or a launcher started
             several processes.
     """
-    from pretrain.models import model_folder
-
     data, reading = options.finetune_corpus_path, options.reading_params_path
     refuse_existing(options.writing_params_path)
     used = ["optimizer", "training.deepspeed", *([] if reading else ["model"])]
@@ -217,7 +211,6 @@ def _train(
     start: ModelContents, recipe: RunConfig, batches: AnswerBatches, folder: Path
 ) -> dict[str, Any]:
     """Return the weights at the end, in fp32 on the CPU."""
-    from pretrain.config.sections import BatchConfig
     from pretrain.engine import engine as engines
     from pretrain.engine.consolidated import consolidated_weights
     from pretrain.loop.loop import Rank0Callbacks, run

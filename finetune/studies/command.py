@@ -17,11 +17,10 @@ from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.common.files import lock, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
 from finetune.studies import job
-from finetune.studies.job import EVALUATION, Stage
+from finetune.studies.job import EVALUATION, Engine, Stage
 from pretrain.checks.devices import DEVICES
 
 if TYPE_CHECKING:
-    from finetune.studies.job import Engine
     from finetune.studies.study import CheckedArm, Run, Study
 
 STUDY = "study.json"

@@ -8,10 +8,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import numpy as np
+from pandas import DataFrame, Series
+from scipy.stats import t
 
 from finetune.runs import RESULT, read_result, task_of
 from finetune.scores import mean
@@ -19,16 +21,13 @@ from finetune.studies.job import EVALUATION
 from finetune.studies.study import Arm, Run, Study, comparisons, finetuning_arms
 from pretrain.records import ledger, metrics, status
 
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
-
 LOSS = "validation loss"
 T = TypeVar("T")
 Figures = dict[str, float]
 """By name, of one arm with one seed. A loss that is not finite is inf."""
 Read = dict[tuple[Arm, int], Figures]
 """By arm and seed of pretraining."""
-Measured = dict[Arm, "DataFrame"]
+Measured = dict[Arm, DataFrame]
 """Of each arm a row for each seed of pretraining, with a column for each figure."""
 
 
@@ -102,8 +101,6 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
 
 def table(read: Read) -> Measured:
     """Arrange figures by arm and seed as tables."""
-    from pandas import DataFrame
-
     by_arm: dict[Arm, dict[int, Figures]] = {}
     for (arm, seed), figures in read.items():
         by_arm.setdefault(arm, {})[seed] = figures
@@ -200,9 +197,6 @@ def paired(measured: Measured, one: Arm, other: Arm) -> DataFrame:
         For each figure `seeds`, `mean` (other minus one) and `half_width`, of the 95 % interval by
         Student's t over the seeds; NaN with one seed.
     """
-    from pandas import DataFrame
-    from scipy.stats import t
-
     deltas = measured[other] - measured[one]
     seeds = deltas.count()
     half_width = t.ppf(0.975, seeds - 1) * deviation(deltas) / seeds**0.5
