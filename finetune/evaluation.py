@@ -96,9 +96,10 @@ class Evaluation:
             return
         record: dict[str, float] = {"epoch": int(self._batches.epoch(step))}
         engine, distinct = self._engine, list[int]()
+        engine.module.eval()
         for split, dev_set in self._dev_sets.items():
             outputs = outputs_of(
-                engine.module.eval(), dev_set, engine.device, engine.rank, engine.world_size
+                engine.module, dev_set, engine.device, engine.rank, engine.world_size
             )
             answers = tasks.answers(self._task, outputs)
             record.setdefault("loss", _mean_loss(self._task, dev_set.labels, outputs))

@@ -1,7 +1,7 @@
 """The command line of the birthplace task: `python -m finetune birthplaces FUNCTION`.
 
 Functions and options are named as in the assignment on pretraining of Stanford's course CS224N
-(2023, assignment 5). Heavy imports are inside the functions.
+(2023, assignment 5). training.py has each function under its name, with the help of its command.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the functions of the task, each a command of its own."""
+    from finetune.birthplaces import training
+
     functions = command.add_subparsers(
         dest="function", required=True, metavar="FUNCTION", prog=command.prog
     )
-    for name, (run, words) in FUNCTIONS.items():
+    for name, words in FUNCTIONS.items():
+        run = getattr(training, name)
         text = re.sub(r"python -m finetune birthplaces", command.prog, inspect.getdoc(run) or "")
         function = functions.add_parser(
             name,
@@ -40,63 +43,6 @@ def birthplaces(options: argparse.Namespace) -> None:
     example: python -m finetune birthplaces pretrain vanilla wiki.txt --writing_params_path before
     """
     raise AssertionError("a function is required")
-
-
-def _pretrain(options: argparse.Namespace) -> int:
-    """Pretrain a model on a text by span corruption.
-
-    The run is supervised: called again, the same command continues it.
-
-    example: python -m finetune birthplaces pretrain vanilla wiki.txt --writing_params_path before
-    """
-    from finetune.birthplaces.training import pretrain
-
-    return pretrain(options)
-
-
-def _finetune(options: argparse.Namespace) -> None:
-    r"""Train a model to answer questions.
-
-    It runs in one process, on a GPU where there is one. Interrupted, it starts again.
-
-    example: python -m finetune birthplaces finetune vanilla wiki.txt \
-        --reading_params_path before --finetune_corpus_path train.tsv --writing_params_path after
-    """
-    from finetune.birthplaces.training import finetune
-
-    finetune(options)
-
-
-def _evaluate(options: argparse.Namespace) -> None:
-    r"""Answer questions, and count the right answers.
-
-    example: python -m finetune birthplaces evaluate vanilla wiki.txt \
-        --reading_params_path after --eval_corpus_path dev.tsv --outputs_path dev.predictions
-    """
-    from finetune.birthplaces.training import evaluate
-
-    evaluate(options)
-
-
-def _london(options: argparse.Namespace) -> None:
-    """Count the questions that the answer "London" is right for.
-
-    example: python -m finetune birthplaces london --eval_corpus_path dev.tsv
-    """
-    from finetune.birthplaces.rows import read_rows, score
-
-    rows = read_rows(options.eval_corpus_path)
-    print(score(rows, ["London"] * len(rows)))
-
-
-def _dataset(options: argparse.Namespace) -> None:
-    """Show what the model reads (x) and predicts (y), with <pad> as U+25A1, <mask> as U+2047.
-
-    example: python -m finetune birthplaces dataset charcorruption wiki.txt
-    """
-    from finetune.birthplaces.rows import show
-
-    show(options.kind, options.corpus, options.finetune_corpus_path)
 
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -121,21 +67,13 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _TRAINING = "--epochs --seed --tb_expt_name overrides"
-FUNCTIONS: Mapping[str, tuple[Callable[[argparse.Namespace], int | None], str]] = {
-    "pretrain": (
-        _pretrain,
-        f"variant corpus --bottleneck_dim --writing_params_path --pretrain_lr {_TRAINING}",
-    ),
-    "finetune": (
-        _finetune,
-        "variant corpus --bottleneck_dim --reading_params_path? --writing_params_path "
-        f"--finetune_corpus_path --finetune_lr {_TRAINING}",
-    ),
-    "evaluate": (
-        _evaluate,
-        "variant corpus --bottleneck_dim --reading_params_path --eval_corpus_path --outputs_path",
-    ),
-    "london": (_london, "--eval_corpus_path"),
-    "dataset": (_dataset, "kind corpus --finetune_corpus_path?"),
+FUNCTIONS = {
+    "pretrain": f"variant corpus --bottleneck_dim --writing_params_path --pretrain_lr {_TRAINING}",
+    "finetune": "variant corpus --bottleneck_dim --reading_params_path? --writing_params_path "
+    f"--finetune_corpus_path --finetune_lr {_TRAINING}",
+    "evaluate": "variant corpus --bottleneck_dim --reading_params_path --eval_corpus_path "
+    "--outputs_path",
+    "london": "--eval_corpus_path",
+    "dataset": "kind corpus --finetune_corpus_path?",
 }
-"""Every function and its options, in the order of the work. Files are required but where "?" is."""
+"""Every function's options, in the order of the work. Files are required but where "?" is."""

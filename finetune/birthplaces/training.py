@@ -1,7 +1,8 @@
 """Pretraining and fine-tuning of the task, its answers, and what their command lines name.
 
 A recipe, a run's folder, a model to start from. Pretraining is a supervised run; fine-tuning and
-greedy answers run in one process.
+greedy answers run in one process. The docstrings of the task's functions are the help of their
+commands; all raise ValueError for files and settings that are not accepted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from data_prep.common.exit_codes import EXIT_DONE
 from data_prep.common.files import write_atomically
@@ -34,7 +37,8 @@ from pretrain.config.settings import is_within, override
 from pretrain.model.config import ModelConfig
 from pretrain.models import model_folder
 from pretrain.models.model_folder import LoadedModel, ModelContents
-from pretrain.objectives.base import Ids
+from pretrain.objectives.base import Block, Ids, Vocabulary
+from pretrain.objectives.tokens import IGNORED
 
 if TYPE_CHECKING:
     from pretrain.model.language_model import LanguageModel
@@ -119,16 +123,11 @@ EPOCHS = 650
 
 
 def pretrain(options: argparse.Namespace) -> int:
-    """Pretrain a model through the supervisor, and write its model folder.
+    """Pretrain a model on a text by span corruption.
 
-    Called again with the same options it continues where it was interrupted.
+    The run is supervised: called again, the same command continues it.
 
-    Returns:
-        The exit code.
-
-    Raises:
-        ValueError: the text or a setting is not accepted, the output exists, or an earlier run of
-            the same folder had another text or other settings.
+    example: python -m finetune birthplaces pretrain vanilla wiki.txt --writing_params_path before
     """
     from pretrain.models.export import export_checkpoint
     from pretrain.processes.gpus import visible_gpus
@@ -166,15 +165,15 @@ BATCH_SIZE = 256
 
 
 def finetune(options: argparse.Namespace) -> None:
-    """Train a model to answer the questions of a TSV file, and write its model folder.
+    r"""Train a model to answer questions.
 
-    The learning rate is constant: of the assignment's cosine, fine-tuning sees the first sixth.
-    Unlike the assignment's, the rows have another order in each epoch.
+    It runs in one process, on a GPU where there is one. Interrupted, it starts again.
 
-    Raises:
-        ValueError: a file or a setting is not accepted, the output exists, or a launcher started
-            several processes.
+    example: python -m finetune birthplaces finetune vanilla wiki.txt \
+        --reading_params_path before --finetune_corpus_path train.tsv --writing_params_path after
     """
+    # The learning rate is constant: of the assignment's cosine, fine-tuning sees the first sixth.
+    # Unlike the assignment's, the rows have another order in each epoch.
     data, reading = options.finetune_corpus_path, options.reading_params_path
     refuse_existing(options.writing_params_path)
     used = ["optimizer", "training.deepspeed", *([] if reading else ["model"])]
@@ -300,10 +299,10 @@ def answers(model: LanguageModel, rows: Sequence[Ids], mask_id: int) -> list[lis
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Write the answers to the questions of a TSV file, one a line, and print the accuracy.
+    r"""Answer questions, and count the right answers.
 
-    Raises:
-        ValueError: a file is not accepted, or the output exists.
+    example: python -m finetune birthplaces evaluate vanilla wiki.txt \
+        --reading_params_path after --eval_corpus_path dev.tsv --outputs_path dev.predictions
     """
     from pretrain.engine.distributed import choose_device
 
@@ -315,3 +314,48 @@ def evaluate(options: argparse.Namespace) -> None:
     predictions = [tokenizer.decode(ids) for ids in answers(model, questions, tokenizer.mask_id)]
     write_atomically(output, "".join(f"{line}\n" for line in predictions).encode())
     print(f"{output}: {len(predictions):,} predictions\n{score(rows, predictions)}")
+
+
+def london(options: argparse.Namespace) -> None:
+    """Count the questions that the answer "London" is right for.
+
+    example: python -m finetune birthplaces london --eval_corpus_path dev.tsv
+    """
+    rows = read_rows(options.eval_corpus_path)
+    print(score(rows, ["London"] * len(rows)))
+
+
+COUNT = 4
+"""Rows that are shown."""
+
+
+def dataset(options: argparse.Namespace) -> None:
+    """Show what the model reads (x) and predicts (y), with <pad> as U+25A1, <mask> as U+2047.
+
+    example: python -m finetune birthplaces dataset charcorruption wiki.txt
+    """
+    texts, recipe = documents(options.corpus), load_recipe("birthplaces-vanilla")
+    tokenizer, length = vocabulary(texts), recipe.data.sequence_length
+    if options.kind == "charcorruption":
+        size = tokenizer.vocab_size
+        objective = recipe.objective.build(Vocabulary(size, size, options.corpus.parent))
+        blocks = [
+            Block(np.array([tokenizer.bos_id, *ids[: length - 1]], dtype=np.int64))
+            for ids in tokenizer.encode_batch(texts[:COUNT])
+        ]
+        shown = [objective.collate([b], [(1, 0, at)], length) for at, b in enumerate(blocks)]
+    elif (data := options.finetune_corpus_path) is None:
+        raise ValueError("--finetune_corpus_path: is needed with namedata")
+    else:
+        answers = AnswerObjective(tokenizer.mask_id)
+        rows = encode(read_rows(data)[:COUNT], tokenizer, length, data)
+        shown = [answers.collate([row], length) for row in rows]
+    special = {tokenizer.pad_id: "\u25a1", tokenizer.mask_id: "\u2047"}
+    for arrays in shown:
+        inputs = arrays["input_ids"][0]
+        labels = np.full_like(inputs, tokenizer.pad_id)
+        used = arrays["labels"] != IGNORED
+        labels[arrays["target_positions"][used]] = arrays["labels"][used]
+        for name, ids in (("x", inputs[1:]), ("y", labels[1:])):
+            words = [special.get(int(id)) or tokenizer.token_text(int(id)) for id in ids]
+            print(f"{name}: {''.join(words)}")
