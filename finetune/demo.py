@@ -160,7 +160,7 @@ def table(output: Path, seconds: float) -> str:
         (MAJORITY, "the best constant answer"),
     ):
         rows[f"module of a docstring, accuracy, {title}"] = (
-            f"{scores[name].last['accuracy'].median:.3f}"
+            f"{statistics.median(scores[name].last['accuracy']):.3f}"
         )
     rows["loss spikes survived"] = str(sum(record["kind"] == "rollback" for record in records))
     rows["pretraining speed"] = f"{speed:,.0f} tokens/s"

@@ -17,10 +17,11 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from finetune import tables
 from finetune.tasks import HUB_REPOSITORY, BenchmarkTask, Task
 
 HUB = "hub"
@@ -178,8 +179,9 @@ def _label(task: BenchmarkTask, text: str, where: str) -> float:
 def _from_datasets(task: BenchmarkTask, data: str, split: str) -> Split:
     """Read a split of a dataset with the hub's columns, whose class labels are ids."""
     hub_split = split.replace("dev", "validation")
-    source = f"{data}: {task.hub}: {hub_split}"
-    rows = _load(data, task.hub, hub_split, source)
+    place = f"{tables.HUB}{HUB_REPOSITORY}:{task.hub}" if data == HUB else Path(data) / task.hub
+    source = f"{place}:{hub_split}"
+    rows = tables.load(source)
     texts = task.hub_texts or task.texts
     labelled = split not in task.test
     columns = [*texts, *(["label"] if labelled else [])]
@@ -195,21 +197,6 @@ def _from_datasets(task: BenchmarkTask, data: str, split: str) -> Split:
         label = _hub_label(task, row["label"], where) if labelled else 0
         examples.append(_example([row[column] for column in texts], label, where))
     return Split(examples)
-
-
-def _load(data: str, name: str, split: str, source: str) -> Any:  # noqa: ANN401
-    import datasets
-
-    try:
-        if data == HUB:
-            return datasets.load_dataset(HUB_REPOSITORY, name, split=split)
-        saved = datasets.load_from_disk(str(Path(data) / name))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{source}: cannot be loaded: {error}") from error
-    if not isinstance(saved, Mapping) or split not in saved:
-        found = ", ".join(saved) if isinstance(saved, Mapping) else "one split without a name"
-        raise ValueError(f"{source}: no such split; it has {found}")
-    return saved[split]
 
 
 def _hub_label(task: BenchmarkTask, value: Any, where: str) -> float:  # noqa: ANN401

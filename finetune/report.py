@@ -37,31 +37,22 @@ Result = Mapping[str, Any]
 """The content of result.json."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """One score of several seeds."""
-
-    median: float
-    lowest: float
-    highest: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of at least one value."""
-        return cls(statistics.median(values), min(values), max(values))
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return median, lowest and highest of one score of several seeds."""
+    return statistics.median(values), min(values), max(values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The runs of one task that started from the same kind of weights; scores by name."""
+    """The runs of one task that started from the same kind of weights; scores by name and seed."""
 
     task: Task
     runs: int
-    best: Mapping[str, Spread]
+    best: Mapping[str, Sequence[float]]
     """In each run's best epoch, selected on the same dev split as `best_epoch_by` says."""
-    last: Mapping[str, Spread]
+    last: Mapping[str, Sequence[float]]
     """After each run's last epoch, without selection."""
-    reported: Spread
+    reported: Sequence[float]
     """The score that the protocol reports."""
     collapsed: int = 0
     """Number of collapsed runs, which are among the scores."""
@@ -126,7 +117,7 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
             succeeded = [run for run in own if not run["collapsed"]]
             if weights == "pretrained" and 0 < len(succeeded) < len(own):
                 rows[WITHOUT] = _row(succeeded, task, protocol)
-        constant = {name: Spread.of([value]) for name, value in runs[0]["majority"].items()}
+        constant = {name: [value] for name, value in runs[0]["majority"].items()}
         rows[MAJORITY] = Row(task, 0, constant, constant, constant[protocol.metric(task)])
         tables[task.name] = rows
     return tables
@@ -139,10 +130,10 @@ def _protocol_of(results: Sequence[Result]) -> Protocol:
 
 def _row(runs: Sequence[Result], task: Task, protocol: Protocol) -> Row:
     best, last = (
-        {name: Spread.of([run[when][name] for run in runs]) for name in task.score_names}
+        {name: [run[when][name] for run in runs] for name in task.score_names}
         for when in ("best", "last")
     )
-    reported = Spread.of([protocol.score(run, task) for run in runs])
+    reported = [protocol.score(run, task) for run in runs]
     return Row(task, len(runs), best, last, reported, sum(bool(run["collapsed"]) for run in runs))
 
 
@@ -167,7 +158,7 @@ def _published_table(tables: Tables, protocol: Protocol) -> str:
 
 def _as_printed(row: Row, protocol: Protocol) -> str:
     """Return what the protocol reports, in the units of its table."""
-    value = row.reported.median
+    value = statistics.median(row.reported)
     is_loss = protocol.metric(row.task) in LOWER_IS_BETTER
     return f"{value:.3f}" if is_loss else f"{100 * value:.1f}"
 
@@ -177,7 +168,7 @@ def _official_table(tables: Tables) -> str:
     rows: dict[str, dict[str, str]] = {}
     for weights, scored in _by_weights(tables):
         scores = {
-            task: 100 * statistics.fmean(row.best[n].median for n in row.task.official)
+            task: 100 * statistics.fmean(statistics.median(row.best[n]) for n in row.task.official)
             for task, row in scored.items()
         }
         rows[CONSTANT if weights == MAJORITY else weights] = {
@@ -243,12 +234,12 @@ def _csv(tables: Tables, protocol: Protocol) -> str:
     )
     for task, rows in tables.items():
         for weights, row in rows.items():
-            spreads = [("best", *each) for each in row.best.items()]
-            spreads += [("last", *each) for each in row.last.items()]
-            spreads += [(AS_PUBLISHED, protocol.metric(row.task), row.reported)]
-            for epoch, name, spread in spreads:
-                values = dataclasses.astuple(spread)
-                writer.writerow([weights, task, name, epoch, row.runs, row.collapsed, *values])
+            scores = [("best", *each) for each in row.best.items()]
+            scores += [("last", *each) for each in row.last.items()]
+            scores += [(AS_PUBLISHED, protocol.metric(row.task), row.reported)]
+            for epoch, name, values in scores:
+                counts = row.runs, row.collapsed
+                writer.writerow([weights, task, name, epoch, *counts, *spread(values)])
     for model, printed in protocol.table.items():
         for task, cell in printed.items():
             name, value = protocol.metric(TASKS[task]), float(cell.removesuffix("*"))
@@ -268,7 +259,6 @@ def _section_of(
     return "\n".join([f"## {title}", "", *markdown_table(head, cells), notes, ""])
 
 
-def _cell(spread: Spread) -> str:
-    if spread.lowest == spread.highest:
-        return f"{spread.median:.4f}"
-    return f"{spread.median:.4f} ({spread.lowest:.4f} to {spread.highest:.4f})"
+def _cell(values: Sequence[float]) -> str:
+    median, low, high = spread(values)
+    return f"{median:.4f}" + (f" ({low:.4f} to {high:.4f})" if low < high else "")

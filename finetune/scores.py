@@ -40,16 +40,12 @@ def f1(labels: Values, predictions: Values) -> float:
 
 def pearson(labels: Values, predictions: Values) -> float:
     """Return the Pearson correlation (official for STS-B)."""
-    from scipy.stats import pearsonr
-
-    return _correlation(pearsonr, labels, predictions)
+    return _correlation("pearsonr", labels, predictions)
 
 
 def spearman(labels: Values, predictions: Values) -> float:
     """Return the Spearman correlation (official for STS-B); ties share their mean rank."""
-    from scipy.stats import spearmanr
-
-    return _correlation(spearmanr, labels, predictions)
+    return _correlation("spearmanr", labels, predictions)
 
 
 def seed_loss(labels: Values, predictions: Values) -> float:
@@ -74,10 +70,12 @@ def macro_f1(labels: Values, predictions: Values) -> float:
     return float(f1_score(labels, predictions, average="macro", zero_division=0.0))
 
 
-def _correlation(function: Callable[..., Any], labels: Values, predictions: Values) -> float:
+def _correlation(name: str, labels: Values, predictions: Values) -> float:
+    from scipy import stats
+
     if len(labels) < 2 or not np.isfinite(predictions).all():
         return 0.0
-    value = float(function(labels, predictions).statistic)
+    value = float(getattr(stats, name)(labels, predictions).statistic)
     return 0.0 if math.isnan(value) else value
 
 

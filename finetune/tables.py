@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from data_prep.common.files import strict_json
 
-_HUB = "datasets:"
+HUB = "datasets:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ def read_rows(source: str) -> list[TableRow]:
             place.
     """
     path = Path(source)
-    if source.startswith(_HUB) or path.is_dir() or (":" in source and not path.exists()):
+    if source.startswith(HUB) or path.is_dir() or (":" in source and not path.exists()):
         rows = list(_from_datasets(source))
     elif not path.is_file():
         raise ValueError(f"{source}: no such file")
@@ -111,18 +111,14 @@ def _json_lines(path: Path) -> Iterator[TableRow]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 place = f"{path}: line {number}"
-                yield TableRow(place, _object(line, place))
-
-
-def _object(content: str, place: str) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-        strict_json(value, ensure_ascii=False).encode()  # refuses \ud800, half of a character
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place}: not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{place}: not a JSON object with a key for each column")
-    return value
+                try:
+                    value = json.loads(line)
+                    strict_json(value, ensure_ascii=False).encode()  # refuses \ud800, half a letter
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{place}: not valid JSON: {error}") from None
+                if not isinstance(value, dict):
+                    raise ValueError(f"{place}: not a JSON object with a key for each column")
+                yield TableRow(place, value)
 
 
 def _parquet(path: Path) -> Iterator[TableRow]:
@@ -137,23 +133,37 @@ def _parquet(path: Path) -> Iterator[TableRow]:
         yield TableRow(f"{path}: row {number}", values)
 
 
-def _from_datasets(source: str) -> Iterator[TableRow]:
+def load(source: str) -> Any:  # noqa: ANN401 - a Dataset
+    """Load what datasets saved in a folder, or its hub has: one split.
+
+    Raises:
+        ValueError: it cannot be loaded, or `source` does not name a split of it.
+    """
     import datasets
 
-    name, _, split = source.removeprefix(_HUB).rpartition(":")
+    name, _, split = source.removeprefix(HUB).rpartition(":")
     try:
-        if source.startswith(_HUB):
-            table = datasets.load_dataset(*name.split(":"), split=split)
-        else:
-            folder = source if Path(source).is_dir() else name
-            table = datasets.load_from_disk(folder)
-            if folder != source:
-                table = table[split]
+        if source.startswith(HUB):
+            return datasets.load_dataset(*name.split(":"), split=split)
+        folder = source if Path(source).is_dir() else name
+        table = datasets.load_from_disk(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{source}: cannot be loaded: {error}") from None
+    if folder != source:
+        if isinstance(table, Mapping) and split in table:
+            return table[split]
+        found = ", ".join(table) if isinstance(table, Mapping) else "one split without a name"
+        raise ValueError(f"{source}: no such split; it has {found}")
     if isinstance(table, Mapping):
         splits = ", ".join(f"{source}:{split}" for split in table)
         raise ValueError(f"{source}: has several splits; name one: {splits}")
+    return table
+
+
+def _from_datasets(source: str) -> Iterator[TableRow]:
+    import datasets
+
+    table = load(source)
     names = {
         column: feature.names
         for column, feature in table.features.items()

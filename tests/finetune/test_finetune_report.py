@@ -9,7 +9,7 @@ import pytest
 from data_prep.common.files import write_json
 from finetune import protocols, report
 from finetune.__main__ import main
-from finetune.report import WITHOUT, Spread, collect, summary
+from finetune.report import WITHOUT, collect, spread, summary
 
 
 def write_run(folder, weights, seed, best, last, *, collapsed="", task="CoLA"):
@@ -57,10 +57,10 @@ def test_a_summary_has_medians_and_spreads_of_best_and_last_epochs(runs):
     rows = rows_of(runs)
     assert list(rows) == ["pretrained", "random", "majority"]
     assert rows["pretrained"].runs == 3
-    assert rows["pretrained"].best["accuracy"] == Spread(0.75, 0.625, 0.875)
-    assert rows["pretrained"].last["matthews"] == Spread(0.125, 0.0, 0.25)
-    assert rows["random"].last["accuracy"] == Spread(0.5, 0.5, 0.5)
-    assert rows["majority"].best["accuracy"].median == 0.6
+    assert spread(rows["pretrained"].best["accuracy"]) == (0.75, 0.625, 0.875)
+    assert spread(rows["pretrained"].last["matthews"]) == (0.125, 0.0, 0.25)
+    assert spread(rows["random"].last["accuracy"]) == (0.5, 0.5, 0.5)
+    assert rows["majority"].best["accuracy"] == [0.6]
 
 
 def test_collapsed_runs_are_counted_and_reported_with_and_without(runs):
@@ -70,9 +70,9 @@ def test_collapsed_runs_are_counted_and_reported_with_and_without(runs):
     assert list(rows) == ["pretrained", WITHOUT, "random", "majority"]
     everyone, succeeded = rows["pretrained"], rows[WITHOUT]
     assert (everyone.runs, everyone.collapsed) == (4, 1)
-    assert everyone.best["accuracy"] == Spread(0.6875, 0.6, 0.875)
+    assert spread(everyone.best["accuracy"]) == (0.6875, 0.6, 0.875)
     assert (succeeded.runs, succeeded.collapsed) == (3, 0)
-    assert succeeded.best["accuracy"] == Spread(0.75, 0.625, 0.875)
+    assert spread(succeeded.best["accuracy"]) == (0.75, 0.625, 0.875)
     text = report.write_report(runs)
     assert "| **ours**, pretrained | 68.8 (1 of 4) |" in text
     assert "| **ours**, pretrained, without collapsed | 75.0 |" in text
@@ -91,7 +91,7 @@ def test_a_diverged_regression_has_the_worst_score_and_standard_json(runs):
     row = rows_of(runs, "STS-B")["pretrained"]
     assert not (runs / "results.jsonl").exists()  # reading writes nothing
     report.write_report(runs)
-    assert row.best["seed_loss"] == Spread(math.inf, 0.13, math.inf)
+    assert spread(row.best["seed_loss"]) == (math.inf, 0.13, math.inf)
     for path in (runs / "results.jsonl", *runs.glob("STS-B*/result.json")):
         for line in (
             path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
