@@ -153,7 +153,7 @@ def pretrain(options: argparse.Namespace) -> int:
     print(f"{text}: {len(texts):,} documents, {steps:,} steps", flush=True)
     if code := run_supervised(recipe(options, *settings)):
         return code
-    step = export_checkpoint(folder, output)
+    step, _ = export_checkpoint(folder, output)
     print(f"{output}: the model of {folder} after {step:,} steps", flush=True)
     return EXIT_DONE
 

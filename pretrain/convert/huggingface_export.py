@@ -79,7 +79,13 @@ def write_folder(
     kind = f"{library}For{layout.task(config, classifier)}"
     settings = {"model_type": plain or "zeroclap", "architectures": [kind], **own_settings}
     if classifier is not None:
-        settings |= _label_settings(classifier) | {"classifier_name": head}
+        labels = classifier.labels or layout.unnamed(classifier.classes)
+        settings |= {
+            "id2label": {str(index): label for index, label in enumerate(labels)},
+            "label2id": {label: index for index, label in enumerate(labels)},
+            "problem_type": layout.problem_types(classifier.classes)[0],
+            "classifier_name": head,
+        }
     settings |= {**_SPECIAL_IDS, "dtype": "float32", "provenance": dict(contents.provenance)}
     with new_folder(folder) as partial:
         # Not save_file, which lets nobody but the owner read what it writes.
@@ -163,17 +169,8 @@ def _albert(contents: ModelContents, head: ClassificationConfig | None) -> _Form
     }
     tensors = separated(contents.weights, layout.albert_names(contents.weights, config))
     if config.token_size == config.hidden_size:
-        tensors[f"{layout.ALBERT_PROJECTION}.weight"] = torch.eye(config.hidden_size)
-        tensors[f"{layout.ALBERT_PROJECTION}.bias"] = torch.zeros(config.hidden_size)
+        tensors |= layout.identity(config.hidden_size)
     return settings, tensors
-
-
-def _generation_settings(contents: ModelContents) -> dict[str, Any]:
-    """Return what transformers' `generate` never chooses: no text has these ids."""
-    never = [Tokenizer.bos_id, Tokenizer.pad_id, Tokenizer.unk_id]
-    if contents.vocabulary is not None:
-        never.append(contents.vocabulary.mask_id)
-    return {**_SPECIAL_IDS, "suppress_tokens": never}
 
 
 def _mask_ids(contents: ModelContents) -> list[int]:
@@ -212,23 +209,16 @@ def _own(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
     return settings, tensors
 
 
-def _label_settings(head: ClassificationConfig) -> dict[str, Any]:
-    labels = head.labels or layout.unnamed(head.classes)
-    return {
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
-        "problem_type": layout.problem_types(head.classes)[0],
-    }
-
-
 def _write_companions(folder: Path, contents: ModelContents, generates: bool) -> None:
     """Write the vocabulary, and what generation needs."""
+    # What `generate` never chooses: no text has these ids.
+    never = [Tokenizer.bos_id, Tokenizer.pad_id, Tokenizer.unk_id]
+    if (vocabulary := contents.vocabulary) is not None:
+        never.append(vocabulary.mask_id)
+        huggingface_tokenizer.write_vocabulary(folder, vocabulary, contents.config, generates)
     if generates:
-        write_json(folder / "generation_config.json", _generation_settings(contents))
-    if contents.vocabulary is not None:
-        huggingface_tokenizer.write_vocabulary(
-            folder, contents.vocabulary, contents.config, generates
-        )
+        settings = {**_SPECIAL_IDS, "suppress_tokens": never}
+        write_json(folder / "generation_config.json", settings)
 
 
 def _code() -> str:

@@ -118,21 +118,17 @@ def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a
 
 def _architecture(settings: Mapping[str, Any], theirs: Weights) -> ModelConfig:
     read = {"roberta": _roberta_config, "albert": _albert_config, "zeroclap": _own_config}
-    config = read[settings["model_type"]](settings)
+    kind = settings["model_type"]
+    for name, accepted in _NOT_MODELLED.get(kind, {}).items():
+        if (value := settings.get(name, accepted)) != accepted:
+            raise ValueError(f"{name} is {value!r}; accepted: {accepted!r}")
+    config = read[kind](settings)
     # transformers saves a classifier without it, and AlbertConfig does not mention it.
     has_pairs = not theirs.keys().isdisjoint({"pair_head.dense.weight", layout.ALBERT_PAIRS})
     return dataclasses.replace(config, pair_head=has_pairs)
 
 
-def _refuse_not_modelled(settings: Mapping[str, Any]) -> None:
-    for name, accepted in _NOT_MODELLED[settings["model_type"]].items():
-        value = settings.get(name, accepted)
-        if value != accepted:
-            raise ValueError(f"{name} is {value!r}; accepted: {accepted!r}")
-
-
 def _roberta_config(settings: Mapping[str, Any]) -> ModelConfig:
-    _refuse_not_modelled(settings)
     positions = _setting(settings, "max_position_embeddings")
     if not isinstance(positions, int) or positions <= layout.UNUSED_POSITIONS:
         raise ValueError(f"max_position_embeddings is {positions!r}; accepted: 3 or more")
@@ -141,7 +137,6 @@ def _roberta_config(settings: Mapping[str, Any]) -> ModelConfig:
 
 
 def _albert_config(settings: Mapping[str, Any]) -> ModelConfig:
-    _refuse_not_modelled(settings)
     activations = {theirs: ours for ours, theirs in layout.ALBERT_ACTIVATIONS.items()}
     if (activation := _setting(settings, "hidden_act")) not in [*activations]:
         accepted = ", ".join(map(repr, activations))
@@ -253,24 +248,14 @@ def _albert_weights(
         notes.append(f"{layout.ALBERT_POOLER} was left out: there is no head that reads it")
         left = {name: weight for name, weight in left.items() if name not in pooler}
     if config.token_size == config.hidden_size:
-        _drop_identity(left, config.hidden_size)
+        # We have no projection of token vectors that have the hidden size already.
+        for name, expected in layout.identity(config.hidden_size).items():
+            if name in left and not torch.equal(left.pop(name).float(), expected):
+                raise ValueError(
+                    f"{name} changes the token vectors; it must be the identity where "
+                    f"embedding_size equals hidden_size, {config.hidden_size}"
+                )
     return _with_head(left, names, empty, notes)
-
-
-def _drop_identity(weights: dict[str, Tensor], size: int) -> None:
-    """Remove the projection of token vectors that have the hidden size already.
-
-    Raises:
-        ValueError: it changes them.
-    """
-    neutral = {"weight": torch.eye(size), "bias": torch.zeros(size)}
-    for kind, expected in neutral.items():
-        name = f"{layout.ALBERT_PROJECTION}.{kind}"
-        if name in weights and not torch.equal(weights.pop(name).float(), expected):
-            raise ValueError(
-                f"{name} changes the token vectors; it must be the identity where embedding_size "
-                f"equals hidden_size, {size}"
-            )
 
 
 def _modern(weights: Weights) -> dict[str, Tensor]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+import torch
+from torch import Tensor
+
 from pretrain.convert.weights import Names, head_modules, renamed
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
@@ -149,6 +152,12 @@ def albert_names(weights: Iterable[str], config: ModelConfig) -> Names:
     weights = list(weights)
     modules = _ALBERT | head_modules(weights, ALBERT_POOLER, CLASSIFIER)
     return renamed(weights, modules, config.num_layers // albert_groups(config))
+
+
+def identity(size: int) -> dict[str, Tensor]:
+    """Return the projection that ALBERT has also where token vectors have the hidden size."""
+    weight, bias = f"{ALBERT_PROJECTION}.weight", f"{ALBERT_PROJECTION}.bias"
+    return {weight: torch.eye(size), bias: torch.zeros(size)}
 
 
 def own_names(weights: Iterable[str]) -> Names:

@@ -30,9 +30,15 @@ def model_card(name: str, contents: ModelContents, head: str | None, scores: str
     sections = [
         _use(name, contents, head),
         *_training(trained.get("training")),
-        *_scores(scores),
-        _provenance(contents.provenance),
     ]
+    if scores:
+        lines = [line for line in scores.splitlines() if not line.startswith("![")]
+        # Its sections become parts of this one.
+        text = "\n".join(f"#{line}" if line.startswith("#") else line for line in lines)
+        sections.append(f"## Fine-tuning\n\n{text.strip()}\n")
+    # config.json has the architecture, the table the training.
+    rest = {name: value for name, value in contents.provenance.items() if name != "training"}
+    sections.append(f"## Provenance\n\n```json\n{strict_json(rest, indent=1)}\n```\n")
     return "\n".join(sections)
 
 
@@ -96,7 +102,8 @@ def _training(facts: Mapping[str, Any] | None) -> Iterator[str]:
         for where, score in scores.items():
             rows[f"validation perplexity{where}"] = format_number(score["perplexity"], ".3f")
         rows["validation perplexity"] += f" after {measured['step']:,} steps"
-    yield f"## Training\n\n{_table(rows)}\n"
+    lines = [f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows.items()]
+    yield "\n".join(["## Training\n", "| | |", "|---|---|", *lines, ""])
 
 
 def _corpus(facts: Mapping[str, Any]) -> str:
@@ -104,22 +111,3 @@ def _corpus(facts: Mapping[str, Any]) -> str:
     if "tokens" in facts:
         text += f": {facts['documents']:,} documents of {facts['tokens']:,} tokens"
     return text
-
-
-def _scores(scores: str) -> Iterator[str]:
-    if scores:
-        lines = [line for line in scores.splitlines() if not line.startswith("![")]
-        # Its sections become parts of this one.
-        text = "\n".join(f"#{line}" if line.startswith("#") else line for line in lines)
-        yield f"## Fine-tuning\n\n{text.strip()}\n"
-
-
-def _provenance(provenance: Mapping[str, Any]) -> str:
-    """Show where the model comes from, with its recipe; config.json has the architecture."""
-    rest = {name: value for name, value in provenance.items() if name != "training"}
-    return f"## Provenance\n\n```json\n{strict_json(rest, indent=1)}\n```\n"
-
-
-def _table(rows: Mapping[str, str]) -> str:
-    lines = [f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows.items()]
-    return "\n".join(["| | |", "|---|---|", *lines])

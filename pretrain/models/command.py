@@ -25,10 +25,9 @@ def export(options: argparse.Namespace) -> None:
 
     example: python -m pretrain export runs/base --output models/base
     """
-    from pretrain.models.export import choose_step, export_checkpoint
+    from pretrain.models.export import export_checkpoint
 
-    step, reason = choose_step(options.run, options.step)
-    export_checkpoint(options.run, options.output, step)
+    step, reason = export_checkpoint(options.run, options.output, options.step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
     if reason:
         sys.stdout.write(f"{reason}\n")

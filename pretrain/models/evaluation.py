@@ -62,12 +62,6 @@ class Measured:
     """Tokens of the blocks of its training."""
     results: list[Evaluation | Refusal] = dataclasses.field(default_factory=list)
 
-    @property
-    def evaluations(self) -> list[Evaluation]:
-        """The results without refusals, by length."""
-        found = [result for result in self.results if isinstance(result, Evaluation)]
-        return sorted(found, key=lambda each: each.length)
-
 
 def run(
     models: Sequence[Path],
@@ -131,7 +125,8 @@ def _results(
     Raises:
         ValueError: the model or its objective cannot read such text, or the corpus has none.
     """
-    model, size = loaded.model, loaded.micro_batch_size
+    # Defaults for a model whose training is not known.
+    model, size = loaded.model, int(loaded.recipe_section("batch").get("micro_batch_size", 8))
     objective = validation_objective(model, loaded.tokenizer.digest(), corpus, loaded.objective)
     packing = reading.packing or loaded.packing
     if reading.lengths:
@@ -147,7 +142,8 @@ def _results(
         )
     refuse_other_packing(SOURCES[packing], objective.settings, model.config.latents)
     source = SOURCES[packing](corpus, loaded.sequence_length)
-    limit = loaded.evaluation_blocks if reading.blocks is None else reading.blocks
+    usual = int(loaded.recipe_section("training").get("evaluation_blocks", 0))
+    limit = usual if reading.blocks is None else reading.blocks
     for each in [objective, *pair_objectives(objective).values()]:
         refuse_without_targets(source, each, limit)
     return (evaluate_blocks(model, objective, source, limit, size) for _ in range(1))
@@ -237,7 +233,11 @@ def _as_json(measured: Measured, result: Evaluation | Refusal) -> dict[str, obje
 
 def draw_scores(measured: Sequence[Measured], path: Path) -> None:
     """Draw perplexity by length, the form of Figure 1 of Press et al. 2022."""
-    found = [(each, each.evaluations) for each in measured if each.evaluations]
+    found = []
+    for each in measured:
+        results = [result for result in each.results if isinstance(result, Evaluation)]
+        if results:
+            found.append((each, sorted(results, key=lambda result: result.length)))
     strides = {result.stride for _, results in found for result in results if result.stride}
     kind = f"sliding windows, stride {strides.pop():,}" if strides else "non-overlapping windows"
     lengths = sorted({result.length for _, results in found for result in results})

@@ -23,7 +23,7 @@ from pretrain.records.ledger import RunState
 from pretrain.records.summary import summary
 
 
-def export_checkpoint(run: Path, output: Path, step: int | None = None) -> int:
+def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple[int, str]:
     """Export a checkpoint of a run as a model folder.
 
     Args:
@@ -33,15 +33,21 @@ def export_checkpoint(run: Path, output: Path, step: int | None = None) -> int:
             weights that the run began with.
 
     Returns:
-        The step of the exported checkpoint.
+        The step of the exported checkpoint, and a sentence on why it is not the newest, or "".
 
     Raises:
-        ValueError: no run, no such checkpoint, or a damaged one.
+        ValueError: no run, no such checkpoint, none before a suspected spike, or a damaged one.
     """
-    config, state = _config_and_state(run)
-    step = _chosen(run, state, step)
-    read = _checkpoint(run, config, state, step) if step else _initial(run, config)
-    architecture, weights, recipe = read
+    if not (run / "run.yaml").is_file():
+        raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
+    config = recipes.load(str(run / "run.yaml"))
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
+    state = ledger.run_state(records, config.training.seed)
+    step, reason = _chosen(run, state, step)
+    if step:
+        architecture, weights, recipe = _checkpoint(run, config, state, step)
+    else:
+        architecture, weights, recipe = _initial(run, config, ledger.created(records))
     # The table has further rows while it is trained.
     weights[TOKENS] = weights[TOKENS][: architecture.vocab_size].clone()
     provenance = {
@@ -52,22 +58,28 @@ def export_checkpoint(run: Path, output: Path, step: int | None = None) -> int:
     }
     contents = ModelContents(architecture, weights, tokenizers.load(run), provenance)
     model_folder.save_model(output, contents)
-    return step
+    return step, reason
 
 
-def _chosen(run: Path, state: RunState, step: int | None) -> int:
-    """Return the step to export.
+def _chosen(run: Path, state: RunState, step: int | None) -> tuple[int, str]:
+    """Return the step to export, and a sentence on why it is not the newest, or "".
 
     Raises:
         ValueError: there is no such checkpoint, or none before a suspected spike.
     """
     sound = [step for step in state.checkpoints if step not in state.tainted]
-    if step is None and sound:
-        return sound[-1]
     if step is None and state.checkpoints:
-        raise ValueError(
-            f"{run}: all its checkpoints follow a suspected spike; --step {state.checkpoints[-1]} "
-            "exports the newest"
+        newest = state.checkpoints[-1]
+        if not sound:
+            raise ValueError(
+                f"{run}: all its checkpoints follow a suspected spike; --step {newest} exports the "
+                "newest"
+            )
+        if sound[-1] == newest:
+            return newest, ""
+        return sound[-1], (
+            f"not of step {newest}, the newest: the run is"
+            f"{suspicion(state.suspected_since).removeprefix(',')}; --step {newest} exports it"
         )
     if step is None or step not in (0, *state.checkpoints):
         which = "checkpoint yet" if step is None else f"checkpoint of step {step}"
@@ -75,36 +87,14 @@ def _chosen(run: Path, state: RunState, step: int | None) -> int:
         raise ValueError(
             f"{run}: has no {which}; --step may be {steps}, where 0 is the initial weights"
         )
-    return step
-
-
-def choose_step(run: Path, step: int | None) -> tuple[int, str]:
-    """Return the step of the checkpoint to export, and a sentence on why it is this one, or "".
-
-    Args:
-        run: the run's folder.
-        step: as of `export_checkpoint`.
-
-    Raises:
-        ValueError: no run, no such checkpoint, or none before a suspected spike.
-    """
-    _, state = _config_and_state(run)
-    chosen = _chosen(run, state, step)
-    if step is not None or chosen == state.checkpoints[-1]:
-        return chosen, ""
-    newest = state.checkpoints[-1]
-    return chosen, (
-        f"not of step {newest}, the newest: the run is"
-        f"{suspicion(state.suspected_since).removeprefix(',')}; --step {newest} exports it"
-    )
+    return step, ""
 
 
 _Read = tuple[ModelConfig, dict[str, Tensor], dict[str, Any]]
 """Architecture, weights and recipe of a step of a run."""
 
 
-def _initial(run: Path, config: RunConfig) -> _Read:
-    created = ledger.created(ledger.read_ledger(run / ledger.FILE_NAME))
+def _initial(run: Path, config: RunConfig, created: ledger.Record | None) -> _Read:
     if created is None:
         raise ValueError(f"{run}: has not begun, so there are no initial weights yet")
     architecture = config.architecture(created["vocab_size"])
@@ -127,12 +117,3 @@ def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Re
     source = f"{folder / checkpoints.MANIFEST}: architecture"
     architecture = ModelConfig.from_dict(manifest["architecture"], source)
     return architecture, dict(consolidated_weights(folder)), manifest["recipe"]
-
-
-def _config_and_state(run: Path) -> tuple[RunConfig, RunState]:
-    if not (run / "run.yaml").is_file():
-        raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
-    config = recipes.load(str(run / "run.yaml"))
-    return config, ledger.run_state(
-        ledger.read_ledger(run / ledger.FILE_NAME), config.training.seed
-    )

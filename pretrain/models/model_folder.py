@@ -103,16 +103,6 @@ class LoadedModel:
             self.recipe_section("data").get("sequence_length", self.model.config.max_positions)
         )
 
-    @property
-    def micro_batch_size(self) -> int:
-        """Blocks of a micro-batch of its training; 8 where that is not known."""
-        return int(self.recipe_section("batch").get("micro_batch_size", 8))
-
-    @property
-    def evaluation_blocks(self) -> int:
-        """Blocks of a validation in its training; 0, all, where that is not known."""
-        return int(self.recipe_section("training").get("evaluation_blocks", 0))
-
     def recipe_section(self, name: str) -> dict[str, Any]:
         """Return a section of the recipe of its training; empty where it is not known."""
         recipe = self.recorded("recipe")
@@ -245,11 +235,13 @@ def load_model(folder: Path) -> LoadedModel:
             f"{folder}: is not a model folder, it has no model.json "
             f"(`{typed('pretrain export')} RUN --output FOLDER` makes one)"
         )
-    values = _read_description(description)
+    content = read_json(description)
+    check_format(content.get("format_version"), FORMAT_VERSION, description)
     path = folder / "model.safetensors"
     if not path.is_file():
         raise ValueError(f"{path}: no such file; a model folder has one")
     try:
+        values = decode(Description, content)
         config = ModelConfig.from_dict(values.architecture)
         described = {
             name: ClassificationConfig.from_dict(head)
@@ -277,15 +269,6 @@ def load_model(folder: Path) -> LoadedModel:
         raise ValueError(f"{path}: does not fit model.json: {error}") from error
     heads = {name: head.eval() for name, head in heads.items()}
     return LoadedModel(folder, model.eval(), heads, tokenizer, values.provenance)
-
-
-def _read_description(path: Path) -> Description:
-    values = read_json(path)
-    check_format(values.get("format_version"), FORMAT_VERSION, path)
-    try:
-        return decode(Description, values)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

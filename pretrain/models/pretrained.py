@@ -86,7 +86,9 @@ class Pretrained:
         start = 1 if rest[0] == tokenizer.bos_id else 0
         end = len(rest) - (rest[-1] == tokenizer.eos_id)
         separator = [tokenizer.eos_id] * (1 if self._config.segments else 2)
-        texts = [tokenizer.decode(text) for text in _split(rest[start:end], separator)]
+        # As characters, so that str.split finds separators of two ids too.
+        parts = "".join(map(chr, rest[start:end])).split("".join(map(chr, separator)))
+        texts = [tokenizer.decode([ord(id) for id in part]) for part in parts]
         return tuple(texts) if len(texts) > 1 else texts[0]
 
     @staticmethod
@@ -197,29 +199,12 @@ class Pretrained:
         batch = ids if ids.dim() == 2 else ids[None]
         if not batch.numel() or bool((batch == PAD_ID).all(dim=1).any()):
             raise ValueError(f"ids of shape {list(ids.shape)}: an empty text, or padding only")
-        smallest, largest, limit = int(batch.min()), int(batch.max()), self._id_limit()
+        config, vocabulary = self._config, self.loaded.vocabulary
+        # Where the mask has no row in the table, only a tokenizer knows its id.
+        ids = vocabulary.vocab_size if vocabulary else math.inf
+        limit = config.vocab_size if config.mask_embedding == "row" else ids
+        smallest, largest = int(batch.min()), int(batch.max())
         if smallest < 0 or largest >= limit:
             wrong = smallest if smallest < 0 else largest
             raise ValueError(f"id {wrong}: the model has ids from 0 to below {limit}")
         return batch.to(self.device)
-
-    def _id_limit(self) -> float:
-        config, vocabulary = self._config, self.loaded.vocabulary
-        if config.mask_embedding == "row":
-            return config.vocab_size
-        # The mask has no row in the table. Without a tokenizer its id is not known.
-        return vocabulary.vocab_size if vocabulary else math.inf
-
-
-def _split(ids: list[int], separator: list[int]) -> list[list[int]]:
-    """Split ids at a separator of one or more ids."""
-    texts: list[list[int]] = [[]]
-    index, width = 0, len(separator)
-    while index < len(ids):
-        if ids[index : index + width] == separator:
-            texts.append([])
-            index += width
-        else:
-            texts[-1].append(ids[index])
-            index += 1
-    return texts
