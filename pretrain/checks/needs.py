@@ -98,19 +98,13 @@ def states(
 def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tuple[int, int, int]:
     """Return lower bounds of what a run needs, without importing torch.
 
-    Counts matrices and the tables of tokens and positions only, and no activations.
+    Counts `ModelConfig.least_weights` only, and no activations.
 
     Returns:
         The number of parameters, and the bytes of a rank's weights, gradients and optimizer state
         on its device and, where they are offloaded, in host memory.
     """
-    hidden, inner, groups = model.hidden_size, model.intermediate_size, model.layer_groups
-    attentions = groups if model.shares_attention else model.num_layers
-    feed_forwards = groups if model.shares_feed_forward else model.num_layers
-    count = attentions * 4 * hidden**2
-    count += feed_forwards * (3 if model.gated else 2) * hidden * inner
-    count += model.token_size * (model.vocab_size + (model.longest_input or 0))
-    count += model.hidden_size * model.vocab_size if model.head == "untied" else 0
+    count = model.least_weights
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     zero = settings.get("zero_optimization", {})
     moments = 1.0 if config.optimizer.name == "muon" else 2.0

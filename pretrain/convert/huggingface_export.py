@@ -91,7 +91,15 @@ def write_folder(
         # Not save_file, which lets nobody but the owner read what it writes.
         (partial / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         write_json(partial / "config.json", settings)
-        _write_companions(partial, contents, config.causal and head is None)
+        # What `generate` never chooses: no text has these ids.
+        never = [Tokenizer.bos_id, Tokenizer.pad_id, Tokenizer.unk_id]
+        generates = config.causal and head is None
+        if (vocabulary := contents.vocabulary) is not None:
+            never.append(vocabulary.mask_id)
+            huggingface_tokenizer.write_vocabulary(partial, vocabulary, config, generates)
+        if generates:
+            generation = {**_SPECIAL_IDS, "suppress_tokens": never}
+            write_json(partial / "generation_config.json", generation)
         if plain is None:
             (partial / f"{_ADAPTER}.py").write_text(_code(), encoding="utf-8")
         card = model_card(folder.resolve().name, contents, head, scores)
@@ -173,17 +181,12 @@ def _albert(contents: ModelContents, head: ClassificationConfig | None) -> _Form
     return settings, tensors
 
 
-def _mask_ids(contents: ModelContents) -> list[int]:
-    """Return the ids that mean the mask and have no row: `<mask>`, and tokens without a row."""
-    config, vocabulary = contents.config, contents.vocabulary
-    if config.mask_embedding == "row":
-        return []
-    last = config.vocab_size if vocabulary is None else vocabulary.mask_id
-    return list(range(config.vocab_size, last + 1))
-
-
 def _own(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
-    config, masks = contents.config, _mask_ids(contents)
+    config, vocabulary = contents.config, contents.vocabulary
+    masks: list[int] = []
+    if config.mask_embedding != "row":  # `<mask>` has no row, nor have tokens just before it
+        last = config.vocab_size if vocabulary is None else vocabulary.mask_id
+        masks += range(config.vocab_size, last + 1)
     tasks = ["CausalLM" if config.causal else "MaskedLM"]
     tasks += ["SequenceClassification", "TokenClassification", "QuestionAnswering"]
     classes = ["Config", "Model", *(f"ModelFor{task}" for task in tasks)]
@@ -199,7 +202,6 @@ def _own(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
         # transformers counts on a row for every id of the tokenizer.
         "vocab_size": config.vocab_size + len(masks),
         "mask_token_ids": masks,
-        "architecture_fields": sorted(config.to_dict()),
         **pooling,
     }
     tensors = separated(contents.weights, layout.own_names(contents.weights))
@@ -207,18 +209,6 @@ def _own(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
         empty = tensors[by_token].new_zeros(len(masks), *tensors[by_token].shape[1:])
         tensors[by_token] = torch.cat([tensors[by_token], empty])
     return settings, tensors
-
-
-def _write_companions(folder: Path, contents: ModelContents, generates: bool) -> None:
-    """Write the vocabulary, and what generation needs."""
-    # What `generate` never chooses: no text has these ids.
-    never = [Tokenizer.bos_id, Tokenizer.pad_id, Tokenizer.unk_id]
-    if (vocabulary := contents.vocabulary) is not None:
-        never.append(vocabulary.mask_id)
-        huggingface_tokenizer.write_vocabulary(folder, vocabulary, contents.config, generates)
-    if generates:
-        settings = {**_SPECIAL_IDS, "suppress_tokens": never}
-        write_json(folder / "generation_config.json", settings)
 
 
 def _code() -> str:

@@ -156,12 +156,7 @@ def _albert_config(settings: Mapping[str, Any]) -> ModelConfig:
 
 
 def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
-    """Read the fields that this version has, and those that the export lists as architecture."""
-    names = {field.name for field in dataclasses.fields(ModelConfig)}
-    listed = _setting(settings, "architecture_fields")
-    if not isinstance(listed, list):
-        raise ValueError(f"architecture_fields is {listed!r}, not a list of names")
-    names |= {str(name) for name in listed}
+    names = [field.name for field in dataclasses.fields(ModelConfig)]
     values = {name: settings[name] for name in names if name in settings}
     rows, masks = values.get("vocab_size"), settings.get("mask_token_ids")
     if isinstance(rows, int):

@@ -272,6 +272,17 @@ class ModelConfig:
         return self.method.trained_bias or trained_slopes
 
     @property
+    def least_weights(self) -> int:
+        """A lower bound of the number of weights: most matrices, tables of tokens and positions."""
+        hidden, groups, layers = self.hidden_size, self.layer_groups, self.num_layers
+        attentions = groups if self.shares_attention else layers
+        feed_forwards = groups if self.shares_feed_forward else layers
+        count = attentions * 4 * hidden**2
+        count += feed_forwards * (3 if self.gated else 2) * hidden * self.intermediate_size
+        count += self.token_size * (self.vocab_size + (self.longest_input or 0))
+        return count + (hidden * self.vocab_size if self.head == "untied" else 0)
+
+    @property
     def longest_input(self) -> int | None:
         """Tokens of the longest input that the model reads; None where there is no limit."""
         return self.max_positions if self.method.bounded else None

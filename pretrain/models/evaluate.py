@@ -109,9 +109,8 @@ def scores_by_corpus(
     """
     parts = np.asarray(sums, dtype=np.float64).reshape(sum(subsets.values()), len(terms), 3)
     ends = np.cumsum(list(subsets.values()))[:-1]
-    wholes = (part.sum(axis=0) for part in np.split(parts, ends))
-    named = zip(subsets, wholes, strict=True)
-    return {n: Score.of(whole, list(terms.values())) for n, whole in named if whole[:, 2].any()}
+    wholes = [part.sum(axis=0) for part in np.split(parts, ends)]
+    return Scores.of(wholes, terms, list(subsets)).subsets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -200,17 +200,8 @@ def refuse_oversized(
     Raises:
         ValueError: names both numbers; or there are more than 10,000 layers.
     """
-    hidden, layers = config.hidden_size, config.num_layers
-    attention = config.layer_groups if config.shares_attention else layers
-    feed_forward = config.layer_groups if config.shares_feed_forward else layers
-    rows = config.vocab_size + config.segments
-    if config.longest_input:
-        rows += config.longest_input + config.position_offset
-    per_feature = 4 * hidden * attention + 2 * config.intermediate_size * feed_forward
-    per_feature += config.latents
-    per_feature += config.vocab_size if config.head == "untied" else 0
-    per_feature += sum(head.classes for head in heads.values())
-    least = hidden * per_feature + config.token_size * rows
+    least, layers = config.least_weights + config.token_size * config.segments, config.num_layers
+    least += config.hidden_size * (config.latents + sum(head.classes for head in heads.values()))
     if least > size:
         raise ValueError(f"describes {least:,} weights or more, its file has {size:,} bytes")
     if layers > _MOST_LAYERS:

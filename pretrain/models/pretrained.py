@@ -121,12 +121,11 @@ class Pretrained:
                 text longer than the learned positions; with latents, padding before a text, or all
                 layers.
         """
-        batch = self._checked(ids)
-        encoder, segments = self.loaded.model.encoder, self._segment_ids(batch)
+        encoder, (batch, document_ids, segments) = self.loaded.model.encoder, self._inputs(ids)
         with torch.no_grad():
             if all_layers:
-                return encoder.hidden_states(batch, self._document_ids(batch), segments)
-            features: Tensor = encoder(batch, self._document_ids(batch), segment_ids=segments)
+                return encoder.hidden_states(batch, document_ids, segments)
+            features: Tensor = encoder(batch, document_ids, segment_ids=segments)
         return features
 
     def predict(self, head: str, ids: Tensor, return_logits: bool = False) -> Tensor:
@@ -148,11 +147,9 @@ class Pretrained:
             raise ValueError(
                 f"no classification head {head!r}; known: {', '.join(heads) or 'none'}"
             )
-        batch = self._checked(ids)
+        classifier = Classifier(self.loaded.model.encoder, heads[head])
         with torch.no_grad():
-            classifier = Classifier(self.loaded.model.encoder, heads[head])
-            segments = self._segment_ids(batch)
-            logits: Tensor = classifier(batch, self._document_ids(batch), segments)
+            logits: Tensor = classifier(*self._inputs(ids))
         # Of a single logit, log_softmax would always be 0.
         is_regression = heads[head].config.classes == 1
         return logits if return_logits or is_regression else logits.log_softmax(dim=-1)
@@ -161,13 +158,13 @@ class Pretrained:
         """Return the most likely fillers of each `<mask>` (see `fill_mask.fill_mask`)."""
         return fill_mask(self.loaded.model, self.loaded.tokenizer, text, top_k)
 
-    def _segment_ids(self, batch: Tensor) -> Tensor | None:
-        segments = self._config.segments
-        if not segments:
-            return None
-        return torch.from_numpy(Tokenizer.segment_ids(batch.cpu().numpy(), segments)).to(
-            batch.device
-        )
+    def _inputs(self, ids: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the ids as [B, T], with those of documents and of segments."""
+        batch, segment_ids = self._checked(ids), None
+        if segments := self._config.segments:
+            found = Tokenizer.segment_ids(batch.cpu().numpy(), segments)
+            segment_ids = torch.from_numpy(found).to(batch.device)
+        return batch, self._document_ids(batch), segment_ids
 
     @property
     def _config(self) -> ModelConfig:

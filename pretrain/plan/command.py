@@ -59,8 +59,7 @@ def plan(options: argparse.Namespace) -> None:
     if is_here:
         from pretrain.plan import speed
 
-        if found := speed.measure(config, _SECONDS, _MICRO_BATCHES):
-            measured = planning.Measured(found.device, found.memory_bytes, found.flops)
+        measured = speed.measure(config, _SECONDS, _MICRO_BATCHES)
     planned = planning.plan(config, gpus, options.kind, measured)
     if config.model.init_from:
         sys.stdout.write(f"{_initial_weights(config)}\n")

@@ -41,10 +41,11 @@ class Measured:
     """A device of this machine, on which the recipe was measured."""
 
     device: str
-    """Its name; "CPU" stands for all cores."""
+    """Name of the GPU; "CPU" stands for all cores."""
     memory_bytes: int
+    """Of a GPU, or of the machine."""
     flops: float
-    """As in RATES."""
+    """FLOP/s of one device that the model needs at this speed, as in RATES."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,7 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
         config: the recipe.
         world_size: number of GPUs.
         kind: a key of DEVICES.
-        measured: counts in place of that kind.
+        measured: of the recipe on this machine, which counts in place of that kind.
 
     Raises:
         ValueError: the recipe's batch does not divide over the ranks.

@@ -34,10 +34,10 @@ from pretrain.model.language_model import LanguageModel
 from pretrain.model.masks import visible_keys
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID
-from pretrain.plan.plan import vocabulary_size
+from pretrain.plan.plan import Measured, vocabulary_size
 
 _WARM_UP = 2
-_LEAST_UPDATES = 3
+_LEAST_UPDATES = _WARM_UP + 3
 _ENOUGH = 1
 """The verdict that ends the measurement."""
 _DOCUMENTS = 4
@@ -45,13 +45,9 @@ _DOCUMENTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Speed:
+class Speed(Measured):
     """What `bench` measures, and `bench --json` writes."""
 
-    device: str
-    """Name of the GPU, or "CPU"."""
-    memory_bytes: int
-    """Of a GPU, or of the machine."""
     torch: str
     """Its version."""
     world_size: int
@@ -69,10 +65,8 @@ class Speed:
     """Median time of an update."""
     tokens_per_second: float
     """Of all devices."""
-    flops: float
-    """FLOP/s of one device that the model needs at this speed (needs.flops_per_token)."""
     computed_flops: float
-    """The same, of the pairs of positions that attention computes (`computed_pairs`)."""
+    """The same as `flops`, of the pairs of positions that attention computes (`computed_pairs`)."""
     matmul_flops: float
     """FLOP/s of a large matrix product on one device, measured in the same process."""
     peak_bytes: int
@@ -110,8 +104,6 @@ class RandomBatches:
     objective: PretrainingObjective
     vocab_size: int
     """Ids of the vocabulary; the last one is `<mask>`."""
-    count: int
-    """Micro-batches of a rank in an update."""
     made: list[MicroBatch] = dataclasses.field(default_factory=list)
 
     def seed(self, step: int) -> int:
@@ -125,8 +117,8 @@ class RandomBatches:
     def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
         """What one rank reads in a step."""
         if not self.made:
-            indices = range(rank, self.count * world_size, world_size)
-            self.made.extend(self.micro_batch(index) for index in indices)
+            count = world_size * self.config.batch.accumulation_steps(world_size)
+            self.made.extend(map(self.micro_batch, range(rank, count, world_size)))
         return self.made
 
     def micro_batch(self, index: int) -> MicroBatch:
@@ -197,8 +189,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     settings = deepspeed_json(training.deepspeed, config.batch, clipping, world_size)
     compiled = compiles(training.compile, settings, device.type == "cuda")
     objective = config.objective.build(vocabulary, compiled=compiled)
-    count = config.batch.accumulation_steps(world_size)
-    batches = RandomBatches(config, objective, vocab_size, count)
+    batches = RandomBatches(config, objective, vocab_size)
     torch.manual_seed(training.seed)
     engine = Engine(
         LanguageModel(architecture, VOCABULARY_MULTIPLE, backend),
@@ -210,16 +201,14 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     )
     _reset_peak(device)
     times: list[float] = []
-    ready: list[float] = []
+    ends: list[float] = []
 
     def observe(record: StepRecord) -> None:
-        if record.step + 1 == _WARM_UP:
-            ready.append(time.perf_counter())
-        if record.step >= _WARM_UP:
-            times.append(record.seconds)
+        times.append(record.seconds)
+        ends.append(time.perf_counter())
 
     def stop(steps: int) -> int:
-        enough = len(times) >= _LEAST_UPDATES and time.perf_counter() >= ready[0] + seconds
+        enough = len(ends) >= _LEAST_UPDATES and ends[-1] >= ends[_WARM_UP - 1] + seconds
         return _ENOUGH if enough else GO_ON
 
     run_loop(
@@ -235,7 +224,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     peak_bytes = _peak_bytes(device)
     del engine
     length, rows = config.data.sequence_length, config.batch.global_batch_size
-    speed = rows * length / statistics.median(times)
+    speed = rows * length / statistics.median(times[_WARM_UP:])
     share = config.objective.target_share
     ids = batches.made[0].arrays["document_ids"]
     pairs = computed_pairs(architecture, backend, torch.from_numpy(ids))
@@ -263,7 +252,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         computed_flops=computed,
         matmul_flops=_matmul_peak(device),
         peak_bytes=peak_bytes,
-        start_seconds=ready[0] - began,
+        start_seconds=ends[_WARM_UP - 1] - began,
     )
 
 

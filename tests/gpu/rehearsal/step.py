@@ -67,7 +67,7 @@ def lengths(config: RunConfig, model, objective, recorder: Recorder) -> dict[str
 
 def batch(config: RunConfig, objective) -> dict[str, torch.Tensor]:
     return (
-        Batches(config, objective, plan.vocabulary_size(config), 1)
+        Batches(config, objective, plan.vocabulary_size(config))
         .micro_batch(0)
         .to(torch.device("cuda"))
     )

@@ -120,10 +120,10 @@ MEASURED = speed.Speed(
     ],
 )
 def test_every_objective_gets_full_rows_that_depend_on_the_place_alone(settings):
-    config = recipes.load("small", [*TINY, *settings])
+    config = recipes.load("small", [*TINY, "batch.global_batch_size=8", *settings])
     architecture = config.architecture(97)
     objective = config.objective.build(Vocabulary(97, architecture.vocab_size, None))
-    batches = speed.RandomBatches(config, objective, 97, count=2)
+    batches = speed.RandomBatches(config, objective, 97)
     first, second = batches.micro_batches(0, 1, 2)
     assert batches.micro_batches(7, 1, 2) == [first, second]
     assert (first.index, second.index, first.tokens) == (1, 3, 2 * 32)
