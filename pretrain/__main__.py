@@ -15,8 +15,8 @@ from data_prep.common.arguments import Command, Parser, program, run_command
 
 _ROOMS = {
     "pretrain": {
-        "recipes": "plan.recipe_command",
-        "show": "plan.recipe_command",
+        "recipes": "plan.command",
+        "show": "plan.command",
         "plan": "plan.command",
         "supervise": "supervision.command",
         "status": "records.command",

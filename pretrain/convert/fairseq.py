@@ -35,9 +35,8 @@ _LM_HEAD = "encoder.lm_head"
 _TOKENS = _ENCODER + "embed_tokens.weight"
 _TIED = _LM_HEAD + ".weight"
 _BETA = _LM_HEAD + ".beta"
-# A format number and a device marker, which fairseq saves among the weights.
-_VERSION = _ENCODER + "version"
-_DEVICE_MARKER = _ENCODER + "embed_positions._float_tensor"
+_LEFT_OUT = (_TIED, _ENCODER + "version", _ENCODER + "embed_positions._float_tensor")
+"""The tied copy; a format number and a device marker, which fairseq saves among the weights."""
 
 _LAYER = _ENCODER + "layers.{}."
 _MODULES: dict[str, tuple[str, ...]] = {
@@ -75,10 +74,10 @@ _NOT_MODELLED: dict[str, object] = {
     "quant_noise_scalar": 0,
     "spectral_norm_classification_head": False,
     "untie_weights_roberta": False,
+    # Experiments in the history of EIFY/fairseq that its code has dropped.
+    **{"encoder_l2norm": False, "encoding_repeat": 1, "vae_beta": 0},
 }
 """Settings that change what a model computes, with the only value that our model can have."""
-_ABANDONED: dict[str, object] = {"encoder_l2norm": False, "encoding_repeat": 1, "vae_beta": 0}
-"""The same, for experiments in the history of EIFY/fairseq that its code has dropped."""
 
 
 def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
@@ -94,7 +93,7 @@ def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
     Raises:
         ValueError: a size is missing, or a setting is one that our model does not have.
     """
-    for name, accepted in (_NOT_MODELLED | _ABANDONED).items():
+    for name, accepted in _NOT_MODELLED.items():
         if settings.get(name, accepted) != accepted:
             raise ValueError(
                 f"model.{name}: {settings[name]!r} cannot be converted; accepted: {accepted!r}"
@@ -282,8 +281,7 @@ def import_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[s
             the head over the vocabulary is not tied to the token embedding.
     """
     heads = {name: ClassificationConfig(count) for name, count in _classes(weights).items()}
-    left_out = (_VERSION, _DEVICE_MARKER, _TIED)
-    own = {name: weight for name, weight in weights.items() if name not in left_out}
+    own = {name: weight for name, weight in weights.items() if name not in _LEFT_OUT}
     if _BETA in own and own[_BETA].ndim == 0:
         own[_BETA] = own[_BETA].reshape(1)
     empty = empty_weights(config, heads)

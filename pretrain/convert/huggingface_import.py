@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import huggingface_layout as layout
 from pretrain.convert import huggingface_tokenizer
-from pretrain.convert.huggingface_files import read_weights
-from pretrain.convert.weights import Names, empty_weights, joined
+from pretrain.convert.weights import Names, empty_weights, joined, load_pickled, weights_in
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 from pretrain.models.model_folder import ModelContents, read_json, refuse_oversized
@@ -43,6 +44,7 @@ _UNUSED = re.compile(
     r"|roberta\.pooler\.dense\.(weight|bias)"
 )
 """Counters, and the pooler, which neither a masked language model nor a classifier has."""
+_INDEX = "model.safetensors.index.json"
 _PREFIXES = {"roberta": "roberta.", "albert": "albert.", "zeroclap": "encoder."}
 """What the names of an encoder's weights begin with, by its model_type."""
 
@@ -107,6 +109,46 @@ def read_folder(folder: Path) -> ModelContents:
         "notes": notes,
     }
     return ModelContents(config, weights, vocabulary, provenance, heads)
+
+
+def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    """Return the file to name in errors, and every weight in it.
+
+    Raises:
+        ValueError: there is no such file, or one is damaged.
+    """
+    files = weight_files(folder)
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        if file.suffix == ".bin":
+            weights |= weights_in(load_pickled(file), f"{file}: its content")
+            continue
+        try:
+            weights |= load_file(str(file))
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file}: is cut short or damaged: {error}") from None
+    return (files[0] if len(files) == 1 else folder / _INDEX), weights
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files with a folder's weights.
+
+    Raises:
+        ValueError: there are none, or the index names files elsewhere.
+    """
+    for name in ("model.safetensors", _INDEX, "pytorch_model.bin"):
+        if (file := folder / name).is_file():
+            break
+    else:
+        raise ValueError(f"{folder}: has no model.safetensors, {_INDEX} or pytorch_model.bin")
+    if name != _INDEX:
+        return [file]
+    names = read_json(file).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(x, str) for x in names.values()):
+        raise ValueError(f"{file}: weight_map is not a mapping of weights to files")
+    if wrong := [name for name in names.values() if Path(name).name != name]:
+        raise ValueError(f"{file}: {wrong[0]!r} is not a file of this folder")
+    return [folder / name for name in sorted(set(names.values()))]
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - as the file has it

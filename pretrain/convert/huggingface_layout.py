@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -135,9 +135,8 @@ def task(config: ModelConfig, head: ClassificationConfig | None) -> str:
     return "PreTraining" if has_pairs else "MaskedLM"
 
 
-def roberta_names(weights: Iterable[str]) -> Names:
+def roberta_names(weights: Collection[str]) -> Names:
     """Return the names in transformers' RoBERTa of our weights, with at most one head."""
-    weights = list(weights)
     heads = head_modules(weights, f"{CLASSIFIER}.dense", f"{CLASSIFIER}.out_proj")
     return renamed(weights, _ROBERTA | heads)
 
@@ -147,9 +146,8 @@ def albert_groups(config: ModelConfig) -> int:
     return config.layer_groups if config.sharing == "all" else config.num_layers
 
 
-def albert_names(weights: Iterable[str], config: ModelConfig) -> Names:
+def albert_names(weights: Collection[str], config: ModelConfig) -> Names:
     """Return the names in transformers' ALBERT of our weights, with at most one head."""
-    weights = list(weights)
     modules = _ALBERT | head_modules(weights, ALBERT_POOLER, CLASSIFIER)
     return renamed(weights, modules, config.num_layers // albert_groups(config))
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from data_prep.common.arguments import typed
 from data_prep.common.files import sha256_of
-from data_prep.manifest import CorpusManifest
+from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain.config.load import public
 from pretrain.config.run import RunConfig
 from pretrain.convert import conversion
-from pretrain.convert.huggingface_files import weight_files
+from pretrain.convert.huggingface_import import weight_files
 from pretrain.convert.huggingface_layout import BY_TOKEN
 from pretrain.model.config import ModelConfig
 from pretrain.models import model_folder
@@ -25,6 +25,19 @@ from pretrain.records import folder, ledger
 
 _FREE = ("dropout", "attention_dropout", "initial_weights", "initial_beta")
 """Fields that may differ: they change nothing that trained weights compute."""
+
+
+def described(config: RunConfig, architecture: ModelConfig) -> str:
+    """Say what the run continues, after checking it where it and the corpus are at hand.
+
+    Raises:
+        ValueError: as `read_initial_model`.
+    """
+    source = Path(config.model.init_from)
+    corpora = [Path(stream.path) for stream in config.streams]
+    if corpora and corpora[0].exists() and source.exists():
+        return check_initial_model(config, architecture, load_manifest(corpora[0]))
+    return f"initial weights: those of {source}, not checked: it or its corpus is not here"
 
 
 def check_initial_model(

@@ -26,7 +26,6 @@ from pretrain.models import model_folder
 from pretrain.models.evaluate import (
     Evaluation,
     Refusal,
-    Score,
     evaluate_blocks,
     evaluate_lengths,
     pair_objectives,
@@ -201,26 +200,20 @@ def table_rows(result: Evaluation | Refusal) -> str:
     first, terms = f"{result.length:>8} {result.blocks:>10,}", result.terms
     if len(terms) == 1:  # of windows of documents, which are not pairs: the same as the total
         terms = {}
-    lines = [_row(first, f"{result.coverage:.1%}", result.total, "", summed=bool(terms))]
-    empty = " " * len(first)
-    lines += [_row(empty, "", score, f"  {name}") for name, score in terms.items()]
-    if len(result.subsets) > 1:
-        lines += [
-            _row(empty, "", score, f"  {name}", summed=bool(terms))
-            for name, score in result.subsets.items()
-        ]
-    lines += [_row(empty, "", score, f"  pairs: {name}") for name, score in result.pairs.items()]
+    subsets = result.subsets if len(result.subsets) > 1 else {}
+    summed, lines, coverage = bool(terms), [], f"{result.coverage:.1%}"
+    rows = [("", result.total, summed), *((f"  {n}", s, False) for n, s in terms.items())]
+    rows += [(f"  {name}", score, summed) for name, score in subsets.items()]
+    rows += [(f"  pairs: {name}", score, False) for name, score in result.pairs.items()]
+    for last, score, is_sum in rows:
+        perplexity = "-" if is_sum else f"{score.perplexity:.2f}"
+        accuracy = "-" if is_sum else f"{score.accuracy:.1%}"
+        lines.append(
+            f"{first} {score.targets:>12,} {coverage:>9} {score.loss:>8.4f} {perplexity:>11} "
+            f"{accuracy:>9}{last}\n"
+        )
+        first, coverage = " " * len(first), ""
     return "".join(lines)
-
-
-def _row(first: str, coverage: str, score: Score, last: str, *, summed: bool = False) -> str:
-    perplexity, accuracy = f"{score.perplexity:.2f}", f"{score.accuracy:.1%}"
-    if summed:
-        perplexity = accuracy = "-"
-    return (
-        f"{first} {score.targets:>12,} {coverage:>9} {score.loss:>8.4f} {perplexity:>11} "
-        f"{accuracy:>9}{last}\n"
-    )
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -82,12 +82,11 @@ class Pretrained:
         batch = self._checked(ids)
         if len(batch) > 1:
             raise ValueError(f"ids of shape {list(ids.shape)}; decode takes one row")
-        rest = [id for id in batch[0].tolist() if id != PAD_ID]
-        start = 1 if rest[0] == tokenizer.bos_id else 0
-        end = len(rest) - (rest[-1] == tokenizer.eos_id)
-        separator = [tokenizer.eos_id] * (1 if self._config.segments else 2)
-        # As characters, so that str.split finds separators of two ids too.
-        parts = "".join(map(chr, rest[start:end])).split("".join(map(chr, separator)))
+        # As characters, so that str has what is needed. A separator may be of two ids.
+        bos, eos = chr(tokenizer.bos_id), chr(tokenizer.eos_id)
+        row = "".join(chr(id) for id in batch[0].tolist() if id != PAD_ID)
+        separator = eos if self._config.segments else 2 * eos
+        parts = row.removeprefix(bos).removesuffix(eos).split(separator)
         texts = [tokenizer.decode([ord(id) for id in part]) for part in parts]
         return tuple(texts) if len(texts) > 1 else texts[0]
 

@@ -1,26 +1,62 @@
-"""The commands about cost: plan and bench."""
+"""The commands about recipes: recipes and show, and about their cost: plan and bench."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from data_prep.common.files import write_json
 from pretrain.checks.devices import DEVICES
 from pretrain.config.settings import add_recipe
 
-if TYPE_CHECKING:
-    from pretrain.config.run import RunConfig
-
 _HERE = "here"
 _SECONDS = 5.0
 _MICRO_BATCHES = 4
 """Of an update that `plan` measures: enough for the optimizer's share of the time to be small."""
+
+
+def add_recipes_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `recipes`: none."""
+
+
+def recipes(options: argparse.Namespace) -> None:  # noqa: ARG001
+    """List recipes, and the names that their settings may have.
+
+    example: python -m pretrain recipes
+    """
+    from pretrain.plan.recipe_lines import listing
+
+    sys.stdout.write("".join(f"{line}\n" for line in listing()))
+
+
+def add_show_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `show`."""
+    add_recipe(command)
+    amount = command.add_mutually_exclusive_group()
+    changed = "print only settings that differ from their defaults, without documentation"
+    amount.add_argument("--changed", action="store_true", help=changed)
+    every = "also print advanced settings that have their defaults, and all fields of the model"
+    amount.add_argument("--all", action="store_true", help=every)
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the settings of a run, with their documentation and where their values come from.
+
+    What is printed is a recipe of the same run; without a folder of its own, it runs in the folder
+    of the name that you save it under. Fields of the model that its size and variant decide are
+    comments.
+
+    example: python -m pretrain show pile-large model.variant=zero-clap --changed
+    """
+    from pretrain.plan.recipe_lines import show as lines_of
+
+    lines = lines_of(
+        options.recipe, options.overrides, only_changed=options.changed, every=options.all
+    )
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def add_plan_arguments(command: argparse.ArgumentParser) -> None:
@@ -49,7 +85,7 @@ def plan(options: argparse.Namespace) -> None:
     config = load(options.recipe, options.overrides)
     is_here, gpus = options.kind == _HERE, options.gpus
     if gpus is None:
-        gpus = 1 if is_here else _most_gpus(config)
+        gpus = 1 if is_here else planning.most_gpus(config)
     if gpus < 1:
         raise ValueError(f"--gpus {gpus}: accepted: 1 or more")
     corpora = [Path(stream.path) for stream in config.streams]
@@ -62,30 +98,12 @@ def plan(options: argparse.Namespace) -> None:
         measured = speed.measure(config, _SECONDS, _MICRO_BATCHES)
     planned = planning.plan(config, gpus, options.kind, measured)
     if config.model.init_from:
-        sys.stdout.write(f"{_initial_weights(config)}\n")
+        from pretrain.convert import init_from
+
+        sys.stdout.write(f"{init_from.described(config, planning.model_of(config))}\n")
     sys.stdout.write(planning.table(planned))
     if options.json:
         write_json(options.json, dataclasses.asdict(planned))
-
-
-def _most_gpus(config: RunConfig) -> int:
-    """The most GPUs, of 8 at most, that share the batches of all phases evenly."""
-    batches = [phase.config.batch for phase in config.resolved_phases]
-    shares = [batch.global_batch_size // batch.micro_batch_size for batch in batches]
-    return math.gcd(8, *shares)
-
-
-def _initial_weights(config: RunConfig) -> str:
-    """Say what the run continues, after checking it where it and the corpus are at hand."""
-    from data_prep.manifest import load_manifest
-    from pretrain.convert import init_from
-    from pretrain.plan.plan import model_of
-
-    source = Path(config.model.init_from)
-    corpora = [Path(stream.path) for stream in config.streams]
-    if corpora and corpora[0].exists() and source.exists():
-        return init_from.check_initial_model(config, model_of(config), load_manifest(corpora[0]))
-    return f"initial weights: those of {source}, not checked: it or its corpus is not here"
 
 
 def add_bench_arguments(command: argparse.ArgumentParser) -> None:
@@ -119,4 +137,9 @@ def bench(options: argparse.Namespace) -> None:
         write_json(options.json, dataclasses.asdict(measured))
 
 
-COMMANDS = {"plan": (add_plan_arguments, plan), "bench": (add_bench_arguments, bench)}
+COMMANDS = {
+    "recipes": (add_recipes_arguments, recipes),
+    "show": (add_show_arguments, show),
+    "plan": (add_plan_arguments, plan),
+    "bench": (add_bench_arguments, bench),
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,6 +209,12 @@ def _activations(config: RunConfig, model: ModelConfig, backend: str, width: int
     bias = needs.bias_bytes(model, rows, length, width, packed) if backend == "dense" else (0, 0)
     share = config.objective.target_share
     return needs.activations(model, rows, length, share, width, checkpointing, bias)
+
+
+def most_gpus(config: RunConfig) -> int:
+    """Return the most GPUs, of 8 at most, that share the batches of all phases evenly."""
+    batches = [phase.config.batch for phase in config.resolved_phases]
+    return math.gcd(8, *(batch.global_batch_size // batch.micro_batch_size for batch in batches))
 
 
 def model_of(config: RunConfig) -> ModelConfig:
