@@ -197,8 +197,8 @@ class Pretrained:
             raise ValueError(f"ids of shape {list(ids.shape)}: an empty text, or padding only")
         config, vocabulary = self._config, self.loaded.vocabulary
         # Where the mask has no row in the table, only a tokenizer knows its id.
-        ids = vocabulary.vocab_size if vocabulary else math.inf
-        limit = config.vocab_size if config.mask_embedding == "row" else ids
+        known = vocabulary.vocab_size if vocabulary else math.inf
+        limit = config.vocab_size if config.mask_embedding == "row" else known
         smallest, largest = int(batch.min()), int(batch.max())
         if smallest < 0 or largest >= limit:
             wrong = smallest if smallest < 0 else largest

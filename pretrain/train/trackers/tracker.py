@@ -28,7 +28,7 @@ class Shown:
 
 
 class Tracker(Protocol):
-    """Shows an attempt. A class that inherits from it does nothing by default."""
+    """Shows an attempt."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Show named numbers of a step."""

@@ -12,17 +12,14 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pretrain.train.trackers.tracker import Shown, Tracker
+from pretrain.train.trackers.tracker import Shown
 
 _INIT_SECONDS, _FINISH_SECONDS = 15.0, 8.0
 """The second is below processes.GRACE_SECONDS: the other ranks have exited by then."""
 
 
-class WandbRun(Tracker):
-    """Shows one attempt at W&B, which has no texts along a run's steps.
-
-    `sync` does nothing: what failed is not begun again in this attempt.
-    """
+class WandbRun:
+    """Shows one attempt at W&B."""
 
     def __init__(self, shown: Shown) -> None:
         """Begin a run at W&B."""
@@ -65,6 +62,12 @@ class WandbRun(Tracker):
         if self._run is not None:
             with self._ended_by_errors():
                 self._run.log(dict(values), step=step)
+
+    def text(self, step: int, text: str) -> None:
+        """W&B has no texts along a run's steps: nothing is shown."""
+
+    def sync(self, step: int) -> None:
+        """Do nothing: what failed is not begun again in this attempt."""
 
     def close(self) -> None:
         """End the run at W&B; what is not uploaded in a few seconds stays in the run's folder."""
