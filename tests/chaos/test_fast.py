@@ -17,6 +17,8 @@ def attempt(run_ranks, recipe, tmp_path):
     """`attempt(token)`: one attempt with this token at the run below `tmp_path`."""
     from pretrain.train import __main__ as train
 
+    (tmp_path / "run").mkdir()  # as a supervisor does
+
     def run(token):
         def work():
             os.environ[control.TOKEN_VARIABLE] = token

@@ -1,7 +1,7 @@
 """Child processes import nothing from the folder that a user works in."""
 
+import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from data_prep.common import children
-from pretrain.config.sections import SupervisionConfig
 from pretrain.records import control
 from pretrain.records.control import ControlFile
 from pretrain.supervision import hosts, launch
@@ -70,12 +69,11 @@ def test_workers_of_a_pool_import_nothing_from_their_folder(hostile):
 
 
 def of_a_launch(monkeypatch, folder):
-    return launch.environment(SupervisionConfig(), folder, ControlFile("t", 1, control.RUN))
+    return launch.environment(folder, ControlFile("t", 1, control.RUN))
 
 
 def of_ssh(monkeypatch, folder):
-    words = shlex.split(hosts.remote("gpu-2", ["module"], {})[-1])
-    return dict(word.partition("=")[::2] for word in words if "=" in word)
+    return json.loads(hosts.variables({}))
 
 
 def started(monkeypatch, call):

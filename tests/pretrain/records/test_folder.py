@@ -1,5 +1,6 @@
 """The lock and the creation of a run, and what its attempts refuse."""
 
+import contextlib
 import errno
 import json
 import os
@@ -61,6 +62,7 @@ def test_where_a_lock_holds_on_one_machine_only_another_one_s_sign_of_life_count
 
 
 def test_who_holds_a_lock_is_seen_without_taking_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder.control, "repeated", lambda *_: contextlib.nullcontext())
     with run_folder.lock(tmp_path):
         monkeypatch.setattr("fcntl.flock", pytest.fail)
         assert run_folder.holder(tmp_path) == f"process {os.getpid()} on {socket.gethostname()}"

@@ -159,6 +159,8 @@ def test_a_busy_port_is_a_usage_error_unless_a_supervisor_chose_it(
         os.environ[control.TOKEN_VARIABLE] = token
         engine.refuse_busy_port = refuse
 
+    if token:  # as its supervisor has
+        (tmp_path / "run").mkdir()
     ((code, _, output),) = attempt(tmp_path / "run", ranks=1, sabotage=sabotage)
     assert (code, output.startswith("pretrain.train: error: 127.0.0.1 port 9")) == (expected, True)
     begun = {path.name for path in (tmp_path / "run").glob("*")}
