@@ -38,7 +38,14 @@ def complete(lengths: npt.NDArray[np.integer], block_tokens: int) -> npt.NDArray
         # A block has at most `budget` documents, so blocks that start in the window end in this
         # slice.
         sizes = lengths[first : first + _WINDOW + budget].astype(np.int64)
-        blocks = _walk(_ends(sizes, budget), min(_WINDOW, len(lengths) - first))
+        sums = np.cumsum(sizes)
+        fits = np.searchsorted(sums, sums - sizes + budget, side="right")
+        # The end of a block that starts at each document; it has at least one document.
+        ends = np.maximum(fits, np.arange(1, len(sizes) + 1)).tolist()
+        bounds = [0]
+        while bounds[-1] < min(_WINDOW, len(lengths) - first):
+            bounds.append(ends[bounds[-1]])
+        blocks = np.column_stack([bounds[:-1], bounds[1:]])
         pieces.append(first + blocks[sizes[blocks[:, 0]] <= budget])
         first += int(blocks[-1, 1])
     return np.concatenate(pieces) if pieces else np.empty((0, 2), np.int64)
@@ -76,9 +83,8 @@ def best_fit(
     kind = np.minimum(lengths, block_tokens).astype(np.uint16 if block_tokens < 65536 else np.int64)
     by_size = np.argsort(kind, kind="stable").astype(np.uint32)
     counts = np.bincount(kind, minlength=block_tokens + 1)
-    waiting = np.concatenate(
-        [[0], np.cumsum(counts)]
-    )  # position of the next document of each size in by_size
+    # Position of the next document of each size in by_size.
+    waiting = np.concatenate([[0], np.cumsum(counts)])
     sizes_with_start = np.concatenate([[0], counts[:block_tokens]])
     patterns = _patterns(sizes_with_start, block_tokens, exact)
     documents = np.empty(int(counts[:block_tokens].sum()), np.uint32)
@@ -126,19 +132,3 @@ def _check(lengths: npt.NDArray[np.integer], block_tokens: int) -> None:
         raise ValueError(f"block of {block_tokens} tokens: accepted: 2 (<s> and an id) or more")
     if len(lengths) and lengths.min() < 1:
         raise ValueError(f"document {int(lengths.argmin())} has {lengths.min()} tokens")
-
-
-def _ends(sizes: npt.NDArray[np.int64], budget: int) -> npt.NDArray[np.int64]:
-    """Return the end of a block that starts at each document; it has at least one document."""
-    ends = np.cumsum(sizes)
-    fits = np.searchsorted(ends, ends - sizes + budget, side="right")
-    return np.maximum(fits, np.arange(1, len(sizes) + 1))
-
-
-def _walk(ends: npt.NDArray[np.int64], stop: int) -> npt.NDArray[np.int64]:
-    """Return the bounds of the blocks from document 0 to the first that ends at or after `stop`."""
-    end_of = ends.tolist()
-    bounds = [0]
-    while bounds[-1] < stop:
-        bounds.append(end_of[bounds[-1]])
-    return np.column_stack([bounds[:-1], bounds[1:]])

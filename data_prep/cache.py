@@ -7,7 +7,7 @@ the user's cache folder ($XDG_CACHE_HOME, or ~/.cache).
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from data_prep.common.files import new_folder, sha256_of
@@ -62,10 +62,8 @@ def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> 
     for folder in folders(corpus, digest):
         path = folder / name
         try:
-            with _alone(folder, path):
-                if not path.is_dir():
-                    with new_folder(path) as partial:
-                        make(partial)
+            if not path.is_dir():
+                _make_alone(path, make)
         except OSError as error:
             errors.append(str(error))
         except ValueError:
@@ -79,17 +77,15 @@ def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> 
     )
 
 
-@contextmanager
-def _alone(folder: Path, path: Path) -> Iterator[None]:
-    """Keep other processes out of a folder that is to be written, where it can be locked."""
-    if path.is_dir():
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+def _make_alone(path: Path, make: Callable[[Path], None]) -> None:
+    """Make a folder unless another process does so meanwhile, where its parent can be locked."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         with suppress(OSError):  # not every network file system can
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        if not path.is_dir():
+            with new_folder(path) as partial:
+                make(partial)
     finally:
         os.close(descriptor)

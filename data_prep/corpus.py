@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.indexed import IndexedReader
+from data_prep.indexed import Ids, IndexedReader
 from data_prep.manifest import SPLITS, CorpusManifest, ShardFiles, load_manifest
 from data_prep.tokenizer import Tokenizer
 
@@ -56,16 +56,26 @@ class Corpus:
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
         """Tokens of each document, including the final `</s>`; int32 [documents]."""
-        return np.concatenate([self._shard_lengths(shard) for shard in range(len(self._shards))])
+        readers = map(self._reader, range(len(self._shards)))
+        # reduceat needs a sequence per document; each has one, because of its `</s>`.
+        return np.concatenate(
+            [np.add.reduceat(each.lengths, each.bounds[:-1], dtype=np.int32) for each in readers]
+        )
 
     @cached_property
     def subsets(self) -> npt.NDArray[np.uint8]:
         """Index of each document's subset in `manifest.subsets`; uint8 [documents]."""
-        return np.concatenate([self._shard_subsets(files) for files in self._shards])
+        number = self.manifest.subsets.index
+        return np.concatenate(
+            [
+                np.array([*map(number, files.subsets)], np.uint8)[
+                    subset_numbers(self.folder, files)
+                ]
+                for files in self._shards
+            ]
+        )
 
-    def document(
-        self, index: int, first: int = 0, end: int | None = None
-    ) -> npt.NDArray[np.integer[Any]]:
+    def document(self, index: int, first: int = 0, end: int | None = None) -> Ids:
         """Return the ids [first, end) of a document, including the final `</s>`; a read-only view.
 
         Raises:
@@ -74,9 +84,7 @@ class Corpus:
         reader, begin, last = self._sequences(index)
         return self._checked(reader.ids[reader.span(begin, last)][first:end], index)
 
-    def sentences(
-        self, index: int, first: int = 0, end: int | None = None
-    ) -> list[npt.NDArray[np.integer[Any]]]:
+    def sentences(self, index: int, first: int = 0, end: int | None = None) -> list[Ids]:
         """Return the sentences [first, end) of a document, without the final `</s>`.
 
         The concatenation of all sentences followed by `</s>` is `document(index)`.
@@ -132,9 +140,7 @@ class Corpus:
         reader = self._reader(shard)
         return reader, int(reader.bounds[number]), int(reader.bounds[number + 1])
 
-    def _checked(
-        self, ids: npt.NDArray[np.integer[Any]], index: int
-    ) -> npt.NDArray[np.integer[Any]]:
+    def _checked(self, ids: Ids, index: int) -> Ids:
         """Return the ids of a document, or refuse them where the vocabulary lacks one."""
         vocab_size = self.manifest.vocab_size
         if unsigned(ids).max(initial=0) >= vocab_size:
@@ -150,17 +156,6 @@ class Corpus:
         if shard not in self._open:
             self._open[shard] = open_shard(self.folder, self._shards[shard], self.manifest.dtype)
         return self._open[shard]
-
-    def _shard_lengths(self, shard: int) -> npt.NDArray[np.int32]:
-        reader = self._reader(shard)
-        if self.manifest.settings.unit == "document":
-            return reader.lengths
-        # reduceat needs a sequence per document; each has one, because of its `</s>`.
-        return np.add.reduceat(reader.lengths, reader.bounds[:-1], dtype=np.int32)
-
-    def _shard_subsets(self, files: ShardFiles) -> npt.NDArray[np.uint8]:
-        table = [self.manifest.subsets.index(name) for name in files.subsets]
-        return np.array(table, dtype=np.uint8)[subset_numbers(self.folder, files)]
 
 
 def open_shard(folder: Path, files: ShardFiles, dtype: str) -> IndexedReader:
@@ -201,6 +196,6 @@ def subset_numbers(folder: Path, files: ShardFiles) -> npt.NDArray[np.uint8]:
     return numbers
 
 
-def unsigned(ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.unsignedinteger[Any]]:
+def unsigned(ids: Ids) -> npt.NDArray[np.unsignedinteger[Any]]:
     """Return a view in which a negative id is one that is too large."""
     return ids.view(f"u{ids.itemsize}")

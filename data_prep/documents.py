@@ -39,9 +39,8 @@ _LARGEST_RECORD_BYTES = 512 << 20
 _BUFFER_BYTES = 1 << 20
 _ROWS = 32  # read from Parquet or Arrow at a time; they must fit into memory
 _UTF_16 = re.compile(rb"\xff\xfe|\xfe\xff|\{\0|\0\{")  # its mark, or a line of JSON without one
-_NOT_LINES = re.compile(
-    rb"\s*(\[|\{\s*\n)"
-)  # beginnings of an array, and of an object of many lines
+# Beginnings of an array, and of an object of many lines.
+_NOT_LINES = re.compile(rb"\s*(\[|\{\s*\n)")
 _HEADING = re.compile(rb" ?= (?!= ).*[^= ] = ?\r?\n")
 
 
@@ -96,8 +95,9 @@ def read_documents(
             match its name, it is damaged and `damages` is not given, or no record has the text key,
             or a subset key other than the default.
     """
-    fields = Fields(_name(source), text_key, subset_key)
-    reader = reader_of(source)
+    prefix, place = split_prefix(source)
+    name = str(source) if prefix == "datasets" else str(Path(place))
+    fields, reader = Fields(name, text_key, subset_key), reader_of(source)
 
     def records() -> Records:
         try:
@@ -147,12 +147,6 @@ def content_share(text: bytes, purpose: str) -> float:
     """
     digest = hashlib.blake2b(text, digest_size=8, person=purpose.encode()).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)  # 53 bits are exact in a double
-
-
-def _name(source: Input) -> str:
-    """Return the name of an input in the places of its records."""
-    prefix, place = split_prefix(source)
-    return str(source) if prefix == "datasets" else str(Path(place))
 
 
 def _reader_of_file(path: Path, head: bytes) -> Callable[[Path, Fields], Records] | None:
@@ -239,7 +233,8 @@ def _articles(lines: Iterator[tuple[int, Line]]) -> Iterator[tuple[int, Line]]:
     first, held, size = 1, [b"\n"], 0
     for number, line in lines:
         content = b"" if isinstance(line, int) else line
-        if content.isspace() and len(held) > 1 and _is_heading(*held[-2:]):
+        is_after_two = content.isspace() and len(held) > 1
+        if is_after_two and held[-2].isspace() and _HEADING.fullmatch(held[-1]):
             heading = held.pop()
             size -= len(heading)
             yield first, article()
@@ -249,10 +244,6 @@ def _articles(lines: Iterator[tuple[int, Line]]) -> Iterator[tuple[int, Line]]:
         if size > _LARGEST_RECORD_BYTES:
             del held[:-2]
     yield first, article()
-
-
-def _is_heading(before: bytes, line: bytes) -> bool:
-    return before.isspace() and _HEADING.fullmatch(line) is not None
 
 
 def _read_parquet(path: Path, fields: Fields) -> Records:

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from data_prep.tokenizer import Tokenizer
 
-Encode = Callable[[Sequence[str]], list[npt.NDArray[np.int32]]]
+Ids = npt.NDArray[np.int32]
+Encode = Callable[[Sequence[str]], list[Ids]]
 
 DIFFICULT_TEXTS = (
     "",
@@ -74,7 +75,7 @@ class Encoder:
         self._is_checked = False  # on the first documents
         self._check(DIFFICULT_TEXTS)
 
-    def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of each text, without special tokens, as `Tokenizer.encode_batch` does.
 
         The first call compares gigatoken with the reference on samples of its texts.
@@ -127,11 +128,11 @@ class _Gigatoken:
         import psutil
 
         self._json = _for_gigatoken(content)
-        self._process = psutil.Process()
+        self._memory = psutil.Process().memory_info
         self._build()
 
-    def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        if self._memory_bytes() > self._limit_bytes:
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        if self._memory().rss > self._limit_bytes:
             del self._encode  # free its memory first
             self._build()
         # As fast as its batch method, which would import awkward (0.5 s, 65 MB).
@@ -142,10 +143,7 @@ class _Gigatoken:
         from gigatoken.gigatoken_rs import load_hf_json
 
         self._encode: Callable[[str], npt.NDArray[np.uint32]] = load_hf_json(self._json).encode
-        self._limit_bytes = self._memory_bytes() + _GROWTH_BYTES
-
-    def _memory_bytes(self) -> int:
-        return int(self._process.memory_info().rss)
+        self._limit_bytes = self._memory().rss + _GROWTH_BYTES
 
 
 def _for_gigatoken(content: dict[str, Any]) -> bytes:

@@ -28,9 +28,8 @@ from data_prep.progress import Done, Progress
 
 Work = Callable[[ShardTask, Progress], ShardManifest]
 Made = ShardManifest | ValueError | OSError
-# A task with the shard that was made, or the reason why it failed.
-Outcome = tuple[ShardTask, Made]
-Outcomes = Generator[Outcome, None, None]
+# Tasks, each with the shard that was made, or the reason why it failed.
+Outcomes = Generator[tuple[ShardTask, Made], None, None]
 Counters = ctypes.Array[ctypes.c_longlong]
 
 _TICK_SECONDS = 0.5
@@ -130,27 +129,24 @@ def _start_worker(counters: Counters) -> None:
 
 
 def _work(work: Work, row: int, task: ShardTask) -> ShardManifest:
+    import psutil
+
     queried = 0.0
     position_bytes = 0
 
     def progress(done: Done) -> None:
         nonlocal queried, position_bytes
         if time.monotonic() - queried >= _SECONDS_BETWEEN_POSITIONS:
-            queried, position_bytes = time.monotonic(), _position_bytes()
+            queried = time.monotonic()
+            # That of the input file, which this process alone has open for reading.
+            inputs = [f for f in psutil.Process().open_files() if f.fd > 2 and f.mode == "r"]
+            position_bytes = sum(getattr(file, "position", 0) for file in inputs)
         _counters[first:last] = [*done._replace(input_bytes=position_bytes)]
 
     first, last = row * _WIDTH, (row + 1) * _WIDTH
     result = work(task, progress)
     _counters[last - 1] = input_state(task.input)[0]
     return result
-
-
-def _position_bytes() -> int:
-    """Return the position in the input file that this process has open, or 0 if unknown."""
-    import psutil
-
-    files = psutil.Process().open_files()
-    return sum(getattr(file, "position", 0) for file in files if file.fd > 2 and file.mode == "r")
 
 
 def _work_and_count(work: Work, task: ShardTask, folder: Path) -> tuple[ShardManifest, Done]:

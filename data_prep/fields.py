@@ -77,15 +77,13 @@ class Fields:
         Raises:
             ValueError: One of them is missing.
         """
-        found = []
         for option, key in self._needed():
-            if (name := _column(names, key)) is None:
+            if _column(names, key) is None:
                 raise ValueError(
                     f"{self.source}: no column {key} ({option}); it has {', '.join(names)}"
                 )
-            found.append(name)
-        subset = _column(names, self.subset_key)
-        return list(dict.fromkeys([*found, *([subset] if subset else [])]))
+        found = (_column(names, key) for key in (self.text_key, self.subset_key))
+        return list(dict.fromkeys(filter(None, found)))
 
     def check(self) -> None:
         """Raise ValueError if the whole input has no value for a key."""

@@ -24,8 +24,7 @@ def filtered(records: Records, settings: Settings) -> Records:
     """Yield the records of an input, with the documents that are filtered out as rejects."""
     own = {name: own_filter(name) for name in settings.filters}
     for record in records:
-        reason = _reason(record, settings.subset, own) if isinstance(record, Document) else None
-        if reason and isinstance(record, Document):
+        if isinstance(record, Document) and (reason := _reason(record, settings.subset, own)):
             text_bytes = len(record.text.encode())
             yield Reject(reason, record.subset, record.source_file, record.line, text_bytes)
         else:
@@ -86,10 +85,8 @@ def windows(ids: npt.NDArray[np.int32], limits: Settings) -> list[npt.NDArray[np
         limits: `long` applies to documents over `max_tokens`; "drop" returns them unchanged, so
             that `judge` rejects them.
     """
-    if limits.long == "drop" or limits.max_tokens is None:
-        return [ids]
-    room = limits.max_tokens - 2
-    if len(ids) <= room:
+    room = len(ids) if limits.max_tokens is None else limits.max_tokens - 2
+    if limits.long == "drop" or len(ids) <= room:
         return [ids]
     end = room if limits.long == "truncate" else len(ids)
     return [ids[start : start + room] for start in range(0, end, room)]

@@ -33,6 +33,8 @@ import numpy.typing as npt
 
 from data_prep.common.files import AtomicFile, FileRecord
 
+Ids = npt.NDArray[np.integer[Any]]
+"""Token ids, of the type that a dataset stores."""
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
@@ -77,12 +79,7 @@ class IndexedWriter:
         """Number of sequences appended so far."""
         return len(self._lengths)
 
-    def extend(
-        self,
-        ids: npt.NDArray[np.integer[Any]],
-        lengths: Sequence[int],
-        sequences: Sequence[int],
-    ) -> None:
+    def extend(self, ids: Ids, lengths: Sequence[int], sequences: Sequence[int]) -> None:
         """Append several documents.
 
         Args:
@@ -164,11 +161,11 @@ class IndexedReader:
         """First sequence of each document, and the number of sequences; int64 [documents + 1]."""
         content = _mapped(data)
         count = len(content) // dtype.itemsize
-        self.ids: npt.NDArray[np.integer[Any]] = np.frombuffer(content, dtype, count)
+        self.ids: Ids = np.frombuffer(content, dtype, count)
         """All ids; [ids]."""
         self._check(index, data, len(content))
 
-    def __getitem__(self, number: int) -> npt.NDArray[np.integer[Any]]:
+    def __getitem__(self, number: int) -> Ids:
         """Return the ids of a sequence."""
         return self.ids[self.span(number, number + 1)]
 

@@ -8,13 +8,7 @@ from pathlib import Path
 
 from data_prep.common import pictures
 from data_prep.corpus import Corpus
-from data_prep.manifest import (
-    ROLES,
-    SPLITS,
-    CorpusManifest,
-    LengthHistogram,
-    load_manifest,
-)
+from data_prep.manifest import ROLES, SPLITS, CorpusManifest, LengthHistogram, load_manifest
 from data_prep.summary import by_frequency, table_of_sizes, unknown_tokens
 from data_prep.tokenizer import load
 

@@ -46,13 +46,10 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         object.__setattr__(self, "valid_fraction", float(self.valid_fraction))  # 0 is a fraction
-        self._check_lengths()
         if not 0 <= self.valid_fraction < 1:
             raise ValueError(
                 f"valid-fraction {self.valid_fraction}: accepted: 0 or more, and less than 1"
             )
-
-    def _check_lengths(self) -> None:
         if self.max_tokens is None:
             if self.long in ("truncate", "split"):
                 raise ValueError(

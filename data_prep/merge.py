@@ -54,10 +54,7 @@ def merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) -
         shards=files,
         subsets=subsets,
         totals=totals,
-        kept=tally.kept,
-        cut=tally.cut,
-        cut_tokens=tally.cut_tokens,
-        rejects=tally.rejects,
+        **vars(tally),
         length_histogram=length_histogram(np.sum([s.length_counts for s in shards], axis=0)),
         unigram_perplexity=unigram_perplexity(*ids),
     )

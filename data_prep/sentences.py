@@ -15,10 +15,11 @@ there too, so the ids of the sentences are those of the whole text where white s
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
+
+from data_prep.encoders import Encode, Ids
 
 _WIDE_STOPS = "。！？｡"
 _STOPS = ".!?…؟۔।॥" + _WIDE_STOPS
@@ -57,9 +58,7 @@ def sentences(text: str) -> list[str]:
     return [text[start:end] for start, end in zip(ordered, [*ordered[1:], len(text)], strict=True)]
 
 
-def encode_sentences(
-    texts: Sequence[str], encode: Callable[[list[str]], list[npt.NDArray[np.int32]]]
-) -> tuple[list[npt.NDArray[np.int32]], list[list[int]]]:
+def encode_sentences(texts: Sequence[str], encode: Encode) -> tuple[list[Ids], list[list[int]]]:
     """Encode each text sentence by sentence; return its ids and the lengths of its sentences.
 
     Args:

@@ -11,11 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from data_prep.common.files import write_atomically
 from data_prep.documents import Document, Reject, content_share, read_documents
-from data_prep.encoders import Encoder
+from data_prep.encoders import Encoder, Ids
 from data_prep.filters import Tally, filtered, judge, windows
 from data_prep.indexed import IndexedWriter
 from data_prep.inputs import Input, input_sha256, input_state, layout_of
@@ -96,10 +95,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
             encoder=encoder.name,
             damage="; ".join(damages) or None,
             files=shard.close(),
-            kept=shard.tally.kept,
-            cut=shard.tally.cut,
-            cut_tokens=shard.tally.cut_tokens,
-            rejects=shard.tally.rejects,
+            **vars(shard.tally),
             length_counts=shard.length_counts.tolist(),
         )
         write_record(task.manifest_file, manifest)
@@ -136,12 +132,7 @@ class _Shard:
             else:
                 self._reject(record.reason, record, record.text_bytes)
 
-    def add(
-        self,
-        batch: list[Document],
-        encoded: list[npt.NDArray[np.int32]],
-        lengths: list[list[int]],
-    ) -> None:
+    def add(self, batch: list[Document], encoded: list[Ids], lengths: list[list[int]]) -> None:
         """Filter encoded documents with these sequence lengths, and write those that are kept."""
         self.length_counts += count_lengths([len(ids) + 2 for ids in encoded])
         self.tokens += sum(map(len, encoded))
@@ -150,11 +141,13 @@ class _Shard:
         for writer in self._splits.values():
             writer.flush()
 
-    def _add_one(self, document: Document, ids: npt.NDArray[np.int32], lengths: list[int]) -> None:
+    def _add_one(self, document: Document, ids: Ids, lengths: list[int]) -> None:
         text = document.text.encode()
         text_bytes = len(text)
         self.text_bytes += text_bytes
-        split = self._split_of(text)
+        if (split := self._role) == "both":  # of the document and all its windows
+            is_valid = content_share(text, "valid") < self._settings.valid_fraction
+            split = "valid" if is_valid else "train"
         pieces = windows(ids, self._settings)
         self.tally.cut += pieces[0].size < ids.size
         self.tally.cut_tokens += ids.size - sum(piece.size for piece in pieces)
@@ -175,13 +168,6 @@ class _Shard:
         """Remove what was not closed."""
         for writer in self._splits.values():
             writer.indexed.discard()
-
-    def _split_of(self, text: bytes) -> str:
-        """Return the split of a document and all its windows, a function of the whole text."""
-        if self._role != "both":
-            return self._role
-        share = content_share(text, "valid")
-        return "valid" if share < self._settings.valid_fraction else "train"
 
     def _reject(
         self, reason: str, record: Document | Reject, text_bytes: int, tokens: int | None = None
@@ -208,13 +194,11 @@ class _SplitWriter:
         self._subset_numbers = bytearray()
         self._end = np.array([tokenizer.eos_id], dtype=np.int32)
         self._counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-        self._waiting: list[npt.NDArray[np.int32]] = []  # ids of a document, `</s>`, and so on
+        self._waiting: list[Ids] = []  # ids of a document, `</s>`, and so on
         self._waiting_lengths: list[int] = []  # ids per sequence
         self._waiting_sequences: list[int] = []  # sequences per document
 
-    def append(
-        self, ids: npt.NDArray[np.int32], lengths: Sequence[int], document: Document
-    ) -> None:
+    def append(self, ids: Ids, lengths: Sequence[int], document: Document) -> None:
         number = self._subsets.setdefault(document.subset, len(self._subsets))
         if number >= MAX_SUBSETS:
             raise ValueError(

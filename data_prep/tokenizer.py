@@ -57,7 +57,18 @@ class Tokenizer:
         self._backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.mask_id = self.vocab_size - 1
-        _check_special_tokens(backend, self.vocab_size)
+        expected = {token: id for id, token in enumerate(FIRST_TOKENS)} | {MASK_TOKEN: self.mask_id}
+        found = {token: backend.token_to_id(token) for token in expected}
+        if found != expected:
+            raise ValueError(
+                f"special ids {found}; accepted: {expected} (RoBERTa's order, with <mask> last)"
+            )
+        written = backend.encode(_SPECIAL_TEXT, add_special_tokens=False).ids
+        if control := sorted(set(written) & {0, 1, 2, self.mask_id}):
+            raise ValueError(
+                f"the text {_SPECIAL_TEXT!r} encodes to the special ids {control}; the vocabulary "
+                "must mark its special tokens as special, so that no text encodes to them"
+            )
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Return the ids of each text, without special tokens; text never encodes to them.
@@ -192,11 +203,11 @@ def from_vocabulary(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]])
     Args:
         vocab: Id of each token, including special tokens, in GPT-2's alphabet, which has a visible
             character for each byte.
-        merges: Pairs of tokens in the order in which they are merged.
+        merges: Pairs of tokens in the order in which they are merged; they and their products have
+            ids.
 
     Raises:
-        ValueError: The ids have gaps, a byte or the product of a merge has no id, or the special
-            ids are unexpected.
+        ValueError: The ids have gaps, a byte has no id, or the special ids are unexpected.
     """
     from tokenizers import models, pre_tokenizers
 
@@ -205,12 +216,7 @@ def from_vocabulary(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]])
     # The library would silently drop such bytes from a text.
     if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(vocab)):
         raise ValueError(f"{len(missing)} of the 256 bytes have no id, such as {missing[0]!r}")
-    try:
-        # The library raises bare Exception if a merge has a token without an id.
-        model = models.BPE(vocab=dict(vocab), merges=list(merges))
-    except Exception as error:
-        raise ValueError(f"ids and merges do not fit together: {error}") from error
-    backend = _byte_level(model)
+    backend = _byte_level(models.BPE(vocab=dict(vocab), merges=list(merges)))
     backend.add_special_tokens([*FIRST_TOKENS, MASK_TOKEN])
     return Tokenizer(backend)
 
@@ -272,21 +278,6 @@ def train_characters(texts: Iterable[str]) -> Tokenizer:
 def train_unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> Tokenizer:
     """Train a unigram vocabulary; see `unigram.train`."""
     return Tokenizer(unigram.train(texts, vocab_size, lowercase=lowercase))
-
-
-def load_albert(file: Path) -> tuple[Tokenizer, list[int]]:
-    """Load ALBERT's `tokenizer.json` as `load_with_order` does, and no other.
-
-    Args:
-        file: Of Hugging Face's `AlbertTokenizer`: a unigram model with `[CLS]`, `<pad>`, `[SEP]`,
-            `<unk>` and `[MASK]`.
-
-    Raises:
-        ValueError: The file is another one.
-    """
-    if not unigram.is_albert(_read_json(file)):
-        raise ValueError(f"{file}: is not a unigram vocabulary with ALBERT's special tokens")
-    return _from_json(file)
 
 
 def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
@@ -379,18 +370,3 @@ def _download(name: str) -> Path:
             f"tokenizer {name}: no such file, and no {FILE_NAME} of that name on the Hugging Face "
             f"hub ({type(error).__name__}: {reason}); without a network: {_ACCEPTED}"
         ) from error
-
-
-def _check_special_tokens(backend: "tokenizers.Tokenizer", vocab_size: int) -> None:
-    expected = {token: id for id, token in enumerate(FIRST_TOKENS)} | {MASK_TOKEN: vocab_size - 1}
-    found = {token: backend.token_to_id(token) for token in expected}
-    if found != expected:
-        raise ValueError(
-            f"special ids {found}; accepted: {expected} (RoBERTa's order, with <mask> last)"
-        )
-    written = backend.encode(_SPECIAL_TEXT, add_special_tokens=False).ids
-    if control := sorted(set(written) & {0, 1, 2, vocab_size - 1}):
-        raise ValueError(
-            f"the text {_SPECIAL_TEXT!r} encodes to the special ids {control}; the vocabulary must "
-            "mark its special tokens as special, so that no text encodes to them"
-        )

@@ -152,14 +152,9 @@ def _normalizer(lowercase: bool) -> "Normalizer":
 
     if not lowercase:
         return normalizers.NFKC()
-    return normalizers.Sequence(
-        [
-            normalizers.NFKD(),
-            normalizers.StripAccents(),
-            normalizers.Lowercase(),
-            normalizers.NFKC(),  # composes Korean syllables again
-        ]
-    )
+    steps = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    # The last one composes Korean syllables again.
+    return normalizers.Sequence([*steps, normalizers.NFKC()])
 
 
 def _frequent_characters(runs: Mapping[str, int]) -> str:

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import SpawnContext
 from pathlib import Path
-from types import FrameType
 from typing import TypeVar
 
 _ROOT = Path(__file__).parents[2]
@@ -82,21 +81,17 @@ def run_in_slots(
         polled: told several times a second the tasks in progress.
     """
     waiting, running = deque(tasks), dict[int, tuple[T, subprocess.Popen[bytes]]]()
-
-    def take_ended() -> None:
-        for slot, (task, process) in list(running.items()):
-            if (code := process.poll()) is not None:
-                del running[slot]
-                ended(task, code, [*waiting, *(other for other, _ in running.values())])
-
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
             for slot in sorted({*range(slots)} - running.keys())[: len(waiting)]:
                 task = waiting.popleft()
                 running[slot] = task, start(task, slot)
             time.sleep(_POLL_SECONDS)
-            take_ended()
+            for slot, (task, process) in list(running.items()):
+                if (code := process.poll()) is not None:
+                    del running[slot]
+                    ended(task, code, [*waiting, *(other for other, _ in running.values())])
             polled([task for task, _ in running.values()])
     finally:
         for _, process in running.values():
@@ -104,10 +99,6 @@ def run_in_slots(
         for _, process in running.values():
             process.wait()
         signal.signal(signal.SIGTERM, previous)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def end_with_parent() -> None:

@@ -117,7 +117,9 @@ def read_vocabulary(
     elif not all(path.is_file() for path in pair):
         return None, []
     try:
-        vocabulary, order = _load_vocabulary(folder, kind)
+        vocabulary, order = tokenizers.load_with_order(folder)
+        if kind != "albert" and order and vocabulary.content()["model"]["type"] == "Unigram":
+            raise ValueError(f"it is ALBERT's, the model_type is {kind!r}")
         if kind == "roberta" and order and order[Tokenizer.pad_id] != Tokenizer.pad_id:
             # Its pad_token_id, from which positions are counted, is another token's.
             raise ValueError(f"special ids: <pad> has {order[1]}, the model's pad_token_id is 1")
@@ -135,14 +137,3 @@ def read_vocabulary(
     else:
         notes.append(f"the vocabulary was left out: it has {ids} ids, the model {rows} rows")
     return None, []
-
-
-def _load_vocabulary(folder: Path, kind: str) -> tuple[Tokenizer, list[int]]:
-    """Return the vocabulary, and the folder's id of each of its ids where they differ."""
-    try:
-        found = tokenizers.load_albert(folder / tokenizers.FILE_NAME)
-    except (OSError, ValueError):  # another kind of vocabulary, or in other files
-        return tokenizers.load_with_order(folder)
-    if kind != "albert":
-        raise ValueError(f"it is ALBERT's, the model_type is {kind!r}")
-    return found
