@@ -147,15 +147,9 @@ class Tokenizer:
         """Write `tokenizer.json`."""
         write_atomically(path, self._backend.to_str(pretty=True).encode())
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the vocabulary as JSON."""
-        return {"json": self._backend.to_str()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Rebuild from JSON, because the backend's pickling loses `encode_special_tokens`."""
-        import tokenizers
-
-        self.__init__(tokenizers.Tokenizer.from_str(state["json"]))  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple["tokenizers.Tokenizer"]]:
+        """Wrap the backend anew, because its pickling loses `encode_special_tokens`."""
+        return Tokenizer, (self._backend,)
 
 
 def load(name_or_path: str | Path) -> Tokenizer:

@@ -65,9 +65,11 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
     """
     check_workers(workers)
     manifest = load_manifest(folder)
-    yield from _check_tokenizer(folder, manifest)
-    yield from _check_totals(folder, manifest)
-    yield from _check_rejects(folder, manifest)
+    for check in (_check_tokenizer, _check_totals, _check_rejects):
+        try:
+            yield from check(folder, manifest)
+        except ValueError as error:
+            yield str(error)
     for tables in cache.kept(folder, manifest.digest()):
         yield from cache.differences(tables)
     import_megatron()  # before the threads: it changes the filters of warnings meanwhile
@@ -77,12 +79,7 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
 
 
 def _check_tokenizer(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
-    try:
-        digest = load(folder).digest()
-    except ValueError as error:
-        yield str(error)
-        return
-    if digest != manifest.tokenizer_digest:
+    if load(folder).digest() != manifest.tokenizer_digest:
         yield f"{folder / TOKENIZER_FILE}: not the vocabulary that the corpus was made with"
 
 
@@ -98,12 +95,8 @@ def _check_totals(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
 def _check_rejects(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
     """Compare the rejects with those of the shards' manifests, where these are still there."""
     tally = Tally()
-    try:
-        for file in sorted(folder.glob("shards/shard-*.json")):
-            tally.add(Tally(rejects=read_record(ShardManifest, file).rejects))
-    except ValueError as error:
-        yield str(error)
-        return
+    for file in sorted(folder.glob("shards/shard-*.json")):
+        tally.add(Tally(rejects=read_record(ShardManifest, file).rejects))
     for reason in sorted({*tally.rejects, *manifest.rejects} if tally.rejects else ()):
         found, expected = (
             rejects[reason].by_subset if reason in rejects else {}

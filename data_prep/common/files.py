@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 PARTIAL_SUFFIX = ".partial"
 _MOST_OPEN_FILES = 1 << 16
@@ -68,7 +68,7 @@ class AtomicFile:
             os.fsync(self._file.fileno())
             self._file.close()
             self._partial.replace(self._path)
-            fsync_folder(self._path.parent)
+            fsync(self._path.parent)
         return FileRecord(self._size_bytes, self._hash.hexdigest())
 
     def discard(self) -> None:
@@ -104,22 +104,14 @@ def replace_json(path: Path, values: Mapping[str, object]) -> None:
     partial.replace(path)
 
 
-def strict_json(
-    value: object, indent: int | None = None, ensure_ascii: bool = True, sort_keys: bool = False
-) -> str:
+def strict_json(value: object, **options: Any) -> str:  # noqa: ANN401
     """Return `value` as JSON with null in place of numbers that are not finite, at any depth.
 
     `json.dumps` writes NaN and Infinity, which are not JSON and which many parsers refuse. This
-    function writes all JSON of the project, so readers must accept null for a number. The other
-    arguments are those of `json.dumps`.
+    function writes all JSON of the project, so readers must accept null for a number. The
+    options are those of `json.dumps`.
     """
-    return json.dumps(
-        _finite(value),
-        allow_nan=False,
-        indent=indent,
-        ensure_ascii=ensure_ascii,
-        sort_keys=sort_keys,
-    )
+    return json.dumps(_finite(value), allow_nan=False, **options)
 
 
 def _finite(value: object) -> object:
@@ -161,15 +153,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
-        for path in partial.rglob("*"):
-            if path.is_dir():
-                fsync_folder(path)
-            else:
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        fsync_folder(partial)
+        for path in (*partial.rglob("*"), partial):
+            fsync(path)
         partial.replace(folder)
-        fsync_folder(folder.parent)
+        fsync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -260,9 +247,9 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def fsync_folder(folder: Path) -> None:
-    """Flush a folder, so that renames in it survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    """Flush a file, or a folder, so that renames in it survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(folder):
             os.fsync(descriptor)

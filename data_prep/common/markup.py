@@ -10,9 +10,8 @@ def markdown_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> li
         names: Of the columns.
         rows: Their cells.
     """
-    cells = (map(_in_one_cell, row) for row in (names, ["---"] * len(names), *rows))
+    cells = (
+        [" ".join(str(value).replace("|", r"\|").split()) for value in row]
+        for row in (names, ["---"] * len(names), *rows)
+    )
     return [*(f"| {' | '.join(row)} |" for row in cells), ""]
-
-
-def _in_one_cell(value: object) -> str:
-    return " ".join(str(value).replace("|", r"\|").split())

@@ -9,7 +9,6 @@ import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from data_prep.common.files import write_atomically
@@ -28,22 +27,20 @@ BLUE, RED, GREEN, PURPLE, ORANGE, LIGHT_BLUE = (
 """Colours that people with a colour vision deficiency tell apart (Okabe and Ito 2008)."""
 GREY = "#7f7f7f"
 CYCLE = (BLUE, RED, GREEN, PURPLE, ORANGE, LIGHT_BLUE, GREY, "black")
-_STYLE: Mapping[Any, Any] = MappingProxyType(
-    {
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlelocation": "left",
-        "axes.titlesize": 10,
-        "font.size": 9,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
-        "lines.linewidth": 1.2,
-        "lines.markersize": 4,
-        "savefig.dpi": 130,
-        "svg.hashsalt": "zeroclap",  # the same content gives the same file
-        "text.parse_math": False,  # a corpus may be called "$5_$10", which is no formula
-    }
-)
+_STYLE: Mapping[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "font.size": 9,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "savefig.dpi": 130,
+    "svg.hashsalt": "zeroclap",  # the same content gives the same file
+    "text.parse_math": False,  # a corpus may be called "$5_$10", which is no formula
+}
 
 
 def check_name(option: str, path: Path) -> None:

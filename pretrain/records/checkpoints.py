@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import files
-from data_prep.common.files import fsync_folder, write_json
+from data_prep.common.files import fsync, write_json
 from data_prep.common.records import check_format
 from pretrain.records.collective import Failure, Group, join_reasons, on_every_rank
 
@@ -107,7 +107,7 @@ def _replace(final: Path, staging: Path) -> None:
     if final.exists():  # one of its files cannot be deleted now; `remove` tries again
         final.rename(final.with_name(f"{final.name}.{secrets.token_hex(8)}.old"))
     staging.rename(final)
-    fsync_folder(final.parent)
+    fsync(final.parent)
 
 
 def _owner(path: Path) -> int:

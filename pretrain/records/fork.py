@@ -115,7 +115,7 @@ def take(config: RunConfig) -> None:
     _copy_lines(fork.run / ledger.FILE_NAME, new, lambda r: r["number"] < len(fork.records))
     ledger.append(new, "fork", run=str(fork.run), step=fork.step, manifest=digest)
     os.replace(new, path)
-    files.fsync_folder(own)
+    files.fsync(own)
 
 
 def take_alone(config: RunConfig) -> None:

@@ -116,7 +116,7 @@ def append(path: Path, kind: str, **fields: object) -> Record:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             if not records:
-                files.fsync_folder(path.parent)
+                files.fsync(path.parent)
             _write_at(descriptor, size, line)
         finally:
             os.close(descriptor)
