@@ -29,11 +29,9 @@ class Corpus:
             split: "train" or "valid".
 
         Raises:
-            ValueError: The folder or split does not exist, the prepare is unfinished, or the split
-                has no documents.
+            ValueError: The folder does not exist, the prepare is unfinished, or the split has no
+                documents.
         """
-        if split not in SPLITS:
-            raise ValueError(f"split {split!r}: accepted: {', '.join(SPLITS)}")
         self.folder = Path(folder)
         self.split = split
         self.manifest: CorpusManifest = load_manifest(self.folder)

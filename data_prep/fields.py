@@ -24,14 +24,9 @@ def parse_key(text: str) -> str:
 
 def add_text_key(parser: argparse.ArgumentParser) -> None:
     """Add `--text-key`."""
-    parser.add_argument(
-        "--text-key",
-        type=parse_key,
-        default=TEXT_KEY,
-        metavar="KEY",
-        help="key of the text in JSON objects, or column of tables; dots separate the keys of "
-        "nested objects, as in data.text (default: %(default)s)",
-    )
+    text = "key of the text in JSON objects, or column of tables; dots separate the keys of nested "
+    text += "objects, as in data.text (default: %(default)s)"
+    parser.add_argument("--text-key", type=parse_key, default=TEXT_KEY, metavar="KEY", help=text)
 
 
 def value_of(record: object, key: str) -> object:

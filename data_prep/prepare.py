@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.engines import ENGINES, WorkerDied
@@ -29,23 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_argument(parser)
     add_text_key(parser)
     add = parser.add_argument
-    add(
-        "--subset-key",
-        type=parse_key,
-        default=SUBSET_KEY,
-        metavar="KEY",
-        help="key of the name of a document's subset, like --text-key (default: %(default)s, where "
-        "there is one)",
-    )
+    key = "key of the name of a document's subset, like --text-key (default: %(default)s, where "
+    key += "there is one)"
+    add("--subset-key", type=parse_key, default=SUBSET_KEY, metavar="KEY", help=key)
     only = "keep the documents of this subset alone, for a corpus of a mixture (default: all)"
     add("--subset", metavar="NAME", default=Settings.subset, help=only)
     add("--output", type=Path, required=True, help="corpus folder")
-    add(
-        "--tokenizer",
-        required=True,
-        help="tokenizer.json, a folder with one or with the files of GPT-2, or a name on the "
-        "Hugging Face hub, such as roberta-base",
-    )
+    vocabulary = "tokenizer.json, a folder with one or with the files of GPT-2, or a name on the "
+    vocabulary += "Hugging Face hub, such as roberta-base"
+    add("--tokenizer", required=True, help=vocabulary)
     limit = "document in tokens, including <s> and </s> (default: no limit"
     add("--max-tokens", type=int, help=f"longest {limit}; the published study took 2048)")
     add("--min-tokens", type=int, default=Settings.min_tokens, help=f"shortest {limit})")
@@ -56,31 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         choices, default = get_args(kinds[name].type), kinds[name].default
         add(f"--{name}", choices=choices, default=default, help=f"{meaning} (default: {default})")
-    add(
-        "--filter",
-        nargs="+",
-        action="extend",
-        default=[],
-        dest="filters",
-        metavar="NAME",
-        help="drop documents by functions of your own (see data_prep/README.md): "
-        "package.module:function (default: none)",
-    )
+    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+    own = "drop documents by functions of your own (see data_prep/README.md): "
+    own += "package.module:function (default: none)"
+    add("--filter", dest="filters", metavar="NAME", help=own, **several)
     add("--sentences", action="store_true", help="write a sequence per sentence, not per document")
-    add(
-        "--valid-fraction",
-        type=float,
-        help="share of documents for validation, chosen by a hash of their text (default: "
-        f"{Settings.valid_fraction})",
-    )
-    add(
-        "--valid-input",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="GLOB",
-        help="inputs of the validation split, in place of a fraction of --input",
-    )
+    share = "share of documents for validation, chosen by a hash of their text (default: "
+    add("--valid-fraction", type=float, help=f"{share}{Settings.valid_fraction})")
+    valid = "inputs of the validation split, in place of a fraction of --input"
+    add("--valid-input", metavar="GLOB", help=valid, **several)
     add("--workers", type=int, default=1, help="shards made at once (default: %(default)s)")
     engines = "processes of this machine, or a Ray cluster (default: local)"
     add("--engine", choices=tuple(ENGINES), default="local", help=engines)

@@ -123,8 +123,6 @@ def test_a_corpus_of_more_shards_than_files_may_be_open_is_read(copy, manifest):
 def test_missing_empty_and_unknown_splits_are_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="the valid split is empty.*train has 360 documents"):
         Corpus(folder, "valid")
-    with pytest.raises(ValueError, match="split 'test': accepted: train, valid"):
-        Corpus(folder, "test")
     with pytest.raises(ValueError, match="nowhere: no such folder"):
         Corpus(tmp_path / "nowhere", "train")
 
