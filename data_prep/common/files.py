@@ -251,7 +251,7 @@ def fsync(path: Path) -> None:
     """Flush a file, or a folder, so that renames in it survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with naming(folder):
+        with naming(path):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
