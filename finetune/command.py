@@ -26,7 +26,7 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
     data = "a folder that has a folder of files or a saved dataset for each task, or: hub"
     add("--data", required=True, help=data)
     tasks = "such as CoLA,RTE, in any case (default: all)"
-    add("--tasks", type=_names, default=["all"], help=tasks)
+    add("--tasks", type=lambda names: names.split(","), default=["all"], help=tasks)
     protocol = "settings, seeds and what is reported: those of a study, or those of EIFY/fairseq "
     protocol += "with clipped gradients and batches of similar lengths (default: default)"
     known = ("default", "published", "roberta")
@@ -71,10 +71,6 @@ def _run_arguments(command: argparse.ArgumentParser) -> None:
     add("--no-models", action="store_true", help="do not keep the best model of each run")
     overrides = "settings to change, such as learning_rate=2e-5 or pooling=mean"
     add("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
 
 
 def _glue(options: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from annotated_types import Ge
@@ -15,10 +14,8 @@ from data_prep.common.records import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    decode,
 )
 from pretrain.config.sections import BatchConfig
-from pretrain.config.settings import apply_override
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,15 +83,3 @@ class FinetuneConfig:
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
         return self.learning_rate * max(0, end - step) / max(1, end - warmup)
-
-
-def override(config: FinetuneConfig, overrides: Sequence[str]) -> FinetuneConfig:
-    """Return the config with `key=value` settings applied.
-
-    Raises:
-        ValueError: an unknown setting (the nearest is named), or a value of the wrong type.
-    """
-    values = dataclasses.asdict(config)
-    for each in overrides:
-        apply_override(values, each)
-    return decode(FinetuneConfig, values)

@@ -76,19 +76,6 @@ def stages(output: Path, world_size: int) -> dict[str, str]:
     }
 
 
-def empty_folder(output: Path) -> None:
-    """Make the folder of a demo, without what an earlier demo left in it.
-
-    Raises:
-        ValueError: the folder has files that no demo made.
-    """
-    if output.exists() and any(output.iterdir()) and not (output / MARK).exists():
-        raise ValueError(f"{output}: has files that no demo made; choose a new folder")
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    (output / MARK).touch()
-
-
 def docstrings() -> str:
     """Return the task as CSV: docstrings of the standard library, and the module of each.
 
@@ -122,7 +109,11 @@ def demo(options: argparse.Namespace) -> int:
     from pretrain.processes.gpus import visible_gpus
 
     output: Path = options.output
-    empty_folder(output)
+    if output.exists() and any(output.iterdir()) and not (output / MARK).exists():
+        raise ValueError(f"{output}: has files that no demo made; choose a new folder")
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    (output / MARK).touch()
     write_atomically(output / f"{TASK}.csv", docstrings().encode())
     began = time.monotonic()
     plan = stages(output, min(2, len(visible_gpus()) or 2))

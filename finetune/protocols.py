@@ -10,9 +10,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finetune.config import FinetuneConfig, override
+from data_prep.common.records import decode
+from finetune.config import FinetuneConfig
 from finetune.scores import best
 from finetune.tasks import BenchmarkTask, Task
+from pretrain.config.settings import apply_override
 
 COLUMNS = ("CoLA", "MNLI", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B")
 """The tasks of the printed tables; none has WNLI."""
@@ -81,7 +83,7 @@ class Protocol:
         """Return the settings of a task, with the user's `key=value` settings.
 
         Raises:
-            ValueError: a bad setting.
+            ValueError: an unknown setting (the nearest is named), or a value that is not accepted.
         """
         settings: dict[str, Any] = {"best_epoch_by": self.best_epoch_by, "learning_rate": 2e-5}
         if isinstance(task, BenchmarkTask):
@@ -91,7 +93,10 @@ class Protocol:
             if self.as_in_fairseq:
                 settings |= {"warmup_steps": warmup, "schedule_steps": steps}
                 settings |= {"gradient_clipping": 0.0, "length_window": 1}
-        return override(FinetuneConfig(**settings), overrides)
+        settings = dataclasses.asdict(FinetuneConfig(**settings))
+        for each in overrides:
+            apply_override(settings, each)
+        return decode(FinetuneConfig, settings)
 
     def metric(self, task: Task) -> str:
         """Return the name of the reported score."""

@@ -18,10 +18,9 @@ from typing import Any
 from data_prep.common.arguments import typed
 from data_prep.common.files import strict_json, write_atomically
 from data_prep.common.markup import markdown_table
-from finetune import protocols
-from finetune.protocols import Protocol
+from finetune.protocols import COLUMNS, PROTOCOLS, Protocol
 from finetune.runs import RESULT, WEIGHTS, read_result, task_of
-from finetune.scores import LOWER_IS_BETTER, title
+from finetune.scores import LOWER_IS_BETTER
 from finetune.tasks import TASKS, Task
 
 REPORT = "report.md"
@@ -71,7 +70,7 @@ def write_report(folder: Path) -> str:
     results = collect(folder)
     lines = "".join(strict_json(result) + "\n" for result in results)
     write_atomically(folder / RESULTS, lines.encode())
-    protocol = _protocol_of(results)
+    protocol = PROTOCOLS[results[0]["plan"]["protocol"]]  # all runs of a folder have the same
     tables = summary(results)
     named = {task: rows for task, rows in tables.items() if task in TASKS}
     overview = [_published_table(named, protocol), _official_table(named)] if named else []
@@ -104,7 +103,7 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
     "random", each if it has runs, and `MAJORITY`, the best constant answer.
     """
     tables: dict[str, dict[str, Row]] = {}
-    protocol = _protocol_of(results)
+    protocol = PROTOCOLS[results[0]["plan"]["protocol"]]
     found = {result["task"]: task_of(result["plan"]) for result in results}
     order = dict.fromkeys([*TASKS, *sorted(found)])
     for task in [found[name] for name in order if name in found]:
@@ -121,11 +120,6 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
         rows[MAJORITY] = Row(task, 0, constant, constant, constant[protocol.metric(task)])
         tables[task.name] = rows
     return tables
-
-
-def _protocol_of(results: Sequence[Result]) -> Protocol:
-    """Return the protocol of a folder's runs, which all have the same."""
-    return protocols.PROTOCOLS[results[0]["plan"]["protocol"]]
 
 
 def _row(runs: Sequence[Result], task: Task, protocol: Protocol) -> Row:
@@ -153,7 +147,7 @@ def _published_table(tables: Tables, protocol: Protocol) -> str:
     )
     if any("*" in cell for row in protocol.table.values() for cell in row.values()):
         notes += " * no better than a constant answer, as a collapsed run is."
-    return _section_of("Beside the published scores", ["model", *protocols.COLUMNS], rows, notes)
+    return _section_of("Beside the published scores", ["model", *COLUMNS], rows, notes)
 
 
 def _as_printed(row: Row, protocol: Protocol) -> str:
@@ -214,7 +208,8 @@ def _section(rows: Mapping[str, Row], runs: Sequence[Result]) -> str:
         name = CONSTANT if weights == MAJORITY else weights
         cells[name] = dict(zip(head[1:], counts + spreads, strict=True))
     speed = statistics.median(run["tokens_per_second"] for run in runs)
-    choice = title(task.scores_of_best(example["plan"]["config"]["best_epoch_by"]))
+    names = task.scores_of_best(example["plan"]["config"]["best_epoch_by"])
+    choice = "mean of " * (len(names) > 1) + " and ".join(names)
     notes = (
         f"Median over seeds (lowest to highest) on {example['dev_examples']:,} dev examples after "
         f"training on {example['train_examples']:,}. *best*: the epoch with the best {choice} on "

@@ -82,10 +82,6 @@ class RunPlan:
         """The name of the run's folder."""
         return f"{self.task}-{self.weights}-seed{self.seed}"
 
-    def model_folder(self, runs: Path) -> Path:
-        """Return the model that it starts from; `runs` has the folders of all runs."""
-        return runs / self.start / MODEL if self.start else Path(self.model)
-
     def differences(self, other: RunPlan) -> list[str]:
         """Return what makes two runs incomparable, as "key: ours, now theirs".
 
@@ -367,7 +363,11 @@ def run_all(
 
     def ended(plan: RunPlan, code: int, left: Sequence[RunPlan]) -> None:
         done.append(plan)
-        progress = f"{len(done)}/{len(plans)}{_time_left(done, left, time.monotonic() - began)}"
+        progress, work = f"{len(done)}/{len(plans)}", sum(each.work for each in done)
+        if left and work:
+            seconds = (time.monotonic() - began) / work * sum(each.work for each in left)
+            about = f"about {seconds / 60:.0f} min" if seconds >= 60 else "under a minute"
+            progress += f", {about} left"
         # It may have the result of an earlier one.
         if code != 0 or not is_finished(output / plan.name, plan):
             failed[plan.name] = _cause(output, plan, code)
@@ -385,15 +385,6 @@ def run_all(
 
     children.run_in_slots(plans, len(devices), start, ended, polled)
     return failed
-
-
-def _time_left(done: Sequence[RunPlan], left: Sequence[RunPlan], seconds: float) -> str:
-    """Estimate the time that the runs take that are left, after these took so many seconds."""
-    work = sum(plan.work for plan in done)
-    if not left or not work:
-        return ""
-    minutes = seconds / work * sum(plan.work for plan in left) / 60
-    return f", {f'about {minutes:.0f} min' if minutes >= 1 else 'under a minute'} left"
 
 
 def _start(

@@ -81,15 +81,6 @@ def _correlation(name: str, labels: Values, predictions: Values) -> float:
 
 _METRICS = (accuracy, matthews, f1, macro_f1, pearson, spearman, seed_loss, squared_error)
 METRICS: Mapping[str, Callable[..., float]] = {each.__name__: each for each in _METRICS}
-_TITLES = {
-    "matthews": "Matthews correlation",
-    "f1": "F1",
-    "pearson": "Pearson",
-    "spearman": "Spearman correlation",
-    "seed_loss": "published loss",
-    "accuracy_mismatched": "mismatched accuracy",
-    "macro_f1": "mean F1 of the labels",
-}
 LOWER_IS_BETTER = frozenset({"seed_loss", "squared_error"})
 
 
@@ -109,9 +100,3 @@ def best(epochs: Sequence[Mapping[str, float]], names: Sequence[str]) -> Mapping
     """Return the first epoch with the best mean of the scores of these names."""
     sign = -1 if LOWER_IS_BETTER.issuperset(names) else 1
     return max(epochs, key=lambda epoch: sign * mean(epoch, names))
-
-
-def title(names: Sequence[str]) -> str:
-    """Return the words for the mean of these scores, such as "mean of accuracy and F1"."""
-    words = " and ".join(_TITLES.get(name, name) for name in names)
-    return f"mean of {words}" if len(names) > 1 else words

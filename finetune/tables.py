@@ -15,7 +15,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from data_prep.common.files import strict_json
 
@@ -69,20 +69,17 @@ def text(value: Any) -> str:  # noqa: ANN401 - of JSON or parquet
     return "" if value is None or value != value else str(value).strip()
 
 
-def _separated(delimiter: str, quoting: Literal[0, 3]) -> Callable[[Path], Iterator[TableRow]]:
-    def read_file(path: Path) -> Iterator[TableRow]:
-        csv.field_size_limit(2**31 - 1)
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)
-            header: list[str] | None = None
-            line = 1
-            while True:
-                try:
-                    fields = next(lines)
-                except StopIteration:
-                    return
-                except csv.Error as error:
-                    raise ValueError(f"{path}: line {line}: {error}") from None
+def _separated(path: Path) -> Iterator[TableRow]:
+    csv.field_size_limit(2**31 - 1)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix.lower() == ".csv":
+            lines = csv.reader(file, strict=True)
+        else:
+            lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
+        header: list[str] | None = None
+        line = 1
+        try:
+            for fields in lines:
                 place, line = f"{path}: line {line}", lines.line_num + 1
                 if header is None:
                     header = _header(fields, place)
@@ -93,8 +90,8 @@ def _separated(delimiter: str, quoting: Literal[0, 3]) -> Callable[[Path], Itera
                     )
                 elif fields:
                     yield TableRow(place, dict(zip(header, fields, strict=True)))
-
-    return read_file
+        except csv.Error as error:
+            raise ValueError(f"{path}: line {line}: {error}") from None
 
 
 def _header(fields: Sequence[str], place: str) -> list[str]:
@@ -179,8 +176,8 @@ def _from_datasets(source: str) -> Iterator[TableRow]:
 
 
 _READERS: Mapping[str, Callable[[Path], Iterator[TableRow]]] = {
-    ".csv": _separated(",", csv.QUOTE_MINIMAL),
-    ".tsv": _separated("\t", csv.QUOTE_NONE),
+    ".csv": _separated,
+    ".tsv": _separated,
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".parquet": _parquet,

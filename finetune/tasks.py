@@ -173,7 +173,7 @@ def find(names: Sequence[str]) -> list[BenchmarkTask]:
     Raises:
         ValueError: an unknown name (all are listed, each with the nearest task), or a task twice.
     """
-    if [name.lower() for name in names] == ["all"]:
+    if [_simplified(name) for name in names] == ["all"]:
         return list(TASKS.values())
     if unknown := [name for name in names if _simplified(name) not in _NAMES]:
         raise ValueError(

@@ -22,7 +22,7 @@ from finetune import classifiers, examples, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.evaluation import Evaluation
-from finetune.runs import RESULT, RunPlan, read_plan
+from finetune.runs import MODEL, RESULT, RunPlan, read_plan
 from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.engine.distributed import Process, gather
@@ -82,7 +82,8 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     """
     started = time.perf_counter()
     task = plan.own or TASKS[plan.task]
-    loaded = model_folder.load_model(plan.model_folder(folder.parent))
+    start_from = folder.parent / plan.start / MODEL if plan.start else Path(plan.model)
+    loaded = model_folder.load_model(start_from)
     splits, skipped = _read_data(plan, task, loaded)
     config = plan.config
     dev_sets = {name: splits[name] for name in task.dev}

@@ -38,7 +38,7 @@ from pretrain.model.config import ModelConfig
 from pretrain.models import model_folder
 from pretrain.models.model_folder import LoadedModel, ModelContents
 from pretrain.objectives.base import Block, Ids, Vocabulary
-from pretrain.objectives.tokens import IGNORED
+from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, PAD_ID
 
 if TYPE_CHECKING:
     from pretrain.model.language_model import LanguageModel
@@ -275,8 +275,6 @@ def answers(model: LanguageModel, rows: Sequence[Ids], mask_id: int) -> list[lis
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
-
-    from pretrain.objectives.tokens import FIRST_WORD_ID, PAD_ID
 
     device, block = next(model.parameters()).device, model.config.max_positions
     texts = [row.tolist() for row in rows]

@@ -191,7 +191,7 @@ def _engine(options: argparse.Namespace, ranks: int) -> Engine:
     gpus_of(ranks)
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, options.jobs, ranks)
-    return job.Local(devices, max(1, cores // (len(devices) * ranks)))
+    return job.local(devices, max(1, cores // (len(devices) * ranks)))
 
 
 def _forecast(

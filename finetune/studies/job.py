@@ -2,7 +2,7 @@
 
 `python -m finetune.studies.job FOLDER` does the stages that stand in the folder's job.json, one
 command of this project after the other, and leaves a file for each that is finished. An engine does
-all runs: `Local` on this machine's devices, `Ray` as tasks of a cluster.
+all runs: `local` on this machine's devices, `Ray` as tasks of a cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from data_prep.common import children, console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
@@ -129,33 +129,29 @@ Ended = Callable[[Path, int], object]
 """Told the folder of a run that has ended, and its exit code."""
 
 
-class Engine(Protocol):
-    """Does the runs of a study."""
-
-    def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
-        """Do the runs, in any order, and return when all have ended."""
+Engine = Callable[[Sequence[Path], Ended], None]
+"""Does the runs of a study, in any order, and returns when all have ended."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Local:
-    """Processes of this machine."""
+def local(devices: Sequence[Sequence[str]], threads: int) -> Engine:
+    """Return what does the runs as processes of this machine.
 
-    devices: Sequence[Sequence[str]]
-    """The GPUs of each run that may be in progress at once (`finetune.runs.slots`)."""
-    threads: int
-    """Of each rank."""
+    Ended by Ctrl-C or SIGTERM, it stops the runs and waits for them.
 
-    def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
-        """As `Engine`; ended by Ctrl-C or SIGTERM, it stops the runs and waits for them."""
-        children.run_in_slots(
-            folders, len(self.devices), self._start, lambda folder, code, _: ended(folder, code)
-        )
+    Args:
+        devices: the GPUs of each run that may be in progress at once (`finetune.runs.slots`).
+        threads: of each rank.
+    """
 
-    def _start(self, folder: Path, slot: int) -> subprocess.Popen[bytes]:
-        environment = children.environment() | {"OMP_NUM_THREADS": str(self.threads)}
-        if gpus := self.devices[slot]:
+    def begin(folder: Path, slot: int) -> subprocess.Popen[bytes]:
+        environment = children.environment() | {"OMP_NUM_THREADS": str(threads)}
+        if gpus := devices[slot]:
             environment[VARIABLE] = ",".join(gpus)
         return start(folder, environment=environment)
+
+    return lambda folders, ended: children.run_in_slots(
+        folders, len(devices), begin, lambda folder, code, _: ended(folder, code)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from data_prep.common.markup import markdown_table
 from data_prep.common.wording import in_short
 from finetune.studies import results
 from finetune.studies.results import Curve, Measured, Results
-from finetune.studies.study import Arm, CheckedArm, Run, Study, differences
+from finetune.studies.study import Arm, CheckedArm, Run, Study, comparisons, differences
 from pretrain.records.plots import smoothed
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _comparison(title: str, study: Study, checked: Sequence[CheckedArm], measure
     """Return a table of the differences of arms that differ in one factor."""
     names = [name for name in results.names_of(measured) if name != "collapsed"]
     rows, confounded, intervals, seeds = [], list[str](), 0, 0
-    for one, other in results.compared(measured, study.best):
+    for one, other in comparisons(measured, study.best):
         found = results.paired(measured, one, other).reindex(names, fill_value=math.nan)
         intervals, seeds = intervals + found["mean"].count(), max(seeds, int(found["seeds"].max()))
         pair = f"{other.name} − {one.name}"

@@ -18,7 +18,7 @@ from scipy.stats import t
 from finetune.runs import RESULT, read_result, task_of
 from finetune.scores import mean
 from finetune.studies.job import EVALUATION
-from finetune.studies.study import Arm, Run, Study, comparisons, finetuning_arms
+from finetune.studies.study import Arm, Run, Study, finetuning_arms
 from pretrain.records import ledger, metrics, status
 
 LOSS = "validation loss"
@@ -207,22 +207,6 @@ def deviation(values: Series | DataFrame) -> Any:  # noqa: ANN401 - a number or 
     """Return standard deviations of samples; NaN where a value is inf, of a run that diverged."""
     with np.errstate(invalid="ignore"):
         return values.std()
-
-
-def compared(measured: Measured, factor: str = "") -> list[tuple[Arm, Arm]]:
-    """Return the pairs of arms to compare; the levels of `factor` do not tell arms apart.
-
-    Args:
-        measured: figures by arm.
-        factor: one whose best level alone is left.
-    """
-    plain = {
-        dataclasses.replace(
-            arm, levels=tuple(each for each in arm.levels if each[0] != factor)
-        ): arm
-        for arm in measured
-    }
-    return [(plain[one], plain[other]) for one, other in comparisons([*plain])]
 
 
 def names_of(measured: Measured) -> list[str]:

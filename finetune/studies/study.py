@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,12 @@ class Arm:
     @property
     def words(self) -> list[str]:
         """The other settings as `key=value`."""
-        return overrides({key: value for key, value in self.settings.items() if key != "recipe"})
+        # In a list, because YAML ends a text that stands alone with a line "...".
+        return [
+            f"{key}={to_yaml([value], default_flow_style=True, width=math.inf).strip()[1:-1]}"
+            for key, value in self.settings.items()
+            if key != "recipe"
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,27 +192,17 @@ def arms_of(factors: Factors, settings: Settings) -> list[Arm]:
     """Return every combination of levels; a level's settings come after those of all."""
     choices = [[(name, level) for level in levels] for name, levels in factors.items()]
     return [
-        Arm(levels, {**settings, **_merged(factors[name][level] for name, level in levels)})
+        Arm(
+            levels,
+            {**settings} | {k: v for f, level in levels for k, v in factors[f][level].items()},
+        )
         for levels in itertools.product(*choices)
     ]
-
-
-def _merged(settings: Iterator[Settings]) -> dict[str, Any]:
-    return {key: value for each in settings for key, value in each.items()}
 
 
 def runs_of(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Run]:
     """Return all runs, seed by seed, so that a whole comparison is finished first."""
     return [Run(arm, seed) for seed in seeds for arm in arms]
-
-
-def overrides(settings: Settings) -> list[str]:
-    """Return settings as `key=value`."""
-    # In a list, because YAML ends a text that stands alone with a line "...".
-    return [
-        f"{key}={to_yaml([value], default_flow_style=True, width=math.inf).strip()[1:-1]}"
-        for key, value in settings.items()
-    ]
 
 
 def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
@@ -259,18 +254,23 @@ def finetuning_arms(study: Study) -> list[Arm]:
     return arms_of(study.finetune.factors, study.finetune.settings)
 
 
-def comparisons(arms: Sequence[Arm]) -> list[tuple[Arm, Arm]]:
-    """Return the pairs of arms that differ in one factor, the factor's first level first."""
+def comparisons(arms: Iterable[Arm], best: str = "") -> list[tuple[Arm, Arm]]:
+    """Return the pairs of arms that differ in one factor, the factor's first level first.
+
+    Args:
+        arms: all that may be compared.
+        best: a factor whose best level alone is left: its levels do not tell arms apart.
+    """
+    levels = {arm: {f: level for f, level in arm.levels if f != best} for arm in arms}
     first: dict[str, str] = {}
-    for arm in arms:
-        for factor, level in arm.levels:
-            first.setdefault(factor, level)
+    for each in levels.values():
+        first = each | first
     return [
         (one, other)
         for factor, base in first.items()
-        for one, other in itertools.product(arms, arms)
-        if dict(one.levels)[factor] == base
-        and {name for name, _ in {*one.levels} ^ {*other.levels}} == {factor}
+        for one, other in itertools.product(levels, levels)
+        if levels[one][factor] == base
+        and {name for name, _ in levels[one].items() ^ levels[other].items()} == {factor}
     ]
 
 

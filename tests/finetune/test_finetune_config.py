@@ -2,11 +2,14 @@
 
 import pytest
 
-from finetune.config import FinetuneConfig, override
+from finetune.config import FinetuneConfig
+from finetune.protocols import PROTOCOLS
+from finetune.tasks import Task
 
 
 def test_overrides_have_the_type_of_the_setting():
-    config = override(FinetuneConfig(), ["epochs=3", "learning_rate=5e-4", "pooling=mean"])
+    settings = ["epochs=3", "learning_rate=5e-4", "pooling=mean"]
+    config = PROTOCOLS["published"].config(Task("own"), settings)
     assert config == FinetuneConfig(epochs=3, learning_rate=5e-4, pooling="mean")
 
 
@@ -26,7 +29,7 @@ def test_overrides_have_the_type_of_the_setting():
 )
 def test_bad_settings_are_refused(override_text, message):
     with pytest.raises(ValueError, match=message):
-        override(FinetuneConfig(), [override_text])
+        PROTOCOLS["published"].config(Task("own"), [override_text])
 
 
 def test_the_learning_rate_rises_and_then_falls_to_zero():

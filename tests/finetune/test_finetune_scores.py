@@ -82,4 +82,3 @@ def test_the_best_epoch_has_the_best_mean_of_several_scores():
     epochs = [{"accuracy": 0.7, "f1": 0.5}, {"accuracy": 0.65, "f1": 0.6}]
     assert scores.best(epochs, ["accuracy"]) == epochs[0]
     assert scores.best(epochs, ["accuracy", "f1"]) == epochs[1]
-    assert scores.title(["accuracy", "f1"]) == "mean of accuracy and F1"

@@ -10,7 +10,7 @@ from scipy import stats
 
 from finetune.studies import report, results
 from finetune.studies.results import LOSS, Curve, Results
-from finetune.studies.study import Arm, check_arms, finetuning_arms, load, runs_of
+from finetune.studies.study import Arm, check_arms, comparisons, finetuning_arms, load, runs_of
 from pretrain.records import ledger, metrics, status
 
 OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
@@ -59,9 +59,7 @@ def test_of_the_best_factor_the_level_with_the_lowest_mean_loss_is_left():
     tables = results.table(read)
     found = results._best(Results(tables, {}, tables, {}, []), "rate")
     assert [*found.pretraining] == [arm("RoBERTa", "2e-3"), arm("CLAP", "1e-3")]
-    assert results.compared(found.pretraining, "rate") == [
-        (arm("RoBERTa", "2e-3"), arm("CLAP", "1e-3"))
-    ]
+    assert comparisons(found.pretraining, "rate") == [(arm("RoBERTa", "2e-3"), arm("CLAP", "1e-3"))]
 
 
 def test_a_run_that_diverged_has_an_infinite_loss_and_ends_no_report():

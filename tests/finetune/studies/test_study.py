@@ -62,7 +62,7 @@ def test_arms_are_compared_that_differ_in_one_factor(study_file):
 
 @pytest.mark.parametrize("value", [1, 0.1, 1e-9, "a # b", "", True, [1, 2], {"a": "x: y"}, "1e-3"])
 def test_settings_are_read_back_from_the_command_line(value):
-    (word,) = study.overrides({"a.b": value})
+    (word,) = study.Arm((), {"a.b": value}).words
     found: dict[str, object] = {}
     apply_override(found, word)
     assert found == {"a": {"b": value}}
