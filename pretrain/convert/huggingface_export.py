@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ from pretrain.convert.model_card import model_card
 from pretrain.convert.weights import separated
 from pretrain.model.classification import ClassificationConfig, check_pooling
 from pretrain.models.model_folder import HEADS, ModelContents
-
-Weights = Mapping[str, Tensor]
 
 _PACKAGE = Path(__file__).parent.parent
 _ADAPTER = "modeling_zeroclap"
@@ -74,7 +71,13 @@ def write_folder(
         "albert": ("Albert", _albert),
         None: ("Zeroclap", _own),
     }[plain]
-    weights = _exported(contents.weights, head, plain is not None)
+    # Of the classification heads, the chosen one; beside it, a plain class has no other head.
+    left_out = (HEADS, "head.", "pair_head.") if plain and head is not None else (HEADS,)
+    weights = {
+        name: weight
+        for name, weight in contents.weights.items()
+        if not name.startswith(left_out) or (head and name.startswith(f"{HEADS}{head}."))
+    }
     own_settings, tensors = form(dataclasses.replace(contents, weights=weights), classifier)
     kind = f"{library}For{layout.task(config, classifier)}"
     settings = {"model_type": plain or "zeroclap", "architectures": [kind], **own_settings}
@@ -121,16 +124,6 @@ def _classifier(contents: ModelContents, name: str | None) -> ClassificationConf
         )
     check_pooling(contents.config, heads[name].pooling)
     return heads[name]
-
-
-def _exported(weights: Weights, head: str | None, plain: bool) -> Weights:
-    """Return the weights to export: of the model, and of one classification head."""
-    left_out = (HEADS, "head.", "pair_head.") if plain and head is not None else (HEADS,)
-    return {
-        name: weight
-        for name, weight in weights.items()
-        if not name.startswith(left_out) or (head and name.startswith(f"{HEADS}{head}."))
-    }
 
 
 def _left_out(contents: ModelContents, head: str | None, plain: bool) -> list[str]:

@@ -63,11 +63,11 @@ def write_vocabulary(
         # decode() must return texts unchanged.
         "clean_up_tokenization_spaces": False,
         **_SPECIAL_TOKENS,
+        **({"padding_side": "left"} if generates else {}),
+        # Without it, a pipeline truncates nothing. A model that reads longer texts does so on
+        # request.
+        "model_max_length": config.max_positions,
     }
-    if generates:
-        settings["padding_side"] = "left"
-    # Without it, a pipeline truncates nothing. A model that reads longer texts does so on request.
-    settings["model_max_length"] = config.max_positions
     write_json(folder / "tokenizer_config.json", settings)
 
 
