@@ -163,14 +163,9 @@ def read_checkpoint(path: Path, vocabulary: Tokenizer | None = None) -> ModelCon
 def _contents(content: object, source: str, vocabulary: Tokenizer | None) -> ModelContents:
     if not isinstance(content, dict):
         raise ValueError(f"holds no fairseq checkpoint but {type(content).__name__}")
+    found = _section(content.get("args")) or _section(_section(content.get("cfg")).get("model"))
     # None means unset, as in fairseq.
-    settings = {
-        name: value
-        for name, value in (
-            _section(content.get("args")) or _section(_section(content.get("cfg")).get("model"))
-        ).items()
-        if value is not None
-    }
+    settings = {name: value for name, value in found.items() if value is not None}
     if not settings:
         raise ValueError(
             "holds no settings (cfg, args). Positions, scale and normalisation leave no trace in "

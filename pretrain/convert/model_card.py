@@ -94,8 +94,7 @@ def _training(facts: Mapping[str, Any] | None) -> Iterator[str]:
     }
     if origin := facts.get("init_from"):
         rows["initial weights"] = ledger.describe_origin(origin)
-    measured = facts.get("validation")
-    if measured:
+    if measured := facts.get("validation"):
         scores = {"": measured}
         if len(measured["subsets"]) > 1:
             scores |= {f" on {name}": score for name, score in measured["subsets"].items()}
