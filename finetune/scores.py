@@ -31,11 +31,11 @@ def matthews(labels: Values, predictions: Values) -> float:
     return float(matthews_corrcoef(labels, predictions))
 
 
-def f1(labels: Values, predictions: Values) -> float:
+def f1(labels: Values, predictions: Values, average: str = "binary") -> float:
     """Return the F1 of class 1 (official for MRPC and QQP); 0 if the class never occurs."""
     from sklearn.metrics import f1_score
 
-    return float(f1_score(labels, predictions, zero_division=0.0))
+    return float(f1_score(labels, predictions, average=average, zero_division=0.0))
 
 
 def pearson(labels: Values, predictions: Values) -> float:
@@ -65,9 +65,7 @@ def squared_error(labels: Values, predictions: Values) -> float:
 
 def macro_f1(labels: Values, predictions: Values) -> float:
     """Return the mean of the labels' F1."""
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(labels, predictions, average="macro", zero_division=0.0))
+    return f1(labels, predictions, "macro")
 
 
 def _correlation(name: str, labels: Values, predictions: Values) -> float:

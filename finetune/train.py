@@ -34,7 +34,6 @@ from pretrain.model.classifier import Classifier
 from pretrain.models import model_folder
 from pretrain.records.metrics import METRICS, MetricsWriter, ProgressPrinter
 
-_LOCK = "lock"
 _BEST = ".best"
 """Folder of the best epoch's weights during the run, one part per rank."""
 
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
             train(plan, folder)
             return EXIT_DONE
         # A run may outlive the command that started it.
-        with lock(folder / _LOCK, "another process is working on this run"):
+        with lock(folder / "lock", "another process is working on this run"):
             (folder / METRICS).unlink(missing_ok=True)  # left by an interrupted run
             shutil.rmtree(folder / _BEST, ignore_errors=True)
             write_json(folder / RESULT, train(plan, folder))
