@@ -15,8 +15,8 @@ AGENT = "tests.chaos.agent"
 real = hosts.remote
 
 
-def remote(name, words, environ):
-    return real(name, [AGENT if word == agent.MODULE else word for word in words], environ)
+def remote(name, words):
+    return real(name, [AGENT if word == agent.MODULE else word for word in words])
 
 
 if __name__ == "__main__":
