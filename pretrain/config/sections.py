@@ -234,6 +234,7 @@ class ScheduleConfig:
         ends = [(steps, named)]
         if self.decay_steps:
             ends.append((self.decay_steps, f"schedule.decay_steps {self.decay_steps}"))
+        last, last_named = ends[-1]
         for end, what in ends:
             if self.warmup_steps >= end:
                 raise ValueError(f"schedule.warmup_steps {self.warmup_steps} is not below {what}")
@@ -242,10 +243,10 @@ class ScheduleConfig:
                 f"schedule.cooldown_steps {self.cooldown_steps} with schedule.name {self.name}; "
                 "accepted: schedule.name=wsd, or 0"
             )
-        if self.warmup_steps + self.cooldown_steps > end:
+        if self.warmup_steps + self.cooldown_steps > last:
             raise ValueError(
                 f"schedule.cooldown_steps {self.cooldown_steps} and schedule.warmup_steps "
-                f"{self.warmup_steps} are more than {what}"
+                f"{self.warmup_steps} are more than {last_named}"
             )
 
 

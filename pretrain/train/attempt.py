@@ -62,7 +62,6 @@ class Attempt:
         left = [phase for phase in config.resolved_phases if phase.end_step > start.step]
         self.readings = {phase.number: Reading(prepared, phase) for phase in (self.phase, *left)}
         self.reading = self.readings[self.phase.number]
-        self.reading.open_validation()
         supervisor.report_setup()
         self.watch, self.observers = open_records(prepared, self.log)
         window = [] if group.rank else config.profile.steps
@@ -126,7 +125,6 @@ class Attempt:
         """
         before = self.reading.measure
         self.phase, self.reading = phase, self.readings[phase.number]
-        self.reading.open_validation()
         return GO_ON if self.reading.measure == before else self._evaluate_once(phase.first_step)
 
     def _after_step(self, step: int, data_seconds: float) -> None:

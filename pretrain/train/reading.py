@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain.checks import recipe as recipe_checks
 from pretrain.config.run import Phase
 from pretrain.data.batches import PretrainingBatches, validation_batches
-from pretrain.loop.protocols import Model
+from pretrain.loop.protocols import MicroBatch, Model
 from pretrain.objectives.base import Vocabulary
 from pretrain.train.prepared import Prepared
 
@@ -25,7 +26,7 @@ class Reading:
     """The reading of one phase, on one rank."""
 
     def __init__(self, prepared: Prepared, phase: Phase) -> None:
-        """Build objective and batches; `open_validation` opens the validation splits."""
+        """Build objective and batches."""
         self.prepared, self.phase = prepared, phase
         config, architecture, blocks = prepared.config, prepared.architecture, prepared.blocks
         data, sizes, training = phase.config.data, phase.config.batch, phase.config.training
@@ -54,13 +55,14 @@ class Reading:
             config.sizes,
         )
 
-    def open_validation(self) -> None:
-        """Make `validation`, this rank's batches of all validation splits."""
+    @functools.cached_property
+    def validation(self) -> list[MicroBatch]:
+        """This rank's batches of all validation splits, which the first evaluation opens."""
         config, group = self.phase.config, self.prepared.group
         subsets = [len(manifest.subsets) for manifest in self._corpora.values()]
         firsts = itertools.accumulate(subsets[:-1], initial=0)
         sources = recipe_checks.open_sources(config.data, "valid")
-        self.validation = [
+        return [
             batch
             for source, first in zip(sources, firsts, strict=True)
             for batch in validation_batches(
