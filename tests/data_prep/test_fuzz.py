@@ -34,7 +34,7 @@ def parquet(texts):
 VALID = {
     "a.jsonl": PLAIN,
     "a.jsonl.zst": zstandard.compress(PLAIN[:1000]) + zstandard.compress(PLAIN[1000:]),
-    "a.jsonl.gz": gzip.compress(PLAIN[:1000]) + gzip.compress(PLAIN[1000:]),
+    "a.jsonl.gz": gzip.compress(PLAIN[:1000], mtime=0) + gzip.compress(PLAIN[1000:], mtime=0),
     "a.txt.zst": zstandard.compress(PLAIN),
     "a.parquet": parquet(make_texts(30, 40)),
 }
