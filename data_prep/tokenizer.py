@@ -328,10 +328,8 @@ def _read_json(file: Path) -> "tokenizers.Tokenizer":
     except Exception as error:  # the library raises bare Exception for any error in the file
         raise ValueError(f"not a {FILE_NAME} of the tokenizers library: {error}") from error
     if dropout := getattr(backend.model, "dropout", None):
-        off = (
-            f"note: tokenizer {file}: its dropout of {dropout:.3g} gives a text other ids each time"
-        )
-        print(f"{off}; it is off here", file=sys.stderr, flush=True)
+        off = f"its dropout of {dropout:.3g}, which gives a text other ids each time, is off here"
+        print(f"note: tokenizer {file}: {off}", file=sys.stderr, flush=True)
         backend.model.dropout = None
     return backend
 

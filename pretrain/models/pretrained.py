@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -82,12 +83,10 @@ class Pretrained:
         batch = self._checked(ids)
         if len(batch) > 1:
             raise ValueError(f"ids of shape {list(ids.shape)}; decode takes one row")
-        # As characters, so that str has what is needed. A separator may be of two ids.
-        bos, eos = chr(tokenizer.bos_id), chr(tokenizer.eos_id)
-        row = "".join(chr(id) for id in batch[0].tolist() if id != PAD_ID)
-        separator = eos if self._config.segments else 2 * eos
-        parts = row.removeprefix(bos).removesuffix(eos).split(separator)
-        texts = [tokenizer.decode([ord(id) for id in part]) for part in parts]
+        rest = [id for id in batch[0].tolist() if id != PAD_ID]
+        start, end = int(rest[0] == tokenizer.bos_id), len(rest) - (rest[-1] == tokenizer.eos_id)
+        separator = [tokenizer.eos_id] * (1 if self._config.segments else 2)
+        texts = [tokenizer.decode(text) for text in _split(rest[start:end], separator)]
         return tuple(texts) if len(texts) > 1 else texts[0]
 
     @staticmethod
@@ -103,6 +102,12 @@ class Pretrained:
             if not isinstance(ids, Tensor) or ids.dim() != 1:
                 raise ValueError(f"{ids!r}: collate takes tensors of ids [T]; encode() makes them")
         return pad_sequence(list(texts), batch_first=True, padding_value=PAD_ID)
+
+    @overload
+    def features(self, ids: Tensor, all_layers: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def features(self, ids: Tensor, all_layers: Literal[True]) -> list[Tensor]: ...
 
     def features(self, ids: Tensor, all_layers: bool = False) -> Tensor | list[Tensor]:
         """Return the encoder's features of ids [T] or [B, T].
@@ -204,3 +209,17 @@ class Pretrained:
             wrong = smallest if smallest < 0 else largest
             raise ValueError(f"id {wrong}: the model has ids from 0 to below {limit}")
         return batch.to(self.device)
+
+
+def _split(ids: list[int], separator: list[int]) -> list[list[int]]:
+    """Split ids at a separator of one or more ids."""
+    texts: list[list[int]] = [[]]
+    index, width = 0, len(separator)
+    while index < len(ids):
+        if ids[index : index + width] == separator:
+            texts.append([])
+            index += width
+        else:
+            texts[-1].append(ids[index])
+            index += 1
+    return texts

@@ -54,16 +54,14 @@ def _rise(r: Record) -> str:
     return f"{_CHANNELS.get(r['channel'], r['channel'])} {text}, since step {r['onset']:,}"
 
 
-_CHANNELS = MappingProxyType(
-    {
-        "fast": "fast rise,",
-        "slow": "slow rise,",
-        "drift": "rise over thousands of steps,",
-        "gradient-norm": "raised gradient norm,",
-        "loss-scale": "overflows of fp16 (loss-scale),",
-        "non-finite": "non-finite loss or gradient,",
-    }
-)
+_CHANNELS: Mapping[str, str] = {
+    "fast": "fast rise,",
+    "slow": "slow rise,",
+    "drift": "rise over thousands of steps,",
+    "gradient-norm": "raised gradient norm,",
+    "loss-scale": "overflows of fp16 (loss-scale),",
+    "non-finite": "non-finite loss or gradient,",
+}
 """What comes before the loss in a sentence; of the others the name."""
 
 
