@@ -44,7 +44,7 @@ GROUPS = {"prepare data": {name: _command(name, *texts) for name, texts in _COMM
 """Every command, in the order of `--help`."""
 
 
-@console.lasting()
+@console.survive_broken_pipe()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     return run_command(_parser(), arguments)

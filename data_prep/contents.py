@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import cache
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.files import replace_json, sha256_of, strict_json
 from data_prep.manifest import CorpusManifest
 
@@ -39,7 +39,7 @@ def check(folder: Path, manifest: CorpusManifest) -> None:
         ValueError: A file is missing or differs; it is named, or the folder of tables is.
     """
     digest = manifest.digest()
-    places, command = cache.folders(folder, digest), typed("data_prep prepare")
+    places, command = cache.folders(folder, digest), as_invoked("data_prep prepare")
     problems = (
         f"{problem}; restore the files that `{command}` wrote, or prepare the corpus again"
         for problem in differences(folder, manifest)

@@ -90,7 +90,7 @@ class Corpus:
         Raises:
             ValueError: The corpus was prepared without --sentences, or as in `document`.
         """
-        self._refuse_documents()
+        self._check_documents()
         reader, begin, last = self._sequences(index)
         chosen = range(begin, last)[first:end]
         found = (self._checked(reader[number], index) for number in chosen)
@@ -107,7 +107,7 @@ class Corpus:
         Raises:
             ValueError: The corpus was prepared without --sentences.
         """
-        self._refuse_documents()
+        self._check_documents()
         readers = [self._reader(shard) for shard in range(len(self._shards))]
         lengths = np.concatenate([reader.lengths for reader in readers])
         counts = [np.diff(reader.bounds) for reader in readers]
@@ -115,7 +115,7 @@ class Corpus:
         lengths[bounds[1:] - 1] -= 1
         return lengths, bounds
 
-    def _refuse_documents(self) -> None:
+    def _check_documents(self) -> None:
         if self.manifest.settings.unit != "sentence":
             raise ValueError(
                 f"{self.folder}: its sequences are documents; prepare the corpus with --sentences"

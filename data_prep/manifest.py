@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.files import strict_json, write_atomically
 from data_prep.common.records import check_format, decode
 from data_prep.fields import SUBSET_KEY, TEXT_KEY
@@ -260,7 +260,7 @@ def load_manifest(folder: Path) -> CorpusManifest:
         ValueError: The folder is missing, is not a corpus, is not finished, or its manifest is
             damaged.
     """
-    remedy = f"choose a folder that `{typed('data_prep prepare')}` wrote"
+    remedy = f"choose a folder that `{as_invoked('data_prep prepare')}` wrote"
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; {remedy}")
     file = folder / FILE_NAME

@@ -20,7 +20,7 @@ COMMANDS: dict[str, Command] = {
 """Every command, in the order of `--help`."""
 
 
-@console.lasting()
+@console.survive_broken_pipe()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     return run_command(_parser(), arguments)

@@ -12,12 +12,12 @@ from data_prep.common.files import remove_partial_folders
 from finetune.config import FinetuneConfig
 from finetune.runs import MODEL, RunPlan
 from finetune.tasks import Task
+from pretrain.inference import model_folder
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.config import ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from pretrain.models import model_folder
 
 
 def head_config(config: FinetuneConfig, task: Task) -> ClassificationConfig:

@@ -104,7 +104,7 @@ def _run(
     from finetune.classifiers import about_length
     from finetune.report import write_report
     from finetune.runs import RESULT, WEIGHTS, plan_runs, prepare, run_all
-    from pretrain.models.model_folder import load_model
+    from pretrain.inference.model_folder import load_model
 
     for name, least in (("jobs", 0), ("world_size", 1)):
         if (value := getattr(options, name)) < least:

@@ -23,7 +23,7 @@ import warnings
 from pathlib import Path
 
 from data_prep.common import children
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.files import write_atomically
 
 MARK = ".made-by-zeroclap-demo"
@@ -118,7 +118,7 @@ def demo(options: argparse.Namespace) -> int:
     began = time.monotonic()
     plan = stages(output, min(2, len(visible_gpus()) or 2))
     for number, (title, words) in enumerate(plan.items(), start=1):
-        print(f"\n[{number}/{len(plan)}] {title}\n$ {typed(words)}", flush=True)
+        print(f"\n[{number}/{len(plan)}] {title}\n$ {as_invoked(words)}", flush=True)
         started = time.monotonic()
         command = [sys.executable, "-m", *shlex.split(words)]
         if code := subprocess.run(command, env=children.environment(), check=False).returncode:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from scipy.special import softmax
 
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.files import write_atomically
 from data_prep.common.records import decode
 from finetune import examples, scores
@@ -22,8 +22,8 @@ from finetune.examples import Example
 from finetune.runs import MODEL, RESULT, read_result
 from finetune.tasks import TASKS, Kind, Output, Task
 from pretrain.engine.distributed import choose_device
+from pretrain.inference import model_folder
 from pretrain.model.classifier import Classifier
-from pretrain.models import model_folder
 
 SUBMISSION = "submission.zip"
 
@@ -84,7 +84,8 @@ def _head_name(loaded: model_folder.LoadedModel, name: str) -> str:
     if not known:
         raise ValueError(
             f"{loaded.folder}: has no classification head, so it predicts no labels; choose a "
-            f"fine-tuned model, such as the folder model/ in a run of `{typed('finetune glue')}`"
+            "fine-tuned model, such as the folder model/ in a run of "
+            f"`{as_invoked('finetune glue')}`"
         )
     what = f"has no head {name!r}" if name else f"has {len(known)} heads; choose one with --head"
     raise ValueError(f"{loaded.folder}: {what}; accepted: {', '.join(known)}")

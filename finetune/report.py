@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.files import strict_json, write_atomically
 from data_prep.common.markup import markdown_table
 from finetune.protocols import COLUMNS, PROTOCOLS, Protocol
@@ -92,7 +92,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     """
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
-        raise ValueError(f"{folder}: has no finished run of `{typed('finetune glue')}`")
+        raise ValueError(f"{folder}: has no finished run of `{as_invoked('finetune glue')}`")
     return [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import children
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.files import sha256_of, write_json
 from data_prep.common.records import decode
 from finetune import examples, tasks
@@ -29,8 +29,8 @@ from finetune.config import FinetuneConfig
 from finetune.protocols import DEFAULT, PROTOCOLS
 from finetune.tasks import BenchmarkTask, Task
 from pretrain.config import deepspeed
+from pretrain.inference import model_folder
 from pretrain.model.classification import check_pooling
-from pretrain.models import model_folder
 from pretrain.processes.gpus import gpus_of, visible_gpus
 from pretrain.processes.launching import describe_exit, free_port, tail
 
@@ -122,7 +122,7 @@ def read_plan(folder: Path) -> RunPlan:
     except FileNotFoundError:
         raise ValueError(
             f"{folder}: not the folder of a run: it has no {PLAN}, which "
-            f"`{typed('finetune glue')}` or `{typed('finetune finetune')}` writes"
+            f"`{as_invoked('finetune glue')}` or `{as_invoked('finetune finetune')}` writes"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a plan that this version can read: {error}") from error

@@ -27,18 +27,18 @@ from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.engine.distributed import Process, gather
 from pretrain.engine.engine import Engine, deepspeed_json, start
+from pretrain.inference import model_folder
 from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import StepRecord
 from pretrain.model.classifier import Classifier
-from pretrain.models import model_folder
 from pretrain.records.metrics import METRICS, MetricsWriter, ProgressPrinter
 
 _BEST = ".best"
 """Folder of the best epoch's weights during the run, one part per rank."""
 
 
-@console.lasting()
+@console.survive_broken_pipe()
 def main(arguments: Sequence[str]) -> int:
     """Do the run of a folder; returns the exit code."""
     if len(arguments) != 1 or arguments[0] in ("-h", "--help"):

@@ -11,7 +11,7 @@ from data_prep.common import console
 from data_prep.common.arguments import Command, Parser, program, run_command
 
 
-@console.lasting()
+@console.survive_broken_pipe()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     return run_command(_parser(), arguments)

@@ -62,7 +62,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "engine": ("config loop model", "DeepSpeed trains any model on any batches"),
     "records": ("config data loop", "a run's folder, with or without a supervisor"),
     "spikes": ("config loop records", "judges and decides from a run's records"),
-    "models": (
+    "inference": (
         "config data engine loop model objectives records",
         "model folders come from a run's checkpoints, and are evaluated on corpora",
     ),
@@ -71,7 +71,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "what is refused before a start: recipe, past of the run, size of the machine",
     ),
     "convert": (
-        "config engine model models records",
+        "config engine inference model records",
         "other projects' files to model folders, and back; the model that a run starts from",
     ),
     "plan": (
@@ -83,7 +83,7 @@ ROOMS: dict[str, tuple[str, str]] = {
         "decides from the ledger; trains nothing",
     ),
     "train": (
-        "checks config convert data engine loop model models objectives records spikes",
+        "checks config convert data engine inference loop model objectives records spikes",
         "puts the parts of a training attempt together",
     ),
 }
@@ -190,7 +190,7 @@ def imported_by(code: str) -> set[str]:
     return set(done.stdout.split("modules:")[1].split())
 
 
-WITH_TORCH = {"convert", "engine", "model", "models", "plan", "train"}
+WITH_TORCH = {"convert", "engine", "inference", "model", "plan", "train"}
 # All other rooms, and single modules of these, work without torch.
 WITHOUT_TORCH = [
     *(module for module in sorted(MODULES) if room_of(module) not in WITH_TORCH),

@@ -6,7 +6,7 @@ from data_prep import gpt2_vocabulary, manifest
 from finetune import runs as finetune
 from pretrain.config import deepspeed as settings
 from pretrain.config.sections import BatchConfig
-from pretrain.models import model_folder
+from pretrain.inference import model_folder
 from pretrain.records import checkpoints, ledger
 from pretrain.spikes import replay
 

@@ -117,7 +117,7 @@ def version() -> str:
         return f"of unknown version: not installed, run from {Path(__file__).parents[2]}"
 
 
-def typed(command: str) -> str:
+def as_invoked(command: str) -> str:
     """Return a command as the user of this process calls it.
 
     Args:

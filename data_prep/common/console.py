@@ -2,9 +2,9 @@
 
 A command that runs for days is often started in a terminal that is closed later, or piped into a
 program that ends first. From then on every write fails, including the interpreter's final flush
-(exit code 120), and the command's own exit code is lost. All commands therefore run in `lasting`.
-There a character that the stream's encoding lacks is written as an escape of Python's; an error
-would lose the text that has it, and all that follows.
+(exit code 120), and the command's own exit code is lost. All commands therefore run in
+`survive_broken_pipe`. A character that the stream's encoding lacks is written as a Python escape;
+raising an error would lose its text and everything after it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _LastingStream:
 
 
 def install(is_result: bool = True) -> None:
-    """Replace stdout and stderr of this process by lasting streams; see `lasting`."""
+    """Replace stdout and stderr of this process by lasting streams; see `survive_broken_pipe`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):  # a terminal took the place of a file
@@ -76,7 +76,7 @@ def install(is_result: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def lasting(is_result: bool = True) -> Iterator[None]:
+def survive_broken_pipe(is_result: bool = True) -> Iterator[None]:
     """Make stdout and stderr lasting streams within the block, and allow many open files.
 
     Output that nobody can read is dropped, so that the command finishes its work, such as writing

@@ -186,7 +186,7 @@ def lock(path: Path, busy: str) -> TextIO:
     Raises:
         ValueError: Another process holds the lock; the message names the folder and the process.
     """
-    refuse_link(path)
+    check_not_link(path)
     file = path.open("a+", encoding="utf-8")
     try:
         with naming(path):
@@ -225,7 +225,7 @@ def described(error: OSError) -> str:
     return text + (remedy if error.errno == errno.EMFILE else "")
 
 
-def refuse_link(path: Path) -> None:
+def check_not_link(path: Path) -> None:
     """Raise ValueError if a file is a symbolic link, through which another one would be changed."""
     if path.is_symlink():
         raise ValueError(f"{path}: is a symbolic link; put the file itself in its place")

@@ -34,9 +34,9 @@ from pretrain.config.load import public
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import is_within, override
+from pretrain.inference import model_folder
+from pretrain.inference.model_folder import LoadedModel, ModelContents
 from pretrain.model.config import ModelConfig
-from pretrain.models import model_folder
-from pretrain.models.model_folder import LoadedModel, ModelContents
 from pretrain.objectives.base import Block, Ids, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, PAD_ID
 
@@ -66,7 +66,7 @@ def run_folder(options: argparse.Namespace, rate: str) -> Path:
     return EXPERIMENTS / str(options.function) / "_".join(words) / output.name
 
 
-def refuse_existing(output: Path) -> None:
+def check_absent(output: Path) -> None:
     """Refuse an output that would replace something, before the work for it begins."""
     if output.exists():
         raise ValueError(f"{output}: exists; choose a new name")
@@ -129,12 +129,12 @@ def pretrain(options: argparse.Namespace) -> int:
 
     example: python -m finetune birthplaces pretrain vanilla wiki.txt --writing_params_path before
     """
-    from pretrain.models.export import export_checkpoint
+    from pretrain.inference.export import export_checkpoint
     from pretrain.processes.gpus import visible_gpus
     from pretrain.supervision.run import run_supervised
 
     text, output, rate = options.corpus, options.writing_params_path, options.pretrain_lr
-    refuse_existing(output)
+    check_absent(output)
     texts = documents(text)
     folder = run_folder(options, f"pt_lr_{rate:f}")
     settings = [
@@ -175,7 +175,7 @@ def finetune(options: argparse.Namespace) -> None:
     # The learning rate is constant: of the assignment's cosine, fine-tuning sees the first sixth.
     # Unlike the assignment's, the rows have another order in each epoch.
     data, reading = options.finetune_corpus_path, options.reading_params_path
-    refuse_existing(options.writing_params_path)
+    check_absent(options.writing_params_path)
     used = ["optimizer", "training.deepspeed", *([] if reading else ["model"])]
     for each in options.overrides:
         if not any(is_within(each.partition("=")[0], section) for section in used):
@@ -305,7 +305,7 @@ def evaluate(options: argparse.Namespace) -> None:
     from pretrain.engine.distributed import choose_device
 
     output, data = options.outputs_path, options.eval_corpus_path
-    refuse_existing(output)
+    check_absent(output)
     rows, loaded = read_rows(data, with_answers=False), load(options)
     tokenizer, model = loaded.tokenizer, loaded.model.to(choose_device())
     questions = encode([row[:1] for row in rows], tokenizer, model.config.max_positions, data)

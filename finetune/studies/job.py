@@ -82,7 +82,7 @@ def _mark(folder: Path, stage: Stage) -> Path:
     return folder / f"{stage.name}.done"
 
 
-@console.lasting()
+@console.survive_broken_pipe()
 def do(folder: Path) -> int:
     """Do the stages that are left; returns the exit code of the first that fails.
 

@@ -72,7 +72,7 @@ def refuse_small_disk(config: RunConfig, parameters: int) -> None:
         return
     existing = existing_folder(run)
     size = checkpoints.BYTES_PER_PARAMETER * parameters
-    checkpoints.refuse_small_disk(existing, max_checkpoints_kept(config) + 1, size)
+    checkpoints.check_disk_space(existing, max_checkpoints_kept(config) + 1, size)
 
 
 def bytes_missing(config: RunConfig, steps: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config import deepspeed as deepspeed_settings
@@ -207,7 +207,7 @@ def _read_manifests(
             before, so that a phase would read again what another has read.
     """
     if not data.named_corpora:
-        made = f"a folder that `{typed('data_prep prepare')}` made"
+        made = f"a folder that `{as_invoked('data_prep prepare')}` made"
         raise ValueError(f"data.corpus: is not set; name {made}")
     manifests: dict[str, CorpusManifest] = {}
     digests: set[str] = set()

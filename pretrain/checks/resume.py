@@ -44,7 +44,7 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     run = Path(config.folder)
     _refuse_other_folder(run)
     for name in (metrics.METRICS, metrics.VALIDATION):
-        files.refuse_link(run / name)
+        files.check_not_link(run / name)
     fork = forks.find(config)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     run_folder.refuse_lost_ledger(run, records, fork.copied if fork else ())

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.records import (
     Fraction,
     NonNegativeFloat,
@@ -90,7 +90,7 @@ class DataConfig:
             if not corpus.path:
                 raise ValueError(
                     f"data.corpora.{name}.path: is not set; name a folder that "
-                    f"`{typed('data_prep prepare')}` made"
+                    f"`{as_invoked('data_prep prepare')}` made"
                 )
 
     @property

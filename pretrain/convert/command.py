@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--tokenizer",
         help="the vocabulary, where the source has none: roberta-base, or a file or folder that "
-        f"`{typed('data_prep prepare')}` accepts",
+        f"`{as_invoked('data_prep prepare')}` accepts",
     )
     head = "with --to huggingface: export this classification head instead of the language model's"
     add("--head", metavar="NAME", help=head)

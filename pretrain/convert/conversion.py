@@ -13,8 +13,8 @@ from pathlib import Path
 
 from data_prep import tokenizer as tokenizers
 from pretrain.convert import fairseq, huggingface_export, huggingface_import
-from pretrain.models import model_folder
-from pretrain.models.model_folder import ModelContents
+from pretrain.inference import model_folder
+from pretrain.inference.model_folder import ModelContents
 
 
 def convert(

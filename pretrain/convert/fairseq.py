@@ -26,9 +26,9 @@ from pretrain.convert.weights import (
     renamed,
     weights_in,
 )
+from pretrain.inference.model_folder import HEADS, ModelContents, check_declared_size
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
-from pretrain.models.model_folder import HEADS, ModelContents, refuse_oversized
 
 _ENCODER = "encoder.sentence_encoder."
 _LM_HEAD = "encoder.lm_head"
@@ -174,7 +174,7 @@ def _contents(content: object, source: str, vocabulary: Tokenizer | None) -> Mod
     weights = _upgrade(weights_in(content.get("model"), "holds no fairseq checkpoint: `model`"))
     config = architecture(settings, weights[_TOKENS].shape[0])
     heads = _heads(weights, settings)
-    refuse_oversized(config, heads, sum(weight.nbytes for weight in weights.values()))
+    check_declared_size(config, heads, sum(weight.nbytes for weight in weights.values()))
     history = content.get("optimizer_history")
     last = _section(history[-1]) if isinstance(history, list) and history else {}
     updates = last.get("num_updates")

@@ -28,8 +28,8 @@ from pretrain.convert import huggingface_layout as layout
 from pretrain.convert import huggingface_tokenizer
 from pretrain.convert.model_card import model_card
 from pretrain.convert.weights import separated
+from pretrain.inference.model_folder import HEADS, ModelContents
 from pretrain.model.classification import ClassificationConfig, check_pooling
-from pretrain.models.model_folder import HEADS, ModelContents
 
 _PACKAGE = Path(__file__).parent.parent
 _ADAPTER = "modeling_zeroclap"

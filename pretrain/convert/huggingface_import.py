@@ -20,9 +20,9 @@ from data_prep.tokenizer import Tokenizer
 from pretrain.convert import huggingface_layout as layout
 from pretrain.convert import huggingface_tokenizer
 from pretrain.convert.weights import Names, empty_weights, joined, load_pickled, weights_in
+from pretrain.inference.model_folder import ModelContents, check_declared_size, read_json
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
-from pretrain.models.model_folder import ModelContents, read_json, refuse_oversized
 
 Weights = Mapping[str, Tensor]
 
@@ -79,7 +79,7 @@ def read_folder(folder: Path) -> ModelContents:
     try:
         config = _architecture(settings, theirs)
         heads = _classification_heads(settings, theirs)
-        refuse_oversized(config, heads, sum(weight.nbytes for weight in theirs.values()))
+        check_declared_size(config, heads, sum(weight.nbytes for weight in theirs.values()))
     except ValueError as error:
         raise ValueError(f"{config_file}: {error}") from None
     empty = empty_weights(config, heads)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pretrain.convert.weights import Names, head_modules, renamed
+from pretrain.inference.model_folder import HEADS
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
-from pretrain.models.model_folder import HEADS
 
 CLASSIFIER = "classifier"
 """transformers' attribute, and our name of a head if its folder has none."""

@@ -9,8 +9,8 @@ from typing import Any
 from data_prep import tokenizer as tokenizers
 from data_prep.common.files import write_json
 from data_prep.tokenizer import Tokenizer
+from pretrain.inference.model_folder import read_json
 from pretrain.model.config import ModelConfig
-from pretrain.models.model_folder import read_json
 
 _SPECIAL_TOKENS = {
     "bos_token": "<s>",

@@ -10,7 +10,7 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.files import sha256_of
 from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain.config.load import public
@@ -18,9 +18,9 @@ from pretrain.config.run import RunConfig
 from pretrain.convert import conversion
 from pretrain.convert.huggingface_import import weight_files
 from pretrain.convert.huggingface_layout import BY_TOKEN
+from pretrain.inference import model_folder
+from pretrain.inference.model_folder import HEADS, ModelContents
 from pretrain.model.config import ModelConfig
-from pretrain.models import model_folder
-from pretrain.models.model_folder import HEADS, ModelContents
 from pretrain.records import folder, ledger
 
 _FREE = ("dropout", "attention_dropout", "initial_weights", "initial_beta")
@@ -129,15 +129,15 @@ def _refuse_other_vocabulary(
         notes = "; ".join(contents.provenance.get("notes", []))
         raise ValueError(
             f"{name}: has no vocabulary to compare with that of the corpus "
-            f"{corpus}{notes and f' ({notes})'}; add one with `{typed('pretrain convert')} ... "
-            "--tokenizer ...`"
+            f"{corpus}{notes and f' ({notes})'}; add one with "
+            f"`{as_invoked('pretrain convert')} ... --tokenizer ...`"
         )
     if (digest := vocabulary.digest()) != manifest.tokenizer_digest:
         raise ValueError(
             f"{name}: has a vocabulary of {vocabulary.vocab_size} ids ({digest[:12]}), but the "
             f"corpus {corpus} was made with one of {manifest.vocab_size} ids "
             f"({manifest.tokenizer_digest[:12]}); give the model's vocabulary to "
-            f"`{typed('data_prep prepare')} --tokenizer`"
+            f"`{as_invoked('data_prep prepare')} --tokenizer`"
         )
 
 

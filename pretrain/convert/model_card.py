@@ -11,7 +11,7 @@ from typing import Any
 
 from data_prep.common.files import strict_json
 from pretrain.convert import huggingface_layout as layout
-from pretrain.models.model_folder import ModelContents
+from pretrain.inference.model_folder import ModelContents
 from pretrain.records import ledger
 from pretrain.records.metrics import format_number
 

@@ -30,10 +30,10 @@ from transformers.utils.generic import can_return_tuple
 from pretrain.model.classification import ClassificationConfig, check_pooling
 from pretrain.model.config import ModelConfig
 from pretrain.model.embeddings import TokenEmbedding
+from pretrain.model.encoder import Stack
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, TiedHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
 from pretrain.model.layers import EncoderLayer
-from pretrain.model.stacks import Stack
 
 
 class ZeroclapConfig(PretrainedConfig):

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pretrain.inference.model_folder import HEADS
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from pretrain.models.model_folder import HEADS
 
 Names = Mapping[str, tuple[str, ...]]
 """For each of our weights, its name in the other form; several are concatenated row-wise."""

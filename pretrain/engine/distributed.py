@@ -84,7 +84,7 @@ class PortInUse(ValueError):
     """Another process listens on MASTER_PORT."""
 
 
-def refuse_busy_port(environ: Mapping[str, str]) -> None:
+def check_port_is_free(environ: Mapping[str, str]) -> None:
     """Refuse a MASTER_PORT that another process listens on.
 
     Only rank 0 checks. It is the rank that opens the port in torch 2.13, except under torchrun,

@@ -27,7 +27,7 @@ from pretrain.engine.distributed import (
     adopt_launcher,
     all_sum,
     broadcast_code,
-    refuse_busy_port,
+    check_port_is_free,
 )
 from pretrain.loop.protocols import (
     Ahead,
@@ -78,7 +78,7 @@ def start() -> Process:
         ValueError: the variables contradict each other, or there are more ranks than GPUs.
     """
     adopt_launcher(os.environ)
-    refuse_busy_port(os.environ)
+    check_port_is_free(os.environ)
     process = Process.from_environment()
     process.prepare_device()
     process.prepare_cpu()

@@ -18,5 +18,5 @@ Inputs that several modules share:
                       or None, where all are in segment 0.
 
 Read in this order: config, presets, masks, scores, alibi, t5_bias, positions, embeddings, flex,
-tiled_attention, attention, layers, perceiver, stacks, heads, language_model, classifier, init.
+tiled_attention, attention, layers, perceiver, encoder, heads, language_model, classifier, init.
 """

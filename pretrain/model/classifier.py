@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .classification import check_pooling
+from .encoder import Encoder
 from .heads import ClassificationHead
-from .stacks import Encoder
 
 
 class Classifier(nn.Module):

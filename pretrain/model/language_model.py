@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from .classification import ClassificationConfig
 from .config import ModelConfig
+from .encoder import Encoder
 from .heads import ClassificationHead, build_head
 from .init import initialize
-from .stacks import Encoder
 
 PAIRS = 2
 """Classes of the pair head: the second segment follows the first, or it does not."""

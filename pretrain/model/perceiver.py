@@ -100,7 +100,7 @@ def cross_context(
     return CrossContext(masked(bias, key <= query), *rotations)
 
 
-def refuse_documents(document_ids: Tensor | None) -> None:
+def check_one_document_per_row(document_ids: Tensor | None) -> None:
     """Refuse rows of several documents.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.records import OneOf, docstrings, keys
 from pretrain.checks.recipe import check_settings
 from pretrain.config import load as recipes
@@ -100,7 +100,7 @@ def _described(
         if (path, field.name) == ("model.", "overrides") and not hidden:
             yield from _not_overridden(record)
     if hidden and not path:
-        yield from ("", f"# `{typed('pretrain show')} --all` has the advanced settings too.")
+        yield from ("", f"# `{as_invoked('pretrain show')} --all` has the advanced settings too.")
 
 
 def _not_overridden(model: ModelRecipe) -> Iterator[str]:

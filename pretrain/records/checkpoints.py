@@ -228,7 +228,7 @@ def size_of(manifest: Mapping[str, Any]) -> int:
     return sum(written["bytes"] for written in manifest["files"].values())
 
 
-def refuse_small_disk(run: Path, count: int, size: int) -> None:
+def check_disk_space(run: Path, count: int, size: int) -> None:
     """Check that the disk has room for checkpoints.
 
     Args:

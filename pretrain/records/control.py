@@ -119,7 +119,7 @@ def superseded(run: Path, token: str) -> ControlFile | None:
     return newest if newest and (newest.token, newest.state) != (token, RUN) else None
 
 
-def refuse_superseded(run: Path, token: str) -> None:
+def check_not_superseded(run: Path, token: str) -> None:
     """Raise if the attempt with this token was superseded.
 
     Called before an attempt starts, commits a checkpoint or appends to the ledger. The ledger

@@ -58,7 +58,7 @@ def read_ledger(path: Path) -> list[Record]:
 
 def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
     """Return the records, how many bytes hold them, what the last line lacks, and its hash."""
-    files.refuse_link(path)
+    files.check_not_link(path)
     try:
         data = files.retried(path.read_bytes)
     except FileNotFoundError:

@@ -55,7 +55,7 @@ class JsonLines:
         Raises:
             ValueError: the file is a symbolic link.
         """
-        files.refuse_link(path)
+        files.check_not_link(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         with files.naming(path):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.wording import count
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import Phase, RunConfig
@@ -128,11 +128,11 @@ class RunView:
         if self.activity in (TRAINING, STARTING) and not self.orphaned:
             return ""
         if self.activity == FINISHED:
-            return f"{typed('pretrain export')} {shlex.quote(str(self.folder))} --output MODEL"
+            return f"{as_invoked('pretrain export')} {shlex.quote(str(self.folder))} --output MODEL"
         recipe = shlex.quote(str(_recipe_of(self.folder)))
         moved = self.folder.resolve() != Path(self.config.folder).resolve()
         folder = f" {shlex.quote(override('folder', str(self.folder)))}" if moved else ""
-        return f"{typed('pretrain supervise')} {recipe}{folder}"
+        return f"{as_invoked('pretrain supervise')} {recipe}{folder}"
 
     def pointers(self) -> list[str]:
         """Say where the log is, and what to do next."""

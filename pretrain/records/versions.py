@@ -73,7 +73,7 @@ def _few(hosts: Iterable[str]) -> str:
     return f"{first} and {len(rest)} more" if len(rest) > 3 else ", ".join([first, *rest])
 
 
-def refuse_other_code(group: Group) -> dict[str, str]:
+def check_same_code(group: Group) -> dict[str, str]:
     """Return the versions that all ranks have.
 
     Raises:

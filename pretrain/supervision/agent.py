@@ -255,7 +255,7 @@ def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
         time.sleep(1.0)
 
 
-@console.lasting()
+@console.survive_broken_pipe()
 def main(arguments: Sequence[str]) -> int:
     """Run the agent that `hosts.Agents` starts on another machine of a hostfile.
 

@@ -31,7 +31,7 @@ def supervise(options: argparse.Namespace) -> int:
 
     config = load(options.recipe, options.overrides)
     node = this_node(options.node_rank, options.nodes, options.master_addr, os.environ)
-    with console.lasting(is_result=options.dry_run):
+    with console.survive_broken_pipe(is_result=options.dry_run):
         return run_supervised(config, node, is_dry_run=options.dry_run)
 
 

@@ -33,7 +33,7 @@ _MOST_QUOTED = 200
 """Characters."""
 
 
-def refuse_elsewhere(names: Sequence[str]) -> None:
+def check_first_machine(names: Sequence[str]) -> None:
     """Refuse to supervise from another machine than the first one of the hostfile.
 
     Raises:
@@ -99,7 +99,7 @@ def connect(
         ValueError: A machine is unknown, does not let us in, has other code, another corpus or
             another file system, or was not reached in time. The message names it.
     """
-    refuse_elsewhere(names)
+    check_first_machine(names)
     if len(names) == 1:
         return Node()
     near, own = capacity.existing_folder(run), _hashes(corpora)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.exit_codes import EXIT_DONE
 from data_prep.manifest import CorpusManifest
 from pretrain.checks import capacity
@@ -89,7 +89,7 @@ def _show_end(run: Path) -> None:
             sys.stdout.write(f"report: {write_report(run)}\n")
         sys.stdout.write("".join(f"{line}\n" for line in view(run).pointers()))
     except (ImportError, OSError, ValueError) as error:  # the run's own exit code counts
-        sys.stderr.write(f"{typed('pretrain supervise')}: no report: {error}\n")
+        sys.stderr.write(f"{as_invoked('pretrain supervise')}: no report: {error}\n")
 
 
 def _check(config: RunConfig, node: Node) -> Mapping[str, CorpusManifest]:

@@ -30,7 +30,7 @@ _SECONDS_TO_BE_ENDED = 3.0
 """The deepspeed launcher checks its ranks once a second."""
 
 
-@console.lasting(is_result=False)
+@console.survive_broken_pipe(is_result=False)
 def main(arguments: Sequence[str]) -> int:
     """Train until the run is done or has spiked; returns the exit code."""
     arguments = [word for word in arguments if not word.startswith("--local_rank")]

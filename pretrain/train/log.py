@@ -124,7 +124,7 @@ class RunLog:
             ValueError: names the other attempt.
         """
         folder.refuse_superseded(ledger.read_ledger(self._ledger), self._start.token)
-        control.refuse_superseded(self._run, control.token_of(os.environ))
+        control.check_not_superseded(self._run, control.token_of(os.environ))
 
     def validated(self, step: int, scores: Mapping[str, Any], measure: str) -> None:
         """Write a measurement on the validation split after `step` updates.

@@ -128,7 +128,7 @@ def prepare(config: RunConfig, world_size: int) -> Prepared | None:
     from pretrain.engine.determinism import make_deterministic
     from pretrain.engine.distributed import gather
     from pretrain.engine.engine import deepspeed_json, start
-    from pretrain.models.initial_weights import initial_model
+    from pretrain.inference.initial_weights import initial_model
 
     architecture, manifests = recipe_checks.check(config, world_size)
     settings = deepspeed_json(*config.deepspeed_arguments(world_size))
@@ -205,7 +205,7 @@ def _computing(
     """Choose what depends on the devices; refuses a device that the recipe cannot be trained on."""
     import torch
 
-    code = versions.refuse_other_code(group)
+    code = versions.check_same_code(group)
     on_gpu = device_type == "cuda"
     accelerator = torch.cuda.get_device_name() if on_gpu else "cpu"
     capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None
@@ -247,7 +247,7 @@ def _enter(
 ) -> tuple[ledger.RunState, str]:
     """Lock the run; returns its state and this attempt's token."""
     token = control.token_of(os.environ)
-    control.refuse_superseded(Path(config.folder), token)
+    control.check_not_superseded(Path(config.folder), token)
     lock.append(folder.lock(Path(config.folder)))
     fork.take(config)
     return folder.open_run(config, manifests, copy), token or secrets.token_hex(8)

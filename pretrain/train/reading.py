@@ -19,7 +19,7 @@ from pretrain.train.prepared import Prepared
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pretrain.models.evaluate import Scores
+    from pretrain.inference.evaluate import Scores
 
 
 class Reading:
@@ -91,7 +91,7 @@ class Reading:
 
     def scores(self, sums: Sequence[float]) -> tuple[Scores, dict[str, Any]]:
         """The scores of the validation splits, and as a record with those of each corpus."""
-        from pretrain.models.evaluate import Scores, scores_by_corpus
+        from pretrain.inference.evaluate import Scores, scores_by_corpus
 
         scores = Scores.of(sums, self._measure.terms, self._names)
         record = dataclasses.asdict(scores)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import tokenizer as tokenizers
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.files import write_json
 from data_prep.common.records import decode
 from pretrain.config.load import dump
@@ -61,7 +61,7 @@ def refuse_spike(config: RunConfig, state: ledger.RunState) -> None:
     if spike is not None:
         raise ValueError(
             f"{config.folder}: the loss has spiked since step {spike['onset']} and the run was not "
-            f"rolled back yet; `{typed('pretrain supervise')}` rolls it back and continues"
+            f"rolled back yet; `{as_invoked('pretrain supervise')}` rolls it back and continues"
         )
 
 
@@ -103,7 +103,7 @@ def begin(
     checkpoints.remove(run, kept | unproven, lambda text: sys.stdout.write(f"{text}\n"))
     # One more than are kept: the oldest is deleted after the newest is committed.
     missing = max(1, most_kept + 1 - len(kept))
-    checkpoints.refuse_small_disk(run, missing, start.checkpoint_size)
+    checkpoints.check_disk_space(run, missing, start.checkpoint_size)
     dump(config, run / "run.yaml")
     write_json(run / "deepspeed.json", settings)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

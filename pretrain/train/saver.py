@@ -51,7 +51,7 @@ class Saver:
 
     def _prepare(self, step: int) -> None:
         self._log.sync(step)
-        checkpoints.refuse_small_disk(self._run, 1, self._start.checkpoint_size)
+        checkpoints.check_disk_space(self._run, 1, self._start.checkpoint_size)
 
     def _commit(self, step: int) -> None:
         """Record a checkpoint in the ledger, so that the run can resume from it."""

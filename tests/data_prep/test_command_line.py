@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from tests.data_prep.conftest import make_texts, write_pile
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +200,7 @@ def test_characters_that_the_vocabulary_lacks_are_counted(tmp_path, capsys):
 )
 def test_hints_name_the_program_as_the_user_typed_it(started, expected, monkeypatch):
     monkeypatch.setattr(sys, "argv", [started])
-    assert typed("data_prep prepare") == expected
+    assert as_invoked("data_prep prepare") == expected
 
 
 def test_help_imports_nothing_heavy():

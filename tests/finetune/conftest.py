@@ -82,9 +82,9 @@ def make_model(folder: Path, variant: str, **overrides: object) -> Path:
     import torch
 
     from data_prep.tokenizer import train
+    from pretrain.inference import model_folder
     from pretrain.model import presets
     from pretrain.model.language_model import LanguageModel
-    from pretrain.models import model_folder
 
     tokenizer = train(iter([f"{word} wug" for word in WORDS] * 20), 320)
     config = presets.build("tiny", variant, tokenizer.vocab_size, overrides)

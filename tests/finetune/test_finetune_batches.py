@@ -92,7 +92,7 @@ def test_a_batch_is_padded_to_its_longest_example_and_counts_tokens(encoded):
 
 
 def test_inputs_are_laid_out_as_in_the_python_interface(tiny_model):
-    from pretrain.models.pretrained import Pretrained
+    from pretrain.inference.pretrained import Pretrained
 
     model = Pretrained.load(tiny_model)
     for texts in (["the dog"], ["the dog", "a small bird"], ["the dog", ""]):

@@ -99,8 +99,8 @@ def test_a_model_without_a_head_and_an_unknown_head_are_refused(trained, tiny_mo
 def runs_of_every_task(trained, tiny_model, tmp_path_factory):
     """Make runs of all tasks: the trained ones, and for the others models with random heads."""
     from finetune import classifiers
+    from pretrain.inference import model_folder
     from pretrain.model.heads import ClassificationHead
-    from pretrain.models import model_folder
 
     output, data = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("data")
     shutil.copytree(trained, output, dirs_exist_ok=True)

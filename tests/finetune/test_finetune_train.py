@@ -65,7 +65,7 @@ def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, ea
     import torch
 
     from finetune import classifiers
-    from pretrain.models import model_folder
+    from pretrain.inference import model_folder
 
     loaded = model_folder.load_model(segment_model)
     pooler = loaded.model.pair_head.dense.weight

@@ -75,8 +75,8 @@ def test_runs_learn_and_write_their_results(finished):
 def test_the_kept_model_is_that_of_the_best_epoch(finished, tiny_model, easy_glue):
     import torch
 
+    from pretrain.inference import model_folder
     from pretrain.model.classifier import Classifier
-    from pretrain.models import model_folder
 
     output, *_ = finished
     dev = examples.read_split(TASKS["CoLA"], str(easy_glue), "dev").examples
@@ -230,7 +230,7 @@ def test_a_run_that_ends_well_without_the_model_it_was_to_keep_is_named_and_not_
 
 def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, easy_glue):
     from finetune import classifiers
-    from pretrain.models import model_folder
+    from pretrain.inference import model_folder
 
     loaded, task = model_folder.load_model(tiny_model), TASKS["CoLA"]
     both = plans(tiny_model, easy_glue, weights=("pretrained", "random"))
@@ -408,7 +408,7 @@ def test_a_run_starts_from_the_model_of_another_task_s_run(
     import torch
 
     from finetune import train
-    from pretrain.models import model_folder
+    from pretrain.inference import model_folder
 
     output = tmp_path / "runs"
     contents = model_folder.load_model(tiny_model).contents()

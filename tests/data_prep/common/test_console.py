@@ -17,7 +17,7 @@ COMMAND = """
 import sys
 from data_prep.common import console
 
-@console.lasting()
+@console.survive_broken_pipe()
 def main():
     for stream in (sys.stdout, sys.stderr):
         stream.write("first\\n")
@@ -98,7 +98,7 @@ def test_characters_that_an_encoding_lacks_are_written_as_escapes(monkeypatch, e
     for name in ("stdout", "stderr"):
         file = io.BytesIO()
         monkeypatch.setattr(sys, name, io.TextIOWrapper(file, encoding))
-        with console.lasting():
+        with console.survive_broken_pipe():
             print("na\xefve \ud800", file=getattr(sys, name))
         assert file.getvalue() == written + b" \\ud800\n"
 
@@ -122,7 +122,10 @@ def test_output_that_a_full_disk_refuses_is_an_error(package, tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_output_that_is_not_the_result_of_a_command_may_be_lost(tmp_path):
     code = COMMAND.format(lines=20_000, done=str(tmp_path / "done"))
-    code = code.replace("@console.lasting()", "@console.lasting()\n@console.lasting(False)")
+    code = code.replace(
+        "@console.survive_broken_pipe()",
+        "@console.survive_broken_pipe()\n@console.survive_broken_pipe(False)",
+    )
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=full

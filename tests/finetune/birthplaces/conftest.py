@@ -52,7 +52,7 @@ def fresh(task, tmp_path):
 
     def make(variant, latents=8):
         from finetune.birthplaces import training
-        from pretrain.models import model_folder
+        from pretrain.inference import model_folder
 
         options = SimpleNamespace(variant=variant, bottleneck_dim=latents, corpus=task.text)
         options.overrides, options.reading_params_path = TINY.split(), tmp_path / variant

@@ -13,7 +13,7 @@ from data_prep.manifest import load_manifest
 from finetune.__main__ import _parser
 from finetune.birthplaces import rows, training
 from finetune.birthplaces.rows import read_rows
-from pretrain.models import model_folder
+from pretrain.inference import model_folder
 from pretrain.records.metrics import read_metrics
 from tests.finetune.birthplaces.conftest import TINY
 

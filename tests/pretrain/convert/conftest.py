@@ -11,12 +11,12 @@ import torch
 
 from data_prep import tokenizer as tokenizers
 from pretrain.convert import huggingface_export
+from pretrain.inference.model_folder import HEADS as IN_FOLDERS
 from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from pretrain.models.model_folder import HEADS as IN_FOLDERS
-from tests.pretrain.models.contents import random_contents
+from tests.pretrain.inference.contents import random_contents
 
 EXPORTED = [name for name in presets.VARIANTS if not name.startswith("char-")]
 """Variants that transformers can load."""

@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from data_prep.tokenizer import train_unigram
 from pretrain.convert import conversion, huggingface_export, huggingface_import
 from pretrain.convert.huggingface_layout import ALBERT_PROJECTION, plain_type
+from pretrain.inference import model_folder
+from pretrain.inference.fill_mask import fill_mask
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.language_model import LanguageModel
-from pretrain.models import model_folder
-from pretrain.models.fill_mask import fill_mask
 from tests.pretrain.convert.conftest import batch, loaded, random_model, two_segments
 
 PLAIN = {

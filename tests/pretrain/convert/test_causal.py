@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from pretrain.convert import huggingface_export
+from pretrain.inference.model_folder import ModelContents
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.models.model_folder import ModelContents
 from tests.pretrain.convert.conftest import batch, loaded
 from tests.pretrain.convert.conftest import random_model as with_heads
 

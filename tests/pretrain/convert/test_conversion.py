@@ -4,10 +4,10 @@ import pytest
 
 from data_prep import tokenizer as tokenizers
 from pretrain.__main__ import main
+from pretrain.inference import model_folder
 from pretrain.model.classification import ClassificationConfig
-from pretrain.models import model_folder
 from tests.pretrain.convert.test_fairseq import write
-from tests.pretrain.models.contents import random_contents
+from tests.pretrain.inference.contents import random_contents
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ from torch.nn.functional import cross_entropy
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import fairseq
 from pretrain.convert.weights import head_modules, renamed, separated
+from pretrain.inference import model_folder
+from pretrain.inference.fill_mask import fill_mask
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.language_model import LanguageModel
-from pretrain.models import model_folder
-from pretrain.models.fill_mask import fill_mask
-from tests.pretrain.models.contents import random_contents
+from tests.pretrain.inference.contents import random_contents
 
 ENCODER, LM_HEAD = "encoder.sentence_encoder.", "encoder.lm_head."
 TOKENS = ENCODER + "embed_tokens.weight"

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from pretrain.convert import conversion
+from pretrain.inference import model_folder
+from pretrain.inference.model_folder import ModelContents
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
-from pretrain.models import model_folder
-from pretrain.models.model_folder import ModelContents
 
 OTHER = {
     "vocab_size": {"vocab_size": 61},

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from pretrain.convert import huggingface_export, huggingface_import
 from pretrain.convert.huggingface_layout import TOKEN_TYPES
+from pretrain.inference import model_folder
+from pretrain.inference.fill_mask import fill_mask
+from pretrain.inference.model_folder import ModelContents
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.language_model import LanguageModel
-from pretrain.models import model_folder
-from pretrain.models.fill_mask import fill_mask
-from pretrain.models.model_folder import ModelContents
 from tests.pretrain.convert.conftest import (
     EXPORTED,
     HEADS,
@@ -296,7 +296,7 @@ def test_an_export_is_one_file_of_the_model_s_own_sources(exported):
     assert "SPDX-License-Identifier: Apache-2.0" in code.partition("\n")[0]
     names = [node.name for node in ast.parse(code).body if hasattr(node, "name")]
     assert len(names) == len({*names}) > 40
-    for module in ("attention", "stacks", "positions"):
+    for module in ("attention", "encoder", "positions"):
         _, definitions = (MODEL / f"{module}.py").read_text().split("\n\n\n", 1)
         assert definitions.strip() in code
     assert not re.search(r"^(from|import) (\.|pretrain)", code, re.MULTILINE)

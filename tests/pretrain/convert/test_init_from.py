@@ -17,7 +17,7 @@ from data_prep.manifest import load_manifest
 from pretrain.__main__ import main as pretrain
 from pretrain.config.load import public
 from pretrain.convert import conversion, init_from
-from pretrain.models import model_folder
+from pretrain.inference import model_folder
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics
 from pretrain.train import __main__ as train

@@ -15,8 +15,8 @@ from pretrain.engine.distributed import (
     PortInUse,
     Process,
     adopt_launcher,
+    check_port_is_free,
     choose_device,
-    refuse_busy_port,
 )
 from pretrain.processes.launching import free_port
 
@@ -196,11 +196,13 @@ def busy(request):
 def test_the_message_for_a_busy_port_says_how_to_choose_another(busy, launcher, remedy):
     environ = {**variables(0, 2, 0, 2), "MASTER_PORT": str(busy), launcher: "0"}
     with pytest.raises(PortInUse, match=f"127.0.0.1 port {busy}, .*in use.*another port, {remedy}"):
-        refuse_busy_port(environ)
-    refuse_busy_port({**environ, "RANK": "1"})  # rank 0 opens it
-    refuse_busy_port({**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"})  # torchrun has opened it
-    refuse_busy_port({**environ, "MASTER_PORT": "0"})  # any free port
-    refuse_busy_port({**environ, "MASTER_PORT": str(free_port())})
+        check_port_is_free(environ)
+    check_port_is_free({**environ, "RANK": "1"})  # rank 0 opens it
+    check_port_is_free(
+        {**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    )  # torchrun has opened it
+    check_port_is_free({**environ, "MASTER_PORT": "0"})  # any free port
+    check_port_is_free({**environ, "MASTER_PORT": str(free_port())})
 
 
 def test_start_can_be_called_again(run_ranks):

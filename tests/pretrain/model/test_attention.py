@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import flex_attention as library
 
-from pretrain.model import flex, presets, stacks
+from pretrain.model import encoder, flex, presets
 from pretrain.model.alibi import alibi_slopes
 from pretrain.model.attention import AttentionContext, attend, dense_bias
 from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig
@@ -382,7 +382,7 @@ def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype,
         bias = bias_by_sum(config, 700, mask, dtype)
         return (bias,) if in_parts else bias
 
-    monkeypatch.setattr(stacks, "dense_bias", whole_bias)
+    monkeypatch.setattr(encoder, "dense_bias", whole_bias)
     for whole, in_parts in zip(trained(), ours, strict=True):
         assert torch.equal(whole, in_parts)
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
+from pretrain.model.encoder import Encoder
 from pretrain.model.heads import ClassificationHead
-from pretrain.model.stacks import Encoder
 
 GOLDEN_HEAD = "classification_heads.sentence_classification_head."
 NAMES = (("dense", "dense"), ("projection", "out_proj"))

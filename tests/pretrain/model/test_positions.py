@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pretrain.model import config as config_module
-from pretrain.model import embeddings, positions, presets, stacks
+from pretrain.model import embeddings, encoder, positions, presets
 from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig, PositionMethod
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.positions import SinusoidalPositions, token_positions
@@ -73,7 +73,7 @@ def test_only_learned_and_sinusoidal_positions_say_where_a_text_stands(method, c
             layer.attention.query_key_value.weight *= 20
     ids = ids_of(2, 12)
     before = model.encoder(ids).detach()
-    for module in (stacks, embeddings):
+    for module in (encoder, embeddings):
         monkeypatch.setattr(module, "token_positions", lambda *at: token_positions(*at) + 23)
     if model.encoder.score_bias is not None:
         scores_on = model.encoder.score_bias.forward

@@ -28,5 +28,5 @@ def test_only_the_registry_the_recipe_s_default_and_one_measurement_name_an_obje
         "objectives/sentence_pairs.py",
         "config/run.py",
         # What is measured is theirs alone: both tasks of pairs.
-        "models/evaluate.py",
+        "inference/evaluate.py",
     }

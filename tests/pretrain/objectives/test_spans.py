@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.tokenizer import load, train_characters
-from pretrain.models.evaluate import evaluate_lengths
+from pretrain.inference.evaluate import evaluate_lengths
 from pretrain.objectives.base import Block, Vocabulary
 from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM, Words
 from pretrain.objectives.tokens import IGNORED, DocumentObjective

@@ -13,12 +13,12 @@ from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import engine, optimizers
 from pretrain.engine.consolidated import consolidated_weights
+from pretrain.inference.evaluate import evaluate_blocks, evaluate_lengths, validation_objective
+from pretrain.inference.export import export_checkpoint
+from pretrain.inference.model_folder import load_model
 from pretrain.loop.protocols import TermLoss
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.models.evaluate import evaluate_blocks, evaluate_lengths, validation_objective
-from pretrain.models.export import export_checkpoint
-from pretrain.models.model_folder import load_model
 from pretrain.objectives.base import Block
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.records import checkpoints, metrics

@@ -306,9 +306,9 @@ def test_a_disk_without_room_is_refused_with_both_numbers(tmp_path, monkeypatch)
     assert size == sum(len(content) for _, content in FILES.values())
     usage = shutil.disk_usage(tmp_path)._replace(free=3_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    checkpoints.refuse_small_disk(tmp_path, 3, 1_000_000)
+    checkpoints.check_disk_space(tmp_path, 3, 1_000_000)
     with pytest.raises(ValueError, match="4 checkpoints of 1.0 MB need 4.0 MB, .* 3.0 MB free"):
-        checkpoints.refuse_small_disk(tmp_path, 4, 1_000_000)
+        checkpoints.check_disk_space(tmp_path, 4, 1_000_000)
 
 
 def test_remove_deletes_all_checkpoints_but_those_to_keep(tmp_path):

@@ -43,12 +43,12 @@ def test_an_attempt_is_superseded_by_another_one_and_by_its_own_end(tmp_path):
     assert not control.superseded(tmp_path, "aa")
     control.write(tmp_path, CONTROL_FILE)
     assert not control.superseded(tmp_path, "aa")
-    control.refuse_superseded(tmp_path, "aa")
+    control.check_not_superseded(tmp_path, "aa")
     assert control.superseded(tmp_path, "bb")
     # An attempt without a supervisor; locks keep it apart from others.
     assert not control.superseded(tmp_path, "")
     with pytest.raises(ValueError, match=r"was superseded .*attempt 3"):
-        control.refuse_superseded(tmp_path, "bb")
+        control.check_not_superseded(tmp_path, "bb")
     control.write(tmp_path, ControlFile("aa", 3, control.STOP))
     assert control.superseded(tmp_path, "aa")
 
@@ -131,7 +131,7 @@ def test_an_unreadable_control_file_supersedes_no_attempt_and_is_not_taken_for_a
     with monkeypatch.context() as patch:
         unreadable(patch, "control.json", *[errno.ESTALE] * 100)
         assert not control.superseded(tmp_path, "aa")
-        control.refuse_superseded(tmp_path, "aa")
+        control.check_not_superseded(tmp_path, "aa")
         with pytest.raises(OSError, match="control.json"):
             control.read_control_file(tmp_path)
     assert control.superseded(tmp_path, "aa")

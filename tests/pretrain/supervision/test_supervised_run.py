@@ -8,7 +8,7 @@ import pytest
 from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
 from pretrain.data.batches import validation_note
-from pretrain.models import model_folder
+from pretrain.inference import model_folder
 from pretrain.records import checkpoints, ledger, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import read_curve

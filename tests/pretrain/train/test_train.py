@@ -24,7 +24,7 @@ from data_prep.corpus import Corpus
 from pretrain.__main__ import main as pretrain
 from pretrain.config.load import load
 from pretrain.data.sources import SOURCES
-from pretrain.models.export import export_checkpoint
+from pretrain.inference.export import export_checkpoint
 from pretrain.plan import plan
 from pretrain.records import audit, checkpoints, control, ledger, metrics, status
 from pretrain.records import folder as run_folder
@@ -57,8 +57,8 @@ def attempt(run_ranks, recipe):
         import torch.utils.tensorboard.writer  # noqa: F401
 
         from pretrain.engine import engine  # noqa: F401
+        from pretrain.inference import initial_weights  # noqa: F401
         from pretrain.model import language_model  # noqa: F401
-        from pretrain.models import initial_weights  # noqa: F401
 
     def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):
         def work():
@@ -157,7 +157,7 @@ def test_a_busy_port_is_a_usage_error_unless_a_supervisor_chose_it(
             raise PortInUse("127.0.0.1 port 9, where the ranks are to meet, cannot be opened")
 
         os.environ[control.TOKEN_VARIABLE] = token
-        engine.refuse_busy_port = refuse
+        engine.check_port_is_free = refuse
 
     if token:  # as its supervisor has
         (tmp_path / "run").mkdir()
@@ -429,8 +429,8 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     attempt, corpus_for, tmp_path, overrides, ranks
 ):
     """Whatever tokens the recipe predicts, and however many ranks share the blocks."""
-    from pretrain.models.evaluate import evaluate_blocks, validation_objective
-    from pretrain.models.model_folder import load_model
+    from pretrain.inference.evaluate import evaluate_blocks, validation_objective
+    from pretrain.inference.model_folder import load_model
 
     corpus = corpus_for("sentence-pairs" if overrides is PAIRS else "chunked")
     words = [f"data.corpus={corpus}", *overrides]

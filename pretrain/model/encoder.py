@@ -19,7 +19,13 @@ from .embeddings import Embeddings, layer_norm
 from .flex import TILE, flex_bias
 from .layers import EncoderLayer, build_layers
 from .masks import earlier, visible_keys
-from .perceiver import DownLayer, PerceiverContext, UpLayer, cross_context, refuse_documents
+from .perceiver import (
+    DownLayer,
+    PerceiverContext,
+    UpLayer,
+    check_one_document_per_row,
+    cross_context,
+)
 from .positions import position_module, token_positions
 from .scores import ScoreFunction
 
@@ -93,7 +99,7 @@ class Stack(nn.Module):
             scores = self.score_bias(x.device)
         if not self.architecture.latents:
             return x, self._context(x, document_ids, scores, positions, weights)
-        refuse_documents(document_ids)
+        check_one_document_per_row(document_ids)
         queries = self.basis[: x.shape[1]].expand(len(x), -1, -1)
         context = self._context(queries, None, scores)
         tokens = torch.arange(x.shape[1], device=x.device)

@@ -13,10 +13,8 @@ from data_prep.corpus import Corpus
 from pretrain.data.batches import validation_batches
 from pretrain.data.sources import SOURCES
 from pretrain.data.windows import Windows
-from pretrain.model import presets
-from pretrain.model.language_model import LanguageModel
-from pretrain.models import evaluate as evaluation
-from pretrain.models.evaluate import (
+from pretrain.inference import evaluate as evaluation
+from pretrain.inference.evaluate import (
     Refusal,
     Score,
     Scores,
@@ -24,6 +22,8 @@ from pretrain.models.evaluate import (
     evaluate_lengths,
     validation_objective,
 )
+from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from data_prep import tokenizer as tokenizers
+from pretrain.inference.fill_mask import fill_mask
 from pretrain.model import presets
-from pretrain.models.fill_mask import fill_mask
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ from safetensors.torch import load_file
 
 from data_prep import tokenizer as tokenizers
 from pretrain.config.load import dump
+from pretrain.inference import model_folder
+from pretrain.inference.export import export_checkpoint
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.language_model import LanguageModel
-from pretrain.models import model_folder
-from pretrain.models.export import export_checkpoint
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
-from tests.pretrain.models.contents import random_contents
+from tests.pretrain.inference.contents import random_contents
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from data_prep import tokenizer as tokenizers
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.engine.consolidated import consolidated_weights
+from pretrain.inference import model_folder
+from pretrain.inference.initial_weights import TOKENS, initial_model
+from pretrain.inference.model_folder import ModelContents
 from pretrain.model.config import ModelConfig
-from pretrain.models import model_folder
-from pretrain.models.initial_weights import TOKENS, initial_model
-from pretrain.models.model_folder import ModelContents
 from pretrain.records import checkpoints, ledger
 from pretrain.records.history import suspicion
 from pretrain.records.ledger import RunState
@@ -111,8 +111,8 @@ def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Re
         if not state.is_done(config.training.steps) or step != state.checkpoints[-1]:
             raise
         raise ValueError(
-            f"{error}; `{typed('pretrain supervise')}` with the same recipe trains the last steps "
-            "again"
+            f"{error}; `{as_invoked('pretrain supervise')}` with the same recipe trains the "
+            "last steps again"
         ) from None
     source = f"{folder / checkpoints.MANIFEST}: architecture"
     architecture = ModelConfig.from_dict(manifest["architecture"], source)

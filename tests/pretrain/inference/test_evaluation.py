@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from pretrain.models.evaluate import Evaluation, Refusal, Score
-from pretrain.models.evaluation import Measured, draw_scores, heading, table_rows
+from pretrain.inference.evaluate import Evaluation, Refusal, Score
+from pretrain.inference.evaluation import Measured, draw_scores, heading, table_rows
 
 
 def score(perplexity, targets=1000):

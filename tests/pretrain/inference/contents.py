@@ -2,10 +2,10 @@
 
 import torch
 
+from pretrain.inference.model_folder import HEADS, ModelContents
 from pretrain.model import presets
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from pretrain.models.model_folder import HEADS, ModelContents
 
 
 def random_contents(

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from data_prep import tokenizer as tokenizers
+from pretrain.inference import model_folder
+from pretrain.inference.pretrained import Pretrained
 from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
-from pretrain.models import model_folder
-from pretrain.models.pretrained import Pretrained
-from tests.pretrain.models.contents import random_contents
+from tests.pretrain.inference.contents import random_contents
 
 HEADS = {
     "sentiment": ClassificationConfig(2, ("bad", "good"), "first", 0.1),

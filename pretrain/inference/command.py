@@ -25,7 +25,7 @@ def export(options: argparse.Namespace) -> None:
 
     example: python -m pretrain export runs/base --output models/base
     """
-    from pretrain.models.export import export_checkpoint
+    from pretrain.inference.export import export_checkpoint
 
     step, reason = export_checkpoint(options.run, options.output, options.step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
@@ -78,7 +78,7 @@ def evaluate(options: argparse.Namespace) -> None:
 
     example: python -m pretrain evaluate models/base --data corpora/pile --lengths 512,1024
     """
-    from pretrain.models.evaluation import Reading, run
+    from pretrain.inference.evaluation import Reading, run
 
     reading = Reading(options.lengths or (), options.stride, options.blocks, options.packing)
     run(options.model, options.data, reading, options.json, options.plot, options.device)
@@ -99,8 +99,8 @@ def fill_mask(options: argparse.Namespace) -> None:
     example: python -m pretrain fill-mask models/base "The capital of China is <mask>."
     """
     from pretrain.engine.distributed import choose_device
-    from pretrain.models.fill_mask import fill_mask as fill
-    from pretrain.models.model_folder import load_model
+    from pretrain.inference.fill_mask import fill_mask as fill
+    from pretrain.inference.model_folder import load_model
 
     device = choose_device(options.device)
     loaded = load_model(options.model)

@@ -11,13 +11,13 @@ from data_prep.corpus import Corpus
 from pretrain import __main__ as command_line
 from pretrain.data.sources import SOURCES
 from pretrain.data.windows import Windows
+from pretrain.inference import evaluate, evaluation
+from pretrain.inference.command import add_evaluate_arguments
+from pretrain.inference.model_folder import save_model
 from pretrain.model.language_model import LanguageModel
-from pretrain.models import evaluate, evaluation
-from pretrain.models.command import add_evaluate_arguments
-from pretrain.models.model_folder import save_model
 from pretrain.records import metrics
 from pretrain.train import __main__ as train
-from tests.pretrain.models.contents import random_contents
+from tests.pretrain.inference.contents import random_contents
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from pretrain.data.batches import validation_batches
 from pretrain.data.sources import SOURCES
-from pretrain.model import presets
-from pretrain.model.language_model import LanguageModel
-from pretrain.models.evaluate import (
+from pretrain.inference.evaluate import (
     evaluate_blocks,
     evaluate_lengths,
     pair_objectives,
     validation_objective,
 )
+from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 
 

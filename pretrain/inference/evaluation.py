@@ -22,8 +22,8 @@ from pretrain.data.batches import (
 )
 from pretrain.data.sources import SOURCES
 from pretrain.engine.distributed import choose_device
-from pretrain.models import model_folder
-from pretrain.models.evaluate import (
+from pretrain.inference import model_folder
+from pretrain.inference.evaluate import (
     Evaluation,
     Refusal,
     evaluate_blocks,
@@ -31,7 +31,7 @@ from pretrain.models.evaluate import (
     pair_objectives,
     validation_objective,
 )
-from pretrain.models.model_folder import LoadedModel
+from pretrain.inference.model_folder import LoadedModel
 
 
 @dataclasses.dataclass(frozen=True)

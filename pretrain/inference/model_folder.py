@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep import tokenizer as tokenizers
-from data_prep.common.arguments import typed
+from data_prep.common.arguments import as_invoked
 from data_prep.common.files import new_folder, write_json
 from data_prep.common.records import check_format, decode
 from pretrain.model.classification import ClassificationConfig
@@ -185,7 +185,7 @@ def save_model(folder: Path, contents: ModelContents) -> None:
         write_json(partial / "model.json", dataclasses.asdict(description))
 
 
-def refuse_oversized(
+def check_declared_size(
     config: ModelConfig, heads: Mapping[str, ClassificationConfig], size: int
 ) -> None:
     """Refuse a description that names more weights than its file has, before any are made.
@@ -224,7 +224,7 @@ def load_model(folder: Path) -> LoadedModel:
     if not description.is_file():
         raise ValueError(
             f"{folder}: is not a model folder, it has no model.json "
-            f"(`{typed('pretrain export')} RUN --output FOLDER` makes one)"
+            f"(`{as_invoked('pretrain export')} RUN --output FOLDER` makes one)"
         )
     content = read_json(description)
     check_format(content.get("format_version"), FORMAT_VERSION, description)
@@ -238,7 +238,7 @@ def load_model(folder: Path) -> LoadedModel:
             name: ClassificationConfig.from_dict(head)
             for name, head in values.classification_heads.items()
         }
-        refuse_oversized(config, described, path.stat().st_size)
+        check_declared_size(config, described, path.stat().st_size)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{description}: {error}") from error
     heads = {name: ClassificationHead(config.hidden_size, one) for name, one in described.items()}

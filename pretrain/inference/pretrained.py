@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from data_prep.tokenizer import Tokenizer
+from pretrain.inference import model_folder
+from pretrain.inference.fill_mask import Filler, fill_mask
 from pretrain.model.classifier import Classifier
 from pretrain.model.config import ModelConfig
 from pretrain.model.embeddings import PAD_ID
-from pretrain.models import model_folder
-from pretrain.models.fill_mask import Filler, fill_mask
 
 
 class Pretrained:
