@@ -26,9 +26,9 @@ _ROOMS = {
         "bench": "plan.command",
     },
     "use a model": {
-        "export": "models.command",
-        "evaluate": "models.command",
-        "fill-mask": "models.command",
+        "export": "inference.command",
+        "evaluate": "inference.command",
+        "fill-mask": "inference.command",
         "convert": "convert.command",
     },
 }
