@@ -3,7 +3,7 @@
 1. `inputs.find_inputs` lists the inputs that a user names.
 2. `read_documents` chooses a reader by the prefix or the name of an input.
 3. The reader yields records one at a time; `json_lines.parse` parses lines of JSON.
-4. `_judge` converts a record to a `Document`, or to a `Reject` with a reason and a place;
+4. `_to_document` converts a record to a `Document`, or to a `Reject` with a reason and a place;
    `fields.Fields` finds its text and its subset.
 
     {"text": "The quick brown fox", "meta": {"pile_set_name": "Pile-CC"}}
@@ -194,7 +194,7 @@ def _read_jsonl(path: Path, fields: Fields) -> Records:
             except BadLine as bad:
                 yield Reject(str(bad), UNKNOWN_SUBSET, fields.source, number, len(line))
             else:
-                yield _judge(record, fields, number, len(line))
+                yield _to_document(record, fields, number, len(line))
 
 
 def _read_text(path: Path, fields: Fields) -> Records:
@@ -280,7 +280,7 @@ def _read_dataset(place: str, fields: Fields) -> Records:
             name, config or None, split=split, revision=revision or None, streaming=True
         )
         for number, record in enumerate(rows, start=1):
-            yield _judge(record, fields, number)
+            yield _to_document(record, fields, number)
 
 
 def _judge_rows(tables: Iterable["pyarrow.RecordBatch | pyarrow.Table"], fields: Fields) -> Records:
@@ -289,7 +289,7 @@ def _judge_rows(tables: Iterable["pyarrow.RecordBatch | pyarrow.Table"], fields:
         if isinstance(record, int):
             yield Reject("bad-utf8", UNKNOWN_SUBSET, fields.source, number, record)
         else:
-            yield _judge(record, fields, number)
+            yield _to_document(record, fields, number)
 
 
 def _rows(table: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, object] | int]:
@@ -311,7 +311,9 @@ _READER_OF_SUFFIX = {
 _READER_OF_PREFIX = {"lines": _read_lines, "wikitext": _read_articles}
 
 
-def _judge(record: object, fields: Fields, line: int, size_bytes: int = 0) -> Document | Reject:
+def _to_document(
+    record: object, fields: Fields, line: int, size_bytes: int = 0
+) -> Document | Reject:
     """Convert a record whose broken form counts as `size_bytes`."""
     if not isinstance(record, dict):
         return Reject("not-an-object", UNKNOWN_SUBSET, fields.source, line, size_bytes)

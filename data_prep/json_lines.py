@@ -53,7 +53,7 @@ def _parse_slowly(line: bytes, text_key: str) -> object:
             line.decode(),
             parse_constant=int,  # refuses NaN and Infinity
             parse_int=float,  # of any length
-            object_pairs_hook=partial(_refuse_second, _names(text_key)),
+            object_pairs_hook=partial(_to_record, _names(text_key)),
         )
         json.dumps(record, ensure_ascii=False).encode()
     except BadLine:
@@ -69,7 +69,7 @@ def _parse_slowly(line: bytes, text_key: str) -> object:
     return record
 
 
-def _refuse_second(names: Collection[str], pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _to_record(names: Collection[str], pairs: list[tuple[str, object]]) -> dict[str, object]:
     record = dict(pairs)
     if len(record) < len(pairs) and any(sum(key == name for key, _ in pairs) > 1 for name in names):
         raise BadLine("duplicate-key")

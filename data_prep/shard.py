@@ -51,7 +51,7 @@ def existing_manifest(task: ShardTask) -> ShardManifest | None:
     if not task.manifest_file.is_file():
         return None
     manifest = read_record(ShardManifest, task.manifest_file)
-    _refuse_changes(task, manifest)
+    _check_unchanged(task, manifest)
     for files in manifest.files.values():
         paths = [task.corpus / name for name in files.hashes]
         if not all(map(Path.is_file, paths)) or paths[0].stat().st_size != files.size_bytes:
@@ -252,7 +252,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _refuse_changes(task: ShardTask, manifest: ShardManifest) -> None:
+def _check_unchanged(task: ShardTask, manifest: ShardManifest) -> None:
     """Raise if an existing shard is not the one that the task describes."""
     then = {**vars(manifest.settings), "tokenizer": manifest.tokenizer_digest[:12]}
     now = {**vars(task.settings), "tokenizer": task.tokenizer_digest[:12]}

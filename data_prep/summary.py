@@ -28,7 +28,7 @@ _NOT_BROKEN = {*_ENCODED, "empty", OTHER_SUBSET, FILTERED}
 _COLUMNS = (("documents", 14), ("tokens", 18), ("MB of text", 14))  # and their widths
 
 
-class Row(NamedTuple):
+class SizeRow(NamedTuple):
     """Documents that were kept, or rejected for one reason; None where a size is not known."""
 
     name: str
@@ -42,19 +42,19 @@ def by_frequency(rejects: Mapping[str, Rejects]) -> list[str]:
     return sorted(rejects, key=lambda reason: (-rejects[reason].count, reason))
 
 
-def rows(manifest: CorpusManifest) -> list[Row]:
+def rows(manifest: CorpusManifest) -> list[SizeRow]:
     """Return what was kept, then what was rejected, most frequent reason first.
 
     If documents were truncated, the last row has the tokens that were cut off.
     """
     kept = sum(manifest.totals.values(), Count())
-    found = [Row("kept", kept.documents, kept.tokens, kept.text_bytes)]
+    found = [SizeRow("kept", kept.documents, kept.tokens, kept.text_bytes)]
     for reason in by_frequency(manifest.rejects):
         rejects = manifest.rejects[reason]
         tokens = None if rejects.tokens is None else sum(rejects.tokens.values())
-        found.append(Row(reason, rejects.count, tokens, sum(rejects.text_bytes.values())))
+        found.append(SizeRow(reason, rejects.count, tokens, sum(rejects.text_bytes.values())))
     if manifest.cut_tokens:
-        found.append(Row("cut off", 0, manifest.cut_tokens, None))
+        found.append(SizeRow("cut off", 0, manifest.cut_tokens, None))
     return found
 
 

@@ -92,7 +92,7 @@ def save(
             "seed": plan.seed,
             "model": plan.model_sha256,
             "max_tokens": plan.config.max_tokens,
-            "own_task": dataclasses.asdict(plan.own) if plan.own else None,
+            "custom_task": dataclasses.asdict(plan.own) if plan.own else None,
             "pretrained": loaded.provenance,
         },
         {task.name: head_config(plan.config, task)},

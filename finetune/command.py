@@ -88,7 +88,7 @@ def _finetune(options: argparse.Namespace) -> int:
 
     example: python -m finetune finetune models/clap --train a.csv --label mood --output scores
     """
-    from finetune.own_task import Request, describe, write
+    from finetune.custom_task import Request, describe, write
 
     texts, label = tuple(options.text or ["text"]), options.label
     sources = options.train, options.dev, options.test

@@ -132,7 +132,7 @@ def demo(options: argparse.Namespace) -> int:
 def table(output: Path, seconds: float) -> str:
     """Format what the demo measured, and where to find more."""
     from data_prep.manifest import load_manifest
-    from finetune.report import MAJORITY, collect, summary
+    from finetune.report import CONSTANT, collect, summary
     from pretrain.records import ledger, metrics
 
     corpus = load_manifest(output / "corpus")
@@ -148,7 +148,7 @@ def table(output: Path, seconds: float) -> str:
     for name, title in (
         ("pretrained", "pretrained weights"),
         ("random", "random weights"),
-        (MAJORITY, "the best constant answer"),
+        (CONSTANT, "the best constant answer"),
     ):
         rows[f"module of a docstring, accuracy, {title}"] = (
             f"{statistics.median(scores[name].last['accuracy']):.3f}"

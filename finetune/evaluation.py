@@ -64,7 +64,7 @@ def _mean_loss(task: Task, labels: tasks.Answers, outputs: Sequence[Output]) -> 
     return total / len(labels)
 
 
-class Evaluation:
+class DevEvaluator:
     """Hook that scores the dev splits at the end of each epoch, and keeps the best model."""
 
     def __init__(

@@ -8,7 +8,7 @@ and QQP have unpaired ones), and so is U+2028.
     a folder of TASK/train.tsv, TASK/dev.tsv, TASK/test.tsv   GLUE's own archive
     a folder of cola/, sst2/, ...                             written by `save_to_disk` of datasets
     "hub"                                                     downloaded by datasets
-and for a task of the user's own the folder that own_task.py wrote.
+and for a task of the user's own the folder that custom_task.py wrote.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def read_rows(path: Path) -> list[list[str]]:
 
 
 def _from_own(path: Path) -> Split:
-    """Read what `own_task.write` wrote."""
+    """Read what `custom_task.write` wrote."""
     with path.open(encoding="utf-8") as lines:
         records = map(json.loads, lines)
         return Split([Example(tuple(each["texts"]), each["label"]) for each in records])

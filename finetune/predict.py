@@ -58,7 +58,7 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
 
 def _task_of(loaded: model_folder.LoadedModel, name: str) -> Task:
     """Return the task that a head was trained on, as far as the model's folder tells."""
-    if own := loaded.recorded("own_task"):
+    if own := loaded.recorded("custom_task"):
         return decode(Task, own)
     if name in TASKS:
         return TASKS[name]

@@ -26,10 +26,10 @@ from finetune.tasks import TASKS, Task
 REPORT = "report.md"
 TABLE = "report.csv"
 RESULTS = "results.jsonl"
-MAJORITY = "majority"
-WITHOUT = "pretrained, without collapsed"
-CONSTANT = "best constant answer"
-"""Title of the majority row, which for STS-B is the mean and not a class."""
+CONSTANT = "constant"
+UNCOLLAPSED = "pretrained, without collapsed"
+CONSTANT_TITLE = "best constant answer"
+"""Title of the row of the best constant answer, which for STS-B is the mean and not a class."""
 AS_PUBLISHED = "best by this score"
 """The epoch of the scores in report.csv that compare with published ones."""
 Result = Mapping[str, Any]
@@ -42,7 +42,7 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TaskScores:
     """The runs of one task that started from the same kind of weights; scores by name and seed."""
 
     task: Task
@@ -57,7 +57,7 @@ class Row:
     """Number of collapsed runs, which are among the scores."""
 
 
-Tables = Mapping[str, Mapping[str, Row]]
+Tables = Mapping[str, Mapping[str, TaskScores]]
 """Rows by task and kind of weights (see `summary`)."""
 
 
@@ -96,13 +96,13 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     return [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
 
 
-def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
+def summary(results: Sequence[Result]) -> dict[str, dict[str, TaskScores]]:
     """Group scores by task, GLUE's first, and by the weights that the runs started from.
 
-    The rows of a task are "pretrained", `WITHOUT` if some pretrained runs collapsed but not all,
-    "random", each if it has runs, and `MAJORITY`, the best constant answer.
+    The rows of a task are "pretrained" and "random", if they have runs, `UNCOLLAPSED` if some but
+    not all pretrained runs collapsed, and `CONSTANT`, the best constant answer.
     """
-    tables: dict[str, dict[str, Row]] = {}
+    tables: dict[str, dict[str, TaskScores]] = {}
     protocol = PROTOCOLS[results[0]["plan"]["protocol"]]
     found = {result["task"]: task_of(result["plan"]) for result in results}
     order = dict.fromkeys([*TASKS, *sorted(found)])
@@ -115,26 +115,28 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
                 rows[weights] = _row(own, task, protocol)
             succeeded = [run for run in own if not run["collapsed"]]
             if weights == "pretrained" and 0 < len(succeeded) < len(own):
-                rows[WITHOUT] = _row(succeeded, task, protocol)
-        constant = {name: [value] for name, value in runs[0]["majority"].items()}
-        rows[MAJORITY] = Row(task, 0, constant, constant, constant[protocol.metric(task)])
+                rows[UNCOLLAPSED] = _row(succeeded, task, protocol)
+        constant = {name: [value] for name, value in runs[0]["constant"].items()}
+        rows[CONSTANT] = TaskScores(task, 0, constant, constant, constant[protocol.metric(task)])
         tables[task.name] = rows
     return tables
 
 
-def _row(runs: Sequence[Result], task: Task, protocol: Protocol) -> Row:
+def _row(runs: Sequence[Result], task: Task, protocol: Protocol) -> TaskScores:
     best, last = (
         {name: [run[when][name] for run in runs] for name in task.score_names}
         for when in ("best", "last")
     )
     reported = [protocol.score(run, task) for run in runs]
-    return Row(task, len(runs), best, last, reported, sum(bool(run["collapsed"]) for run in runs))
+    return TaskScores(
+        task, len(runs), best, last, reported, sum(bool(run["collapsed"]) for run in runs)
+    )
 
 
 def _published_table(tables: Tables, protocol: Protocol) -> str:
     rows = dict(protocol.table)
     for weights, scored in _by_weights(tables):
-        rows[CONSTANT if weights == MAJORITY else f"**ours**, {weights}"] = {
+        rows[CONSTANT_TITLE if weights == CONSTANT else f"**ours**, {weights}"] = {
             task: _as_printed(row, protocol)
             + (f" ({row.collapsed} of {row.runs})" if row.collapsed else "")
             for task, row in scored.items()
@@ -150,7 +152,7 @@ def _published_table(tables: Tables, protocol: Protocol) -> str:
     return _section_of("Beside the published scores", ["model", *COLUMNS], rows, notes)
 
 
-def _as_printed(row: Row, protocol: Protocol) -> str:
+def _as_printed(row: TaskScores, protocol: Protocol) -> str:
     """Return what the protocol reports, in the units of its table."""
     value = statistics.median(row.reported)
     is_loss = protocol.metric(row.task) in LOWER_IS_BETTER
@@ -165,7 +167,7 @@ def _official_table(tables: Tables) -> str:
             task: 100 * statistics.fmean(statistics.median(row.best[n]) for n in row.task.official)
             for task, row in scored.items()
         }
-        rows[CONSTANT if weights == MAJORITY else weights] = {
+        rows[CONSTANT_TITLE if weights == CONSTANT else weights] = {
             **{task: f"{value:.1f}" for task, value in scores.items()},
             "mean": f"{statistics.fmean(scores.values()):.1f} of {len(scores)}",
         }
@@ -180,23 +182,23 @@ def _official_table(tables: Tables) -> str:
     )
 
 
-def _by_weights(tables: Tables) -> Iterator[tuple[str, dict[str, Row]]]:
+def _by_weights(tables: Tables) -> Iterator[tuple[str, dict[str, TaskScores]]]:
     """Yield each kind of weights with its rows by task, if it has any.
 
-    `WITHOUT` needs a collapsed run in some task, and includes the tasks in which none collapsed.
+    `UNCOLLAPSED` needs a collapsed run in some task, and includes tasks in which none collapsed.
     """
     pretrained = {task: rows["pretrained"] for task, rows in tables.items() if "pretrained" in rows}
     some_collapsed = any(row.collapsed for row in pretrained.values())
-    for weights in ("pretrained", WITHOUT, "random", MAJORITY):
+    for weights in ("pretrained", UNCOLLAPSED, "random", CONSTANT):
         found = {task: rows[weights] for task, rows in tables.items() if weights in rows}
-        if weights == WITHOUT and some_collapsed:
+        if weights == UNCOLLAPSED and some_collapsed:
             found |= {task: row for task, row in pretrained.items() if not row.collapsed}
         if found:
             yield weights, {task: found[task] for task in tables if task in found}
 
 
-def _section(rows: Mapping[str, Row], runs: Sequence[Result]) -> str:
-    example, task = runs[0], rows[MAJORITY].task
+def _section(rows: Mapping[str, TaskScores], runs: Sequence[Result]) -> str:
+    example, task = runs[0], rows[CONSTANT].task
     head = ["weights", "seeds", "collapsed"]
     head += [f"{name}, {when}" for when in ("best", "last") for name in task.score_names]
     cells = {}
@@ -205,7 +207,7 @@ def _section(rows: Mapping[str, Row], runs: Sequence[Result]) -> str:
             _cell(scores[name]) for scores in (row.best, row.last) for name in task.score_names
         ]
         counts = [str(row.runs), str(row.collapsed)] if row.runs else ["", ""]
-        name = CONSTANT if weights == MAJORITY else weights
+        name = CONSTANT_TITLE if weights == CONSTANT else weights
         cells[name] = dict(zip(head[1:], counts + spreads, strict=True))
     speed = statistics.median(run["tokens_per_second"] for run in runs)
     names = task.scores_of_best(example["plan"]["config"]["best_epoch_by"])

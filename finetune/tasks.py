@@ -1,7 +1,7 @@
 """What a task is: its kind, labels, loss and scores; the nine tasks of GLUE; collapsed runs.
 
 A task of GLUE is one entry of `TASKS`, whose files examples.py reads. A task of the user's own is
-read from files (own_task.py) and stands, whole, in the plans of its runs.
+read from files (custom_task.py) and stands, whole, in the plans of its runs.
 """
 
 from __future__ import annotations

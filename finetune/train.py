@@ -21,7 +21,7 @@ from data_prep.common.files import lock, write_json
 from finetune import classifiers, examples, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
-from finetune.evaluation import Evaluation
+from finetune.evaluation import DevEvaluator
 from finetune.runs import MODEL, RESULT, RunPlan, read_plan
 from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
 from pretrain.config.sections import OptimizerConfig
@@ -91,7 +91,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     batches = ShuffledBatches(splits["train"], config.batch_size, plan.seed, config.length_window)
     # DeepSpeed writes a script beside the folder of the parts.
     parts = folder / _BEST / "weights" if plan.save_model else None
-    evaluation = Evaluation(engine, batches, task, dev_sets, config.best_epoch_by, parts)
+    evaluation = DevEvaluator(engine, batches, task, dev_sets, config.best_epoch_by, parts)
     steps = config.steps(len(splits["train"]))
     metrics, records = MetricsWriter(folder, attempt=1), list[StepRecord]()
     training_started = time.perf_counter()
@@ -132,7 +132,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
 
 
 def _scores(
-    task: Task, evaluation: Evaluation, dev_sets: Mapping[str, EncodedExamples]
+    task: Task, evaluation: DevEvaluator, dev_sets: Mapping[str, EncodedExamples]
 ) -> dict[str, Any]:
     of_constant = dict[str, float]()  # the best answer that is the same for every example
     for split, dev_set in dev_sets.items():
@@ -145,7 +145,7 @@ def _scores(
         "best": evaluation.best,
         "last": evaluation.epochs[-1],
         "collapsed": collapse(published, best, of_constant, evaluation.answers),
-        "majority": of_constant,
+        "constant": of_constant,
         "epochs": evaluation.epochs,
         "dev_examples": sum(map(len, dev_sets.values())),
     }

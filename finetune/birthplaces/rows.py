@@ -75,11 +75,11 @@ def prepare(name: str, texts: Sequence[str], folder: Path) -> Path:
     return corpus
 
 
-Row = Sequence[str]
+Columns = Sequence[str]
 """A question, and its answer where there are answers."""
 
 
-def read_rows(path: Path, *, with_answers: bool = True) -> list[Row]:
+def read_rows(path: Path, *, with_answers: bool = True) -> list[Columns]:
     """Read the rows of a TSV file, `question<TAB>answer`, but for blank lines.
 
     Args:
@@ -90,7 +90,7 @@ def read_rows(path: Path, *, with_answers: bool = True) -> list[Row]:
         ValueError: there is no row, or one has another form.
     """
     lines = documents(path)
-    rows: list[Row] = [[field.strip() for field in line.split("\t")] for line in lines]
+    rows: list[Columns] = [[field.strip() for field in line.split("\t")] for line in lines]
     columns = 2 if with_answers else min(2, len(rows[0]))
     for row in rows:
         if len(row) != columns or not all(row):
@@ -99,7 +99,7 @@ def read_rows(path: Path, *, with_answers: bool = True) -> list[Row]:
     return rows
 
 
-def score(rows: Sequence[Row], predictions: Sequence[str]) -> str:
+def score(rows: Sequence[Columns], predictions: Sequence[str]) -> str:
     """Describe how many predictions equal their answer."""
     if len(rows[0]) == 1:
         return "no accuracy: the file has no answers"
@@ -107,7 +107,7 @@ def score(rows: Sequence[Row], predictions: Sequence[str]) -> str:
     return f"correct: {correct} of {len(rows)}, {100 * correct / len(rows):.1f} %"
 
 
-def encode(rows: Sequence[Row], tokenizer: Tokenizer, block: int, source: Path) -> list[Ids]:
+def encode(rows: Sequence[Columns], tokenizer: Tokenizer, block: int, source: Path) -> list[Ids]:
     """Return `<s>` and each text of a row followed by `<mask>`, [n] for every row.
 
     Characters of questions that the vocabulary lacks become `<unk>`; they are counted and printed.

@@ -84,7 +84,7 @@ def fresh(options: argparse.Namespace, recipe: RunConfig) -> ModelContents:
 
     tokenizer = vocabulary(documents(options.corpus))
     architecture = recipe.architecture(tokenizer.vocab_size)
-    _refuse_other(architecture, options, "the recipe")
+    _check_variant(architecture, options, "the recipe")
     torch.manual_seed(recipe.training.seed)
     weights = LanguageModel(architecture).state_dict()
     return ModelContents(architecture, weights, tokenizer, {"recipe": public(recipe)})
@@ -99,7 +99,7 @@ def load(options: argparse.Namespace) -> LoadedModel:
     """
     folder: Path = options.reading_params_path
     loaded = model_folder.load_model(folder)
-    _refuse_other(loaded.model.config, options, f"the model in {folder}")
+    _check_variant(loaded.model.config, options, f"the model in {folder}")
     ours = vocabulary(documents(options.corpus))
     if ours.digest() != loaded.tokenizer.digest():
         raise ValueError(
@@ -109,8 +109,8 @@ def load(options: argparse.Namespace) -> LoadedModel:
     return loaded
 
 
-def _refuse_other(model: ModelConfig, options: argparse.Namespace, name: str) -> None:
-    """Refuse a model of another size than the options say, and one that would see the answers."""
+def _check_variant(model: ModelConfig, options: argparse.Namespace, name: str) -> None:
+    """Raise ValueError if the model has another variant than the options, or sees the answers."""
     latents = options.bottleneck_dim if options.variant == "perceiver" else 0
     if not model.causal or model.latents != latents:
         raise ValueError(

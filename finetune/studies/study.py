@@ -226,12 +226,12 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
         found.append(CheckedArm(arm, config, model, ranks))
     chosen = tasks.find(study.finetune.tasks) if study.finetune else []
     settings = [runs.check_settings(chosen, way.words) for way in ways]
-    _refuse_same([each.arm for each in found], [_resolved(each) for each in found])
-    _refuse_same(ways, settings)
+    _check_distinct([each.arm for each in found], [_resolved(each) for each in found])
+    _check_distinct(ways, settings)
     return found
 
 
-def _refuse_same(arms: Sequence[Arm], settings: Sequence[object]) -> None:
+def _check_distinct(arms: Sequence[Arm], settings: Sequence[object]) -> None:
     """Refuse two arms that cannot be told apart."""
     pairs = itertools.combinations(zip(arms, settings, strict=True), 2)
     for (one, ours), (other, theirs) in pairs:

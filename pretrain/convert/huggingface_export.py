@@ -197,7 +197,7 @@ def _own(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
         "mask_token_ids": masks,
         **pooling,
     }
-    tensors = separated(contents.weights, layout.own_names(contents.weights))
+    tensors = separated(contents.weights, layout.native_names(contents.weights))
     for by_token in layout.BY_TOKEN & tensors.keys():
         empty = tensors[by_token].new_zeros(len(masks), *tensors[by_token].shape[1:])
         tensors[by_token] = torch.cat([tensors[by_token], empty])

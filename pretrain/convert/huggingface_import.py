@@ -256,7 +256,7 @@ def _own_weights(
         name: weight[: len(weight) - masks] if name in layout.BY_TOKEN else weight
         for name, weight in theirs.items()
     }
-    return _with_head(trained, layout.own_names(empty), empty, notes)
+    return _with_head(trained, layout.native_names(empty), empty, notes)
 
 
 def _roberta_weights(theirs: Weights, empty: Weights, notes: list[str]) -> dict[str, Tensor]:

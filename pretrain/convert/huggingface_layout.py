@@ -158,7 +158,7 @@ def identity(size: int) -> dict[str, Tensor]:
     return {weight: torch.eye(size), bias: torch.zeros(size)}
 
 
-def own_names(weights: Iterable[str]) -> Names:
+def native_names(weights: Iterable[str]) -> Names:
     """Return the names in our own export: ours, but for a classification head."""
     return {name: (_HEAD.sub(f"{CLASSIFIER}.", name),) for name in weights}
 

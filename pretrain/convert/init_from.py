@@ -106,9 +106,9 @@ def read_initial_model(
         contents = conversion.read_model(Path(config.model.init_from))
     except ValueError as error:
         raise ValueError(f"model.init_from: {error}") from None
-    _refuse_other_vocabulary(name, contents, config.streams[0].path, manifest)
+    _check_vocabulary(name, contents, config.streams[0].path, manifest)
     contents = _without_padding(name, contents)
-    _refuse_other_architecture(name, contents.config, architecture)
+    _check_architecture(name, contents.config, architecture)
     weights = {key: w for key, w in contents.weights.items() if not key.startswith(HEADS)}
     dense = weights.get("head.dense.weight")
     if dense is not None and not dense.any():
@@ -121,7 +121,7 @@ def read_initial_model(
     )
 
 
-def _refuse_other_vocabulary(
+def _check_vocabulary(
     name: str, contents: ModelContents, corpus: str, manifest: CorpusManifest
 ) -> None:
     vocabulary = contents.vocabulary
@@ -165,7 +165,7 @@ def _without_padding(name: str, contents: ModelContents) -> ModelContents:
     )
 
 
-def _refuse_other_architecture(name: str, theirs: ModelConfig, ours: ModelConfig) -> None:
+def _check_architecture(name: str, theirs: ModelConfig, ours: ModelConfig) -> None:
     """Refuse a model that is not the one that a run trains, with the settings that describe it."""
     # max_positions limits nothing where positions are computed.
     free = (*_FREE, "vocab_size", *(() if theirs.longest_input else ("max_positions",)))

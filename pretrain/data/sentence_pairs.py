@@ -76,7 +76,7 @@ class SentencePairs(Blocks):
         return Block(
             np.concatenate(sentences).astype(np.int64),
             sentences=np.array([len(sentence) for sentence in sentences]),
-            elsewhere=lambda share: self[self._elsewhere(index, share)],
+            sample_other_document=lambda share: self[self._other_document(index, share)],
         )
 
     def blank(self, index: int) -> Block:
@@ -85,10 +85,10 @@ class SentencePairs(Blocks):
         return Block(
             np.full(size, FIRST_WORD_ID, dtype=np.int64),
             sentences=np.array([1, size - 1]),
-            elsewhere=lambda share: self.blank(self._elsewhere(index, share)),
+            sample_other_document=lambda share: self.blank(self._other_document(index, share)),
         )
 
-    def _elsewhere(self, index: int, share: float) -> int:
+    def _other_document(self, index: int, share: float) -> int:
         """The block of another document that a number from [0, 1) chooses."""
         documents = self._tables["documents"]
         first: int = np.searchsorted(documents, documents[index]).item()

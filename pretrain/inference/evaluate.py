@@ -114,7 +114,7 @@ def scores_by_corpus(
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation(Scores):
+class LengthScores(Scores):
     """Scores on blocks, or on windows of texts, of one length."""
 
     length: int
@@ -169,7 +169,7 @@ def evaluate_blocks(
     source: Blocks,
     limit: int = 0,
     micro_batch_size: int = 8,
-) -> Evaluation:
+) -> LengthScores:
     """Scores as a run measures them, and those of a pair head on both tasks.
 
     On the same blocks, with the same targets as in a run. They equal those that a run of one rank
@@ -208,7 +208,7 @@ def evaluate_blocks(
     # Text never encodes to <s>.
     sizes = (int((source[index].ids != Tokenizer.bos_id).sum()) for index in chosen)
     tokens = sum(min(size, most) for size in sizes)
-    return Evaluation(
+    return LengthScores(
         **vars(scores),
         length=source.sequence_length,
         blocks=len(chosen),
@@ -241,7 +241,7 @@ def evaluate_lengths(
     *,
     stride: int | None = None,
     one_text: bool = False,
-) -> Iterator[Evaluation | Refusal]:
+) -> Iterator[LengthScores | Refusal]:
     """Scores of the same targets at every length, each as soon as it is measured.
 
     What is refused is refused at once, before anything is measured. Documents, or the split as one
@@ -285,7 +285,7 @@ def evaluate_lengths(
         )
     longest_input, coverage = model.config.longest_input, read / int(corpus.lengths.sum())
 
-    def measure(length: int) -> Evaluation | Refusal:
+    def measure(length: int) -> LengthScores | Refusal:
         if longest_input and length > longest_input:
             return Refusal(length, f"the model's learned positions end at {longest_input}")
         windows = Windows(corpus, documents, length, stride or length, one_text)
@@ -294,7 +294,7 @@ def evaluate_lengths(
             scores = _window_scores(model, objective, windows, rows)
         except torch.OutOfMemoryError as error:
             return Refusal(length, str(error).partition("\n")[0])
-        return Evaluation(
+        return LengthScores(
             **vars(scores),
             length=length,
             blocks=len(windows),

@@ -24,7 +24,7 @@ from pretrain.data.sources import SOURCES
 from pretrain.engine.distributed import choose_device
 from pretrain.inference import model_folder
 from pretrain.inference.evaluate import (
-    Evaluation,
+    LengthScores,
     Refusal,
     evaluate_blocks,
     evaluate_lengths,
@@ -59,7 +59,7 @@ class Measured:
     """Its name in tables, pictures and files."""
     trained_length: int
     """Tokens of the blocks of its training."""
-    results: list[Evaluation | Refusal] = dataclasses.field(default_factory=list)
+    results: list[LengthScores | Refusal] = dataclasses.field(default_factory=list)
 
 
 def run(
@@ -81,7 +81,7 @@ def run(
         names = [str(folder) for folder in models]
     loaded = [model_folder.load_model(folder) for folder in models]
     all_results = [_results(each, corpus, reading) for each in loaded]
-    _refuse_files(reading, json, plot)
+    _check_output_files(reading, json, plot)
     measured: list[Measured] = []
     for name, each, results in zip(names, loaded, all_results, strict=True):
         if len(models) > 1:
@@ -104,7 +104,7 @@ def run(
     _raise_refused(measured)
 
 
-def _refuse_files(reading: Reading, json: Path | None, plot: Path | None) -> None:
+def _check_output_files(reading: Reading, json: Path | None, plot: Path | None) -> None:
     """Refuse files that cannot be made, while that costs no measurement."""
     if plot:
         if not reading.lengths:
@@ -118,7 +118,7 @@ def _refuse_files(reading: Reading, json: Path | None, plot: Path | None) -> Non
 
 def _results(
     loaded: LoadedModel, corpus: Corpus, reading: Reading
-) -> Iterator[Evaluation | Refusal]:
+) -> Iterator[LengthScores | Refusal]:
     """Return the scores by length, or of the blocks; what is refused is refused at once.
 
     Raises:
@@ -189,7 +189,7 @@ def heading(counted: str) -> str:
     )
 
 
-def table_rows(result: Evaluation | Refusal) -> str:
+def table_rows(result: LengthScores | Refusal) -> str:
     """Lines of the table: the total, each term and each subset where there are several.
 
     The total over several terms has a loss, but neither a perplexity nor an accuracy. The last
@@ -219,7 +219,7 @@ def table_rows(result: Evaluation | Refusal) -> str:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def _as_json(measured: Measured, result: Evaluation | Refusal) -> dict[str, object]:
+def _as_json(measured: Measured, result: LengthScores | Refusal) -> dict[str, object]:
     of = {"model": measured.model, "trained_length": measured.trained_length}
     return dataclasses.asdict(result) | of
 
@@ -228,7 +228,7 @@ def draw_scores(measured: Sequence[Measured], path: Path) -> None:
     """Draw perplexity by length, the form of Figure 1 of Press et al. 2022."""
     found = []
     for each in measured:
-        results = [result for result in each.results if isinstance(result, Evaluation)]
+        results = [result for result in each.results if isinstance(result, LengthScores)]
         if results:
             found.append((each, sorted(results, key=lambda result: result.length)))
     strides = {result.stride for _, results in found for result in results if result.stride}

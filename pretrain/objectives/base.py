@@ -43,7 +43,7 @@ class Block:
     sentences: Ids | None = None
     """[s], at least two: lengths of the sentences that the ids are, where they are sentences. Such
     a block may have more ids than a model reads: an objective of pairs cuts them."""
-    elsewhere: Callable[[float], Block] | None = None
+    sample_other_document: Callable[[float], Block] | None = None
     """Of a block of sentences: returns a block of another document, which a number from [0, 1)
     chooses among all of the split. A ValueError where there is no other document."""
 

@@ -199,12 +199,12 @@ def _cut_second(block: Block, second: Ids, draw: np.random.RandomState, *, other
     document were shorter, or the only one that ends within a sentence: so the length is decided
     before the label, and either one loses 1 token to an eighth of its tokens.
     """
-    assert block.elsewhere is not None
-    elsewhere = block.elsewhere(draw.random_sample())
-    assert elsewhere.sentences is not None
-    ends = np.cumsum(elsewhere.sentences[:-1])
-    enough = max(1, int(np.sum(ends <= len(elsewhere.ids) - len(second))))
-    foreign = elsewhere.ids[ends[int(draw.random_sample() * enough)] :]
+    assert block.sample_other_document is not None
+    other_block = block.sample_other_document(draw.random_sample())
+    assert other_block.sentences is not None
+    ends = np.cumsum(other_block.sentences[:-1])
+    enough = max(1, int(np.sum(ends <= len(other_block.ids) - len(second))))
+    foreign = other_block.ids[ends[int(draw.random_sample() * enough)] :]
     size = min(len(second), len(foreign))
     size -= min(size - 1, 1 + int(draw.random_sample() * (size / 8)))
     return (foreign if other else second)[:size]

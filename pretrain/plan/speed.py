@@ -136,7 +136,9 @@ class RandomBatches:
         if packing.pairs:
             half = length // 2
             sentences = np.array([half, length - half])
-            return Block(ids, sentences=sentences, elsewhere=lambda place: self._block(draw))
+            return Block(
+                ids, sentences=sentences, sample_other_document=lambda place: self._block(draw)
+            )
         if self.config.objective.causal:
             ids[0] = Tokenizer.bos_id
         if not packing.documents_apart:

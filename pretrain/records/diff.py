@@ -15,7 +15,7 @@ from pretrain.records.folder import ENVIRONMENT
 from pretrain.records.metrics import Line, format_number
 from pretrain.records.status import RunView, view
 
-Row = tuple[str, str, str]
+Difference = tuple[str, str, str]
 """What differs, and its two values."""
 
 
@@ -30,7 +30,7 @@ def describe_differences(first: Path, second: Path) -> str:
         ValueError: one of them is not a run's folder, or its ledger does not verify.
     """
     runs = view(first), view(second)
-    sections: dict[str, list[Row]] = {
+    sections: dict[str, list[Difference]] = {
         title: list(_differing(*map(values, runs)))
         for title, values in (("settings", _settings), ("data", _data), ("environment", machine))
     }
@@ -46,7 +46,7 @@ def describe_differences(first: Path, second: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row]:
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield the names whose values differ; "-" stands for one that only the other run has."""
     for name in dict.fromkeys([*first, *second]):
         one, other = (_shown(values.get(name, "-")) for values in (first, second))
@@ -113,7 +113,7 @@ def _loss(line: Line) -> str:
     return format_number(line["loss"], ".4f")
 
 
-def _where_both_are(first: RunView, second: RunView) -> Iterator[Row]:
+def _where_both_are(first: RunView, second: RunView) -> Iterator[Difference]:
     """Yield the losses at the first step where they differ, and at the last one that both have."""
     one, other = _by_step(first.lines), _by_step(second.lines)
     steps = sorted(one.keys() & other.keys())

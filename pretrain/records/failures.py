@@ -48,7 +48,7 @@ class RankError:
     code: int
     """The rank's exit code."""
     message: str
-    follows: bool = False
+    is_secondary: bool = False
     """Whether it only says that the connection to another rank was lost."""
     traceback: str = ""
     """Its last lines; "" if the rank refused to start or to continue."""
@@ -72,7 +72,7 @@ def report(run: Path, code: int, error: Exception, unexpected: bool = False) -> 
         lines = [line for line in lines if "<frozen importlib" not in line]
         last_lines = "\n".join(lines[-_MAX_TRACEBACK:])
     rank_error = RankError(
-        rank, socket.gethostname(), time.time(), code, message, _follows(error), last_lines
+        rank, socket.gethostname(), time.time(), code, message, _is_secondary(error), last_lines
     )
     path = control.folder_of(run) / f"failure-{token}-{rank}.json"
     deadline = time.monotonic() + _WRITE_SECONDS
@@ -97,7 +97,7 @@ def _location(error: Exception) -> str:
     return ""
 
 
-def _follows(error: Exception) -> bool:
+def _is_secondary(error: Exception) -> bool:
     if "EADDRINUSE" in str(error):  # another program uses our port
         return False
     type_names = {kind.__name__ for kind in type(error).__mro__}  # torch is not imported here
@@ -121,7 +121,7 @@ def cause(errors: Sequence[RankError]) -> RankError | None:
         errors: of one attempt, the earliest first. An error that comes more than 30 seconds after
             the first one cannot be its cause. The clocks of several nodes may differ a little.
     """
-    own = [error for error in errors if not error.follows]
+    own = [error for error in errors if not error.is_secondary]
     if own and own[0].time - errors[0].time <= _MAX_DELAY_SECONDS:
         return own[0]
     return None

@@ -26,7 +26,7 @@ SPIKED, GIVEN_UP, STOPPED = "spiked", "given-up", "stopped"
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn:
+class CorpusUsage:
     """What a run has read of a corpus."""
 
     name: str
@@ -99,7 +99,7 @@ class RunView:
         return self.config.phase(self.lines[-1]["step"] + 1 if self.lines else 0)
 
     @property
-    def drawn(self) -> list[Drawn]:
+    def drawn(self) -> list[CorpusUsage]:
         """What the surviving steps drew from each corpus; [] before the first attempt."""
         begun = [record for record in self.records if record["kind"] == "attempt"]
         if not begun:
@@ -118,7 +118,9 @@ class RunView:
             strict=True,
         )
         return [
-            Drawn(name or "corpus", blocks, epochs, share, len(lineage.skipped()[0]), of_tokens)
+            CorpusUsage(
+                name or "corpus", blocks, epochs, share, len(lineage.skipped()[0]), of_tokens
+            )
             for name, of_tokens, blocks, epochs, share, lineage in rows
         ]
 

@@ -26,7 +26,7 @@ from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
 from pretrain.records.folder import SUPERVISED
 from pretrain.supervision import decide, jobs, launch, nodes
-from pretrain.supervision.nodes import Hearing, Node, Report
+from pretrain.supervision.nodes import Node, Report, SupervisorLiveness
 from pretrain.supervision.watch import StoppedProcesses
 
 MODULE = "pretrain.supervision.agent"
@@ -75,10 +75,10 @@ class Agent:
         self._job: jobs.Job | None = None
         self._start, self._report = start, Report("", nodes.READY, start=start)
         self._stopped = StoppedProcesses(self._run, self._node, self._settings.hang_seconds)
-        self._hearing = Hearing(self._run)
+        self._supervisor = SupervisorLiveness(self._run)
         self._idle_since = time.monotonic()
-        self._door: tuple[str, int] | None = None
-        self._listen, self._look, self._connect = (nodes.Every() for _ in range(3))
+        self._endpoint: tuple[str, int] | None = None
+        self._listen, self._look, self._connect = (nodes.Interval() for _ in range(3))
         self._reporter = nodes.Reporter(self._run, self._node, nodes.QUIET_SECONDS)
 
     def run(self) -> int:
@@ -132,7 +132,7 @@ class Agent:
         """Follow the control file, check the launcher, report; return an exit code to stop."""
         quiet = nodes.QUIET_SECONDS
         if self._listen.due(quiet if self._job else min(_IDLE_SECONDS, quiet)):
-            self._hearing.listen()
+            self._supervisor.listen()
         newest = None
         if self._look.due(0.6 * quiet if self._job else 0.0):
             newest = control.try_read(self._run)
@@ -145,7 +145,7 @@ class Agent:
             self._check_job()
             self._check_network()
             # Until it has heard where to connect to, it cannot say that it is ready.
-            if not self._start or self._hearing.door:
+            if not self._start or self._supervisor.endpoint:
                 self._reporter.write(self._report)
         return code
 
@@ -196,7 +196,7 @@ class Agent:
         self._idle_since = time.monotonic()
         if self._job.ended():
             launcher = f"its launcher {launching.describe_exit(self._job.code())}"
-            reason = self._hearing.silence() or launcher
+            reason = self._supervisor.silence() or launcher
             self._end_job()
             self._print(reason)
             self._set_report(nodes.ENDED, reason)
@@ -205,19 +205,19 @@ class Agent:
 
     def _check_network(self) -> None:
         """Between attempts, report whether ranks of this node could connect to node 0."""
-        door = self._hearing.door
-        if door is None or self._report.state not in (nodes.READY, nodes.APART):
+        endpoint = self._supervisor.endpoint
+        if endpoint is None or self._report.state not in (nodes.READY, nodes.UNREACHABLE):
             return
-        if door != self._door:
+        if endpoint != self._endpoint:
             self._connect.hasten()
         if self._connect.due(_CONNECT_SECONDS):
-            problem = nodes.connect_problem(*door)
-            self._set_report(nodes.APART if problem else nodes.READY, problem)
-            self._door = door
+            problem = nodes.connect_problem(*endpoint)
+            self._set_report(nodes.UNREACHABLE if problem else nodes.READY, problem)
+            self._endpoint = endpoint
 
     def _end_orphans(self) -> None:
         """End the launcher in a silence; called in a thread, as the main one may wait for files."""
-        if self._job and self._hearing.silence():
+        if self._job and self._supervisor.silence():
             with contextlib.suppress(TimeoutError):  # tried again in a second
                 self._job.end(processes.GRACE_SECONDS)
 

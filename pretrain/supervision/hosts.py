@@ -168,7 +168,7 @@ class Agents:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._started: dict[int, float] = {}
         self._printed: dict[int, str] = {}
-        self.hopeless = ""
+        self.fatal_error = ""
         """Why an agent ended, if another one would end in the same way."""
         self._lock, self._dismissed = threading.Lock(), False
 
@@ -229,7 +229,7 @@ class Agents:
             text = f"{self._names[node]} cannot be reached"
         text = f"{text}: {lines[-1]}"
         if code != SSH_FAILED and is_permanent(lines[-1]):
-            self.hopeless = text
+            self.fatal_error = text
             return
         if text != self._printed.get(node):
             self._write(f"{text}; trying again")
@@ -248,7 +248,7 @@ class Agents:
         if not others.count:
             yield
             return
-        listener, every = nodes.Listener(), nodes.Every()
+        listener, every = nodes.Listener(), nodes.Interval()
         lost: list[int] = []
 
         def act() -> None:

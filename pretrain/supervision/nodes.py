@@ -24,7 +24,7 @@ from pretrain.records import control, heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
 
 READY, RUNNING, ENDED = "ready", "running", "ended"
-APART, REFUSED = "apart", "refused"
+UNREACHABLE, REFUSED = "unreachable", "refused"
 """An agent's ranks could not reach node 0 now; this machine cannot take part at all."""
 _CONNECT_SECONDS, _RECEIVE_SECONDS = 5.0, 0.2
 _MAX_REPORT = 1 << 16
@@ -37,7 +37,7 @@ nodes share."""
 _REPORT = re.compile(r"node-(?P<node>\d+)-(?P<version>\d+)-\d+\.json")
 
 
-class Every:
+class Interval:
     """Says when something is due: at once, and then again after some seconds."""
 
     def __init__(self) -> None:
@@ -102,9 +102,9 @@ class Report:
     token: str
     """Of the attempt; "" before the first."""
     state: str
-    """`ready`, `running`, `ended`, `apart` or `refused`."""
+    """`ready`, `running`, `ended`, `unreachable` or `refused`."""
     problem: str = ""
-    """Why its launcher ended, why it is apart or refused, or which of its processes is stopped."""
+    """Why its launcher ended, why it is unreachable or refused, or which process is stopped."""
     start: str = ""
     """Token of the supervisor's start that this agent serves; "" if it serves any."""
 
@@ -122,7 +122,7 @@ class Reporter:
         """Prepare the reports of a node without writing any; `seconds` are between two signs."""
         self._path, self._node, self._seconds = control.folder_of(run) / "none", node, seconds
         self._written: Report | None = None
-        self._sign, self._next = 0, Every()
+        self._sign, self._next = 0, Interval()
 
     def write(self, report: Report) -> None:
         """Write the report in place of the last one; if it is the same, show life if that is due.
@@ -153,12 +153,12 @@ class Reporter:
 
 def send_report(run: Path, node: int, report: Report) -> None:
     """Send a report to node 0's `Listener`, as a machine must that cannot write to the folder."""
-    if not (door := control.read_json(_supervisor_path(run))):
+    if not (endpoint := control.read_json(_supervisor_path(run))):
         return
-    sender = {"host": socket.gethostname(), "node": node, "key": door["key"]}
+    sender = {"host": socket.gethostname(), "node": node, "key": endpoint["key"]}
     data = files.strict_json({**dataclasses.asdict(report), **sender}).encode()
     with contextlib.suppress(OSError):  # the sender tries again
-        address = str(door["address"]), int(door["port"])
+        address = str(endpoint["address"]), int(endpoint["port"])
         with socket.create_connection(address, _CONNECT_SECONDS) as connection:
             connection.sendall(data)
 
@@ -218,7 +218,7 @@ def _supervisor_path(run: Path) -> Path:
     return control.folder_of(run) / "supervisor.json"
 
 
-class Hearing:
+class SupervisorLiveness:
     """What a node hears from node 0: its supervisor's signs of life, and the heartbeat of rank 0.
 
     The heartbeat counts too, so that an attempt survives the end of its supervisor.
@@ -229,7 +229,7 @@ class Hearing:
         self._paths = (_supervisor_path(run), control.folder_of(run) / heartbeat.FILE_NAME)
         self._known = [control.read_json(path) for path in self._paths]
         self._clock, self._last = clock, clock()
-        self.door: tuple[str, int] | None = None
+        self.endpoint: tuple[str, int] | None = None
         """Address and port of the `Listener` of the supervisor that was heard last."""
 
     def listen(self) -> None:
@@ -239,7 +239,7 @@ class Hearing:
             if newest is not None and newest != self._known[index]:
                 self._known[index], self._last = newest, self._clock()
                 if newest.get("port"):
-                    self.door = str(newest["address"]), int(newest["port"])
+                    self.endpoint = str(newest["address"]), int(newest["port"])
                 return
 
     def silence(self) -> str:
@@ -284,14 +284,14 @@ class OtherNodes:
         self._read_at = self._clock()
         with contextlib.suppress(OSError):
             names = sorted(os.listdir(self._folder))
-            self._names = {name for name in names if name in self._names or self._hear(name)}
+            self._names = {name for name in names if name in self._names or self._read_sign(name)}
 
     def take(self, report: dict[str, Any]) -> None:
         """Take a report that came through the `Listener`."""
         if (node := int(report["node"])) in self._reports:
             self._reports[node], self._last_change[node] = report, self._clock()
 
-    def _hear(self, name: str) -> bool:
+    def _read_sign(self, name: str) -> bool:
         """Take a new name in the folder for a sign of life; return whether that was possible."""
         found = _REPORT.fullmatch(name)
         if not found or (node := int(found["node"])) not in self._reports:
@@ -319,7 +319,7 @@ class OtherNodes:
         return f"{node} ({host})" if host else str(node)
 
     def unavailable(self) -> list[int]:
-        """Return the nodes that cannot start an attempt: silent, apart, or busy with another.
+        """Return the nodes that cannot start an attempt: silent, unreachable, or busy with another.
 
         Their reports are read.
         An agent of an earlier start starts nothing for this one, whose own agent will end it.
@@ -328,10 +328,12 @@ class OtherNodes:
         unknown = self._reports.keys() - self._last_change.keys()
         starts = {node: (report or {}).get("start", "") for node, report in self._reports.items()}
         others = [node for node, start in starts.items() if start not in ("", self._start)]
-        apart = [node for node, r in self._reports.items() if r and r["state"] in (APART, REFUSED)]
-        return sorted({*unknown, *self.silent(), *busy, *others, *apart})
+        unreachable = [
+            node for node, r in self._reports.items() if r and r["state"] in (UNREACHABLE, REFUSED)
+        ]
+        return sorted({*unknown, *self.silent(), *busy, *others, *unreachable})
 
-    def told(self, state: str) -> str:
+    def messages(self, state: str) -> str:
         """Return what the nodes in a state say of it, with their names; "" if none is in it."""
         return "; ".join(
             f"node {self.name(node)} {report['problem']}"
@@ -355,8 +357,8 @@ class OtherNodes:
             nodes = ", ".join(map(self.name, silent))
             return Problem(CRASH, f"node {nodes} was silent for {SILENCE_SECONDS:.0f} s")
         for node, report in self._reports.items():
-            apart = report and report["state"] == APART  # of the time before the attempt
-            if report and not apart and report["token"] == token and report["problem"]:
+            unreachable = report and report["state"] == UNREACHABLE  # before the attempt
+            if report and not unreachable and report["token"] == token and report["problem"]:
                 kind = CRASH if report["state"] == ENDED else HANG
                 return Problem(kind, f"node {self.name(node)}: {report['problem']}")
         return None

@@ -112,7 +112,7 @@ def connect(
         while True:
             found, missing = _ask_all([*missing], [file.name, *own])
             for name, answer in found.items():
-                _refuse_different(name, answer, Answer(versions(), token, own), near)
+                _check_machine(name, answer, Answer(versions(), token, own), near)
             answers |= found
             if not missing:
                 return Node(0, len(names), answers[names[1]].client)
@@ -177,8 +177,8 @@ def _ask(name: str, arguments: Sequence[str]) -> Answer:
     return Answer(**json.loads(found[1]))
 
 
-def _refuse_different(name: str, answer: Answer, own: Answer, folder: Path) -> None:
-    """Refuse a machine that does not answer as this one would."""
+def _check_machine(name: str, answer: Answer, own: Answer, folder: Path) -> None:
+    """Raise ValueError if a machine's answers differ from those of this one."""
     who, where = f"supervision.hostfile: {name}", folder.resolve()
     if answer.seen != own.seen:
         raise ValueError(

@@ -204,20 +204,20 @@ class Supervisor:
         self._print(f"waiting for {count(self._node.count - 1, 'other node')}")
         others, seconds, printed = self._other_nodes, self._settings.node_wait_seconds, ""
 
-        look = nodes.Every()
+        look = nodes.Interval()
 
         def decided() -> bool:
             nonlocal printed
             if not look.due(_LOOK_SECONDS):
                 return False
-            missing, apart = others.unavailable(), others.told(nodes.APART)
-            if apart and apart != printed:
-                self._print(f"{apart}; waiting for up to {seconds:.0f} s")
-                printed = apart
+            missing, unreachable = others.unavailable(), others.messages(nodes.UNREACHABLE)
+            if unreachable and unreachable != printed:
+                self._print(f"{unreachable}; waiting for up to {seconds:.0f} s")
+                printed = unreachable
             return not missing or bool(refused())
 
         def refused() -> str:
-            return others.told(nodes.REFUSED) or self._agents.hopeless
+            return others.messages(nodes.REFUSED) or self._agents.fatal_error
 
         came = self._wait_until(decided, seconds)
         if self._stop_requests.count:
@@ -226,7 +226,7 @@ class Supervisor:
             return refused() if others.unavailable() else ""
         missing = ", ".join(map(others.name, others.unavailable()))
         reason = f"node {missing} did not come, or did not end its processes, in {seconds:.0f} s"
-        return "; ".join(filter(None, (reason, others.told(nodes.APART))))
+        return "; ".join(filter(None, (reason, others.messages(nodes.UNREACHABLE))))
 
     def _wait_for_room(self) -> None:
         """Wait until the disk has room for the checkpoints that the next attempt may write."""

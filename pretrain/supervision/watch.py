@@ -11,7 +11,7 @@ from pretrain.processes import processes
 from pretrain.records import heartbeat, metrics
 from pretrain.records.control import ControlFile
 from pretrain.supervision.decide import HANG, Problem
-from pretrain.supervision.nodes import Every
+from pretrain.supervision.nodes import Interval
 
 _MAX_PAUSE = 10.0
 """Seconds between two looks. If more have passed, this process was stopped, perhaps with its
@@ -76,7 +76,7 @@ class StoppedProcesses:
     def __init__(self, run: Path, node: int, limit: float) -> None:
         """Start without any; a process may be stopped for two thirds of `limit` seconds."""
         self._run, self._node, self._seconds = run, node, limit / 3
-        self._search, self._before, self._found = Every(), frozenset[int](), ""
+        self._search, self._before, self._found = Interval(), frozenset[int](), ""
 
     def describe(self) -> str:
         """Describe a process that has been stopped for too long; "" if there is none."""

@@ -9,7 +9,7 @@ import pytest
 from data_prep.common.files import write_json
 from finetune import protocols, report
 from finetune.__main__ import main
-from finetune.report import WITHOUT, collect, spread, summary
+from finetune.report import UNCOLLAPSED, collect, spread, summary
 
 
 def write_run(folder, weights, seed, best, last, *, collapsed="", task="CoLA"):
@@ -27,7 +27,7 @@ def write_run(folder, weights, seed, best, last, *, collapsed="", task="CoLA"):
         "collapsed": collapsed,
         "best": {"epoch": 1, "accuracy": best, "matthews": best - 0.5},
         "last": {"epoch": 2, "accuracy": last, "matthews": last - 0.5},
-        "majority": {"accuracy": 0.6, "matthews": 0.0},
+        "constant": {"accuracy": 0.6, "matthews": 0.0},
         "train_examples": 1000,
         "dev_examples": 200,
         "seconds": 10.0,
@@ -36,7 +36,7 @@ def write_run(folder, weights, seed, best, last, *, collapsed="", task="CoLA"):
     }
     if task == "STS-B":
         scores = {"epoch": 1, "seed_loss": best, "pearson": 0.5, "spearman": 0.25}
-        result |= {"best": scores, "last": scores, "majority": {**scores, "seed_loss": 0.13}}
+        result |= {"best": scores, "last": scores, "constant": {**scores, "seed_loss": 0.13}}
     result["epochs"] = [result["best"], {**result["last"], "epoch": 2}]
     write_json(run / "result.json", result)
 
@@ -55,20 +55,20 @@ def rows_of(folder, task="CoLA"):
 
 def test_a_summary_has_medians_and_spreads_of_best_and_last_epochs(runs):
     rows = rows_of(runs)
-    assert list(rows) == ["pretrained", "random", "majority"]
+    assert list(rows) == ["pretrained", "random", "constant"]
     assert rows["pretrained"].runs == 3
     assert spread(rows["pretrained"].best["accuracy"]) == (0.75, 0.625, 0.875)
     assert spread(rows["pretrained"].last["matthews"]) == (0.125, 0.0, 0.25)
     assert spread(rows["random"].last["accuracy"]) == (0.5, 0.5, 0.5)
-    assert rows["majority"].best["accuracy"] == [0.6]
+    assert rows["constant"].best["accuracy"] == [0.6]
 
 
 def test_collapsed_runs_are_counted_and_reported_with_and_without(runs):
     write_run(runs, "pretrained", 4, 0.6, 0.6, collapsed="x")
     write_run(runs, "random", 4, 0.6, 0.6, collapsed="x")
     rows = rows_of(runs)
-    assert list(rows) == ["pretrained", WITHOUT, "random", "majority"]
-    everyone, succeeded = rows["pretrained"], rows[WITHOUT]
+    assert list(rows) == ["pretrained", UNCOLLAPSED, "random", "constant"]
+    everyone, succeeded = rows["pretrained"], rows[UNCOLLAPSED]
     assert (everyone.runs, everyone.collapsed) == (4, 1)
     assert spread(everyone.best["accuracy"]) == (0.6875, 0.6, 0.875)
     assert (succeeded.runs, succeeded.collapsed) == (3, 0)

@@ -69,4 +69,4 @@ def test_sentences_and_pairs_are_classified_better_than_by_the_majority_class(
     for line in (output / "results.jsonl").read_text().splitlines():
         result = json.loads(line)
         assert result["collapsed"] == ""
-        assert result["last"]["accuracy"] > result["majority"]["accuracy"] + 0.04, result["task"]
+        assert result["last"]["accuracy"] > result["constant"]["accuracy"] + 0.04, result["task"]

@@ -57,7 +57,7 @@ def test_runs_learn_and_write_their_results(finished):
     output, _, printed = finished
     for seed in (1, 2):
         result = result_of(output, f"CoLA-pretrained-seed{seed}")
-        assert result["majority"]["accuracy"] == pytest.approx(0.7)
+        assert result["constant"]["accuracy"] == pytest.approx(0.7)
         assert result["best"]["accuracy"] > 0.9
         assert [epoch["epoch"] for epoch in result["epochs"]] == [1, 2, 3, 4, 5, 6]
         assert result["best"]["matthews"] == max(e["matthews"] for e in result["epochs"])

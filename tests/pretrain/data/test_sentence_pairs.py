@@ -106,11 +106,11 @@ def test_a_number_chooses_among_all_blocks_of_other_documents(source):
     for index in (0, len(source) // 2, len(source) - 1):
         others = [n for n in range(len(source)) if documents[n] != documents[index]]
         shares = (np.arange(len(others)) + 0.5) / len(others)
-        assert [source._elsewhere(index, share) for share in shares] == others
-        assert source._elsewhere(index, np.nextafter(1.0, 0.0)) == others[-1]
-        chosen = source[index].elsewhere(shares[3])
+        assert [source._other_document(index, share) for share in shares] == others
+        assert source._other_document(index, np.nextafter(1.0, 0.0)) == others[-1]
+        chosen = source[index].sample_other_document(shares[3])
         assert chosen.ids.tolist() == source[others[3]].ids.tolist()
-        assert len(source.blank(index).elsewhere(shares[3]).ids) == len(chosen.ids)
+        assert len(source.blank(index).sample_other_document(shares[3]).ids) == len(chosen.ids)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_split_without_two_sentences_in_a_document_is_refused(prepared):
 def test_a_split_of_one_document_has_no_segments_of_others(prepared):
     source = SentencePairs(prepared(["One. Two. Three.", "Alone."]), LENGTH)
     with pytest.raises(ValueError, match="are of one document.*objective.pair_task=sop"):
-        source[0].elsewhere(0.5)
+        source[0].sample_other_document(0.5)
 
 
 def test_a_corpus_without_sentences_and_blocks_without_room_are_refused(corpus, sentence_corpus):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pretrain.inference.evaluate import Evaluation, Refusal, Score
+from pretrain.inference.evaluate import LengthScores, Refusal, Score
 from pretrain.inference.evaluation import Measured, draw_scores, heading, table_rows
 
 
@@ -14,7 +14,7 @@ def score(perplexity, targets=1000):
 
 def evaluation(length, perplexity, terms=None, **more):
     subsets = {"a": score(2.0), "b": score(3.0)}
-    return Evaluation(
+    return LengthScores(
         score(perplexity), subsets, terms or {}, length=length, blocks=7, coverage=0.5, **more
     )  # fmt: skip
 

@@ -34,7 +34,9 @@ def block(index, longest=6):
     starts = 1000 * index + 100 * np.arange(len(lengths)) + 4
     ids = [np.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)]
     elsewhere = functools.partial(block, index + 40, longest)
-    return Block(np.concatenate(ids), sentences=lengths, elsewhere=lambda share: elsewhere())
+    return Block(
+        np.concatenate(ids), sentences=lengths, sample_other_document=lambda share: elsewhere()
+    )
 
 
 def pairs(task, count, longest=6, seed=1):

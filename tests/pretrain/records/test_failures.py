@@ -15,8 +15,8 @@ HOSTS = ["gpu-0", "gpu-1", "gpu-1"]
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]"
 
 
-def error(rank, time, message="ValueError: no", follows=False, **fields):
-    return RankError(rank, f"gpu-{rank}", time, 1, message, follows, **fields)
+def error(rank, time, message="ValueError: no", is_secondary=False, **fields):
+    return RankError(rank, f"gpu-{rank}", time, 1, message, is_secondary, **fields)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def fail(error):
 
 def test_a_rank_s_error_is_read_with_its_location_in_our_code(report, tmp_path):
     (found,) = report(lambda: audit.audit(tmp_path / "none"), unexpected=True)
-    assert (found.rank, found.code, found.follows) == (3, 1, False)
+    assert (found.rank, found.code, found.is_secondary) == (3, 1, False)
     assert found.message.startswith("ValueError: ")
     assert "(pretrain/records/audit.py, line " in found.message
     assert found.traceback.splitlines()[-1].startswith("ValueError: ")
@@ -67,7 +67,7 @@ def test_a_disk_that_ended_a_rank_is_told_of_that_when_it_is_back(report, monkey
 
 
 @pytest.mark.parametrize(
-    ("raised", "follows"),
+    ("raised", "is_secondary"),
     [
         (RuntimeError(CLOSED), True),
         (ConnectionResetError("Connection reset by peer"), True),
@@ -78,16 +78,16 @@ def test_a_disk_that_ended_a_rank_is_told_of_that_when_it_is_back(report, monkey
         (RuntimeError("gloo: the server socket cannot listen: EADDRINUSE"), False),
     ],
 )
-def test_a_lost_connection_follows_from_another_rank_s_end(report, raised, follows):
+def test_a_lost_connection_follows_from_another_rank_s_end(report, raised, is_secondary):
     (found,) = report(lambda: fail(raised), unexpected=True)
-    assert found.follows is follows
+    assert found.is_secondary is is_secondary
 
 
 def test_torch_s_own_connection_errors_follow(report):
     from torch.distributed import DistBackendError
 
     (found,) = report(lambda: fail(DistBackendError("x")), unexpected=True)
-    assert found.follows
+    assert found.is_secondary
 
 
 def test_nothing_is_written_without_a_supervisor_or_after_the_attempt_was_stopped(

@@ -264,7 +264,7 @@ def test_an_agent_says_whether_its_ranks_could_connect_to_node_0(stage):
     stage.wait_for_state("", nodes.READY)
     listener.close()
     control.write(stage.run, ControlFile("a", 1, control.STOP, start="s1"))
-    stage.wait_for_state("", nodes.APART)
+    stage.wait_for_state("", nodes.UNREACHABLE)
     assert f"cannot connect to port {listener.port} of 127.0.0.1" in stage.report()["problem"]
     listener = nodes.Listener()
     show_life(stage.run, "127.0.0.1", listener.port)

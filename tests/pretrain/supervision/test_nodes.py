@@ -9,19 +9,19 @@ from pretrain.records import control
 from pretrain.records.heartbeat import Heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
 from pretrain.supervision.nodes import (
-    APART,
     ENDED,
     QUIET_SECONDS,
     READY,
     REFUSED,
     RUNNING,
     SILENCE_SECONDS,
-    Hearing,
+    UNREACHABLE,
     Listener,
     Node,
     OtherNodes,
     Report,
     Reporter,
+    SupervisorLiveness,
     send_report,
     show_life,
     this_node,
@@ -91,11 +91,11 @@ def test_an_agent_of_an_earlier_start_is_not_available(tmp_path):
 
 def test_a_node_that_is_apart_or_refused_is_not_available_and_says_why(tmp_path):
     others = OtherNodes(tmp_path, 3)
-    write_report(tmp_path, 1, Report("t", APART, "cannot connect"))
+    write_report(tmp_path, 1, Report("t", UNREACHABLE, "cannot connect"))
     write_report(tmp_path, 2, Report("", REFUSED, "has no corpus"))
     assert others.unavailable() == [1, 2]
-    assert others.told(APART) == f"node 1 ({HOST}) cannot connect"
-    assert others.told(REFUSED) == f"node 2 ({HOST}) has no corpus"
+    assert others.messages(UNREACHABLE) == f"node 1 ({HOST}) cannot connect"
+    assert others.messages(REFUSED) == f"node 2 ({HOST}) has no corpus"
     assert problem(others, "t") is None
 
 
@@ -216,20 +216,20 @@ def test_a_new_supervisor_gives_the_other_nodes_time_to_report(tmp_path, now, ot
 
 
 def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(tmp_path, now):
-    hearing = Hearing(tmp_path, lambda: now[0])
+    liveness = SupervisorLiveness(tmp_path, lambda: now[0])
     beat = Heartbeat(tmp_path, "t", seconds=0.0)
     for sign in (lambda: show_life(tmp_path), lambda: beat.beat("step", 1), lambda: None):
-        assert hearing.silence() == ""
+        assert liveness.silence() == ""
         now[0] += 50
         sign()
-        hearing.listen()
+        liveness.listen()
     now[0] += 11
-    hearing.listen()
-    assert hearing.silence() == "it heard nothing from node 0 for 60 s"
+    liveness.listen()
+    assert liveness.silence() == "it heard nothing from node 0 for 60 s"
     show_life(tmp_path)
-    assert hearing.silence() != ""  # it has to listen
-    hearing.listen()
-    assert hearing.silence() == ""
+    assert liveness.silence() != ""  # it has to listen
+    liveness.listen()
+    assert liveness.silence() == ""
 
 
 def test_a_node_that_cannot_write_sends_its_report_and_only_with_the_key_of_the_folder(
@@ -245,4 +245,4 @@ def test_a_node_that_cannot_write_sends_its_report_and_only_with_the_key_of_the_
         (report,) = listener.accept()
     others.take(report)
     assert others.unavailable() == [1, 2]
-    assert others.told(REFUSED) == f"node 2 ({HOST}) is refused: Read-only file system"
+    assert others.messages(REFUSED) == f"node 2 ({HOST}) is refused: Read-only file system"

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from finetune import examples, own_task, runs
-from finetune.own_task import Request, describe
+from finetune import custom_task, examples, runs
+from finetune.custom_task import Request, describe
 from tests.finetune.conftest import WORDS
 
 QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0"]
@@ -122,11 +122,11 @@ def test_a_label_or_column_that_only_dev_has_is_refused(table, tmp_path):
 
 def test_examples_are_read_as_they_were_written(table, tmp_path):
     own = describe(Request("own", table(labelled("a", "b", "b")), dev_share=0.3))
-    data = own_task.write(tmp_path / "data", own)
+    data = custom_task.write(tmp_path / "data", own)
     for split, found in own.splits.items():
         assert examples.read_split(own.task, str(data), split).examples == found
     other = dataclasses.replace(own, splits={**own.splits, "dev": own.splits["train"]})
-    assert own_task.write(tmp_path / "data", other) != data  # which stays
+    assert custom_task.write(tmp_path / "data", other) != data  # which stays
 
 
 def sentence(draw, wugs):
@@ -146,7 +146,7 @@ def test_a_task_is_learned_scored_and_predicted(run_ranks, tiny_model, tmp_path,
         for split, count in (("train", 200), ("dev", 40))
     }
     own = describe(Request("mine", test=names["dev"], **names))
-    data = str(own_task.write(tmp_path / "data", own))
+    data = str(custom_task.write(tmp_path / "data", own))
     (plan,) = runs.plan_runs(
         tiny_model, data, [own.task], ["pretrained"], [1], [*QUICK, "epochs=6"]
     )
@@ -155,7 +155,7 @@ def test_a_task_is_learned_scored_and_predicted(run_ranks, tiny_model, tmp_path,
     assert runs.read_plan(folder) == plan
     (result,) = run_ranks(1, lambda: train.train(plan, folder))
     assert result["collapsed"] == ""
-    assert result["best"]["accuracy"] > 0.8 > result["majority"]["accuracy"]
+    assert result["best"]["accuracy"] > 0.8 > result["constant"]["accuracy"]
     assert result["best"]["accuracy_test"] == result["best"]["accuracy"]  # the same examples
     dev = own.splits["dev"]
     (tmp_path / "new.tsv").write_text("".join(f"{e.texts[0]}\n" for e in dev))

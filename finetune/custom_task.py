@@ -52,7 +52,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnTask:
+class CustomTask:
     """A task with its examples."""
 
     task: Task
@@ -61,7 +61,7 @@ class OwnTask:
     """What was found, in lines for the screen."""
 
 
-def describe(request: Request) -> OwnTask:
+def describe(request: Request) -> CustomTask:
     """Read the files of a task and find out what they hold.
 
     Raises:
@@ -71,7 +71,7 @@ def describe(request: Request) -> OwnTask:
     sources = {"train": request.train, "dev": request.dev, "test": request.test}
     rows = {split: read_rows(source) for split, source in sources.items() if source}
     for found in rows.values():
-        _refuse_missing_columns(request, found)
+        _check_columns(request, found)
     kind = request.kind or _kind_of(request, rows["train"])
     names: tuple[str, ...] = ()
     scale = 1.0
@@ -91,10 +91,10 @@ def describe(request: Request) -> OwnTask:
         train, dev = _divided(splits.pop("train"), request.dev_share, kind)
         splits = {"train": train, "dev": dev, **splits}
     task = dataclasses.replace(task, dev=tuple(name for name in splits if name != "train"))
-    return OwnTask(task, splits, list(_summary(task, splits, request)))
+    return CustomTask(task, splits, list(_summary(task, splits, request)))
 
 
-def write(folder: Path, own: OwnTask) -> Path:
+def write(folder: Path, own: CustomTask) -> Path:
     """Write the examples, a file a split, in the form that `examples.read_split` reads.
 
     Returns:
@@ -114,7 +114,7 @@ def write(folder: Path, own: OwnTask) -> Path:
     return data
 
 
-def _refuse_missing_columns(request: Request, rows: Sequence[TableRow]) -> None:
+def _check_columns(request: Request, rows: Sequence[TableRow]) -> None:
     for row in rows:
         columns = [*request.texts, request.label]
         if missing := [column for column in columns if column not in row.values]:
