@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     vocabulary += "Hugging Face hub, such as roberta-base"
     add("--tokenizer", required=True, help=vocabulary)
     limit = "document in tokens, including <s> and </s> (default: no limit"
-    add("--max-tokens", type=int, help=f"longest {limit}; the published study took 2048)")
+    add("--max-tokens", type=int, help=f"longest {limit}; the published models took 2048)")
     add("--min-tokens", type=int, default=Settings.min_tokens, help=f"shortest {limit})")
     kinds = {field.name: field for field in fields(Settings)}
     for name, meaning in (

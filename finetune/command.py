@@ -27,8 +27,8 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
     add("--data", required=True, help=data)
     tasks = "such as CoLA,RTE, in any case (default: all)"
     add("--tasks", type=lambda names: names.split(","), default=["all"], help=tasks)
-    protocol = "settings, seeds and what is reported: those of a study, or those of EIFY/fairseq "
-    protocol += "with clipped gradients and batches of similar lengths (default: default)"
+    protocol = "settings, seeds and reported scores: those published, or (default) EIFY/fairseq's "
+    protocol += "with clipped gradients and batches of similar lengths"
     known = ("default", "published", "roberta")
     add("--protocol", choices=known, default="default", help=protocol)
     _run_arguments(command)

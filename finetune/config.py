@@ -47,7 +47,7 @@ class FinetuneConfig:
     """Train on the first N examples only; 0: on all."""
     best_epoch_by: Literal["benchmark", "published"] = "published"
     """What chooses the best epoch, whose model is kept: "benchmark", GLUE's own score (the mean of
-    `Task.official`), or "published", the study's (accuracy, for STS-B the loss)."""
+    `Task.official`), or "published", as EIFY/fairseq did (accuracy, for STS-B the loss)."""
     length_window: PositiveInt = 50
     """Number of batches within which examples are grouped by length; 1: no grouping."""
     start_from: str = ""

@@ -1,4 +1,4 @@
-"""How studies fine-tune: settings, seeds, and which number of the runs they report.
+"""Fine-tuning protocols: settings, number of seeds, and which scores of the runs are reported.
 
 A protocol is one entry of `PROTOCOLS`. The settings are those of fairseq for RoBERTa, a line a
 task, which EIFY/fairseq kept.
@@ -36,7 +36,7 @@ large alibi  69.1* 86.5 68.4* 92.4 91.7 52.7* 93.6 0.123*
 large zero-clap  69.1* 86.7 81.9 92.2 91.6 52.7* 93.1 0.031
 """)
 """One run each, the best of ten epochs on the dev set: accuracy in per cent, for STS-B the loss
-(`scores.seed_loss`); MNLI matched. An asterisk, which is ours, marks what is no better than a
+(`scores.published_loss`); MNLI matched. An asterisk, which is ours, marks what is no better than a
 constant answer, as a collapsed run is. "Masked Language Model with ALiBi and CLAP head"
 (2024-05-07), tables roberta.base and roberta.large, and EIFY/fairseq's README."""
 
@@ -54,7 +54,7 @@ _FAIRSEQ: Mapping[str, tuple[float, int, int, int]] = {
     "MNLI": (1e-5, 32, 7432, 123873),
     "QNLI": (1e-5, 32, 1986, 33112),
     "RTE": (2e-5, 16, 122, 2036),
-    # Not in the studies: the settings are ours, after CoLA's.
+    # Not published: the settings are ours, after CoLA's.
     "WNLI": (1e-5, 16, 24, 397),
 }
 """Learning rate, batch size, steps of warm-up, and steps over which the learning rate falls to 0:
@@ -63,7 +63,7 @@ EIFY/fairseq, config/finetuning/*.yaml, and fairseq, examples/roberta/README.glu
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-    """The way of one study."""
+    """How one publication fine-tunes and reports."""
 
     name: str
     source: str

@@ -48,7 +48,7 @@ def spearman(labels: Values, predictions: Values) -> float:
     return _correlation("spearmanr", labels, predictions)
 
 
-def seed_loss(labels: Values, predictions: Values) -> float:
+def published_loss(labels: Values, predictions: Values) -> float:
     """Return the published score of STS-B: the mean squared error of label / 5, over ln 2.
 
     fairseq divides every loss by ln 2, as if it were an entropy in nats. Infinite if it is not
@@ -77,9 +77,9 @@ def _correlation(name: str, labels: Values, predictions: Values) -> float:
     return 0.0 if math.isnan(value) else value
 
 
-_METRICS = (accuracy, matthews, f1, macro_f1, pearson, spearman, seed_loss, squared_error)
+_METRICS = (accuracy, matthews, f1, macro_f1, pearson, spearman, published_loss, squared_error)
 METRICS: Mapping[str, Callable[..., float]] = {each.__name__: each for each in _METRICS}
-LOWER_IS_BETTER = frozenset({"seed_loss", "squared_error"})
+LOWER_IS_BETTER = frozenset({"published_loss", "squared_error"})
 
 
 def score(names: Sequence[str], labels: Values, predictions: Values) -> dict[str, float]:

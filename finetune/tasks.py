@@ -130,7 +130,7 @@ _TASKS = (
         label="score",
         kind="regression",
         labels=(),
-        metrics=("seed_loss", "pearson", "spearman"),
+        metrics=("published_loss", "pearson", "spearman"),
         official=("pearson", "spearman"),
         scale=5.0,
     ),
@@ -208,7 +208,7 @@ def collapse(
     """
     if answers <= 1:
         return "always the same answer"
-    if metric == "seed_loss":
+    if metric == "published_loss":
         explained = 1 - best[metric] / constant[metric] if constant[metric] else 0.0
         is_constant = explained < LEAST_EXPLAINED
     else:

@@ -67,7 +67,7 @@ def _environment():
 
 @pytest.fixture(scope="session")
 def golden() -> Path:
-    """The folder of files that the original code made."""
+    """The folder of files that EIFY/fairseq made."""
     shared = os.environ.get("ZEROCLAP_SHARED")
     if not shared:
         pytest.skip("ZEROCLAP_SHARED is not set; it names the folder that holds golden/")

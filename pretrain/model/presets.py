@@ -1,6 +1,6 @@
 """Named models: a size and a variant, each a small change to the defaults of ModelConfig.
 
-The masked variants are those of the published study with ALiBi and the CLAP head (EIFY/fairseq),
+The masked variants are those published with ALiBi and the CLAP head (EIFY/fairseq),
 ALBERT, and one with what encoders have learnt since; the causal ones those of the ALiBi paper, and
 models of characters. No other file repeats what a variant is.
 """

@@ -56,9 +56,9 @@ def test_a_regression_learns_and_is_scored_in_published_units(
     assert result["best"]["pearson"] > 0.8
     correlations = [e["pearson"] + e["spearman"] for e in result["epochs"]]
     assert result["best"] == result["epochs"][correlations.index(max(correlations))]
-    assert result["best"]["seed_loss"] < 0.5 * result["constant"]["seed_loss"]
+    assert result["best"]["published_loss"] < 0.5 * result["constant"]["published_loss"]
     for epoch in result["epochs"]:
-        assert epoch["seed_loss"] == pytest.approx(epoch["loss"] / 0.693147, rel=1e-4)
+        assert epoch["published_loss"] == pytest.approx(epoch["loss"] / 0.693147, rel=1e-4)
 
 
 def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, easy_glue):

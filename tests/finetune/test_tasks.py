@@ -1,4 +1,4 @@
-"""GLUE's tasks, collapsed runs, and the settings and reported scores of studies."""
+"""GLUE's tasks, collapsed runs, and the settings and reported scores of the protocols."""
 
 import argparse
 
@@ -69,10 +69,10 @@ def test_each_study_reports_its_own_score_of_a_run_in_the_epoch_where_it_is_best
 
 def test_tasks_have_the_benchmark_s_and_the_published_scores():
     assert TASKS["MNLI"].score_names == ("accuracy", "accuracy_mismatched")
-    assert TASKS["STS-B"].score_names == ("seed_loss", "pearson", "spearman")
+    assert TASKS["STS-B"].score_names == ("published_loss", "pearson", "spearman")
     for task in TASKS.values():
         assert set(task.official) <= set(task.score_names)
-        assert task.metrics[0] == ("seed_loss" if task.is_regression else "accuracy")
+        assert task.metrics[0] == ("published_loss" if task.is_regression else "accuracy")
 
 
 def test_a_task_is_found_in_any_case_with_or_without_its_hyphen():
@@ -100,15 +100,15 @@ def test_names_that_are_not_tasks_are_refused(names, message):
         ("accuracy", 0.70, 2, ""),
         ("accuracy", 0.69, 2, "no better than a constant"),
         ("accuracy", 0.70, 1, "always the same answer"),
-        ("seed_loss", 0.03, 900, ""),
-        ("seed_loss", 0.123, 900, "no better than a constant"),
-        ("seed_loss", float("inf"), 900, "no better than a constant"),
-        ("seed_loss", 0.13, 1, "always the same answer"),
+        ("published_loss", 0.03, 900, ""),
+        ("published_loss", 0.123, 900, "no better than a constant"),
+        ("published_loss", float("inf"), 900, "no better than a constant"),
+        ("published_loss", 0.13, 1, "always the same answer"),
     ],
 )
 def test_a_run_has_collapsed_if_it_is_no_better_than_a_constant_answer(
     metric, best, answers, expected
 ):
     """A regression, if it explains less than a tenth of the labels' variance."""
-    constant = {"accuracy": 0.69, "seed_loss": 0.13}
+    constant = {"accuracy": 0.69, "published_loss": 0.13}
     assert collapse(metric, {metric: best}, constant, answers) == expected

@@ -265,7 +265,7 @@ def test_a_recipe_of_another_format_is_refused_by_name(version, tmp_path):
         recipes.from_dict({"format_version": version}, "checkpoint")
 
 
-# Every configuration that the original study published (EIFY/fairseq, config/pretraining):
+# Every published configuration (EIFY/fairseq, config/pretraining):
 # its file, our recipe and variant, and what sets the model apart from RoBERTa.
 CLAP = {"head": "clap", "normalize_embeddings": True, "embedding_norm": False, "dropout": 0.0}
 ALIBI = {"position": "alibi", "alibi": "offset"}

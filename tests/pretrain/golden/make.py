@@ -3,7 +3,7 @@
 Every figure follows from formulas that are written out here or in test_parity.py, in fp64 and
 without the code under test, nor torch's generator: weights and inputs are formulas as well. So the
 files are the same on every machine up to the last digits, and test_golden.py holds the code against
-them where the original study's own recordings are not at hand.
+them where recordings of EIFY/fairseq are not at hand.
 """
 
 import functools
@@ -62,7 +62,7 @@ VARIANTS = {
     "zero-clap-unscaled-unnormalized": {**ZERO, "l2norm_embedding": False},
     "zero-clap-unscaled-no-dropout": ZERO,
 }
-"""In the words of the study's own code; the published variants, and what was tried beside them."""
+"""In EIFY/fairseq's names; the published variants, and what was tried beside them."""
 
 
 # --- models -------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ RENAMED = [
 
 
 def in_their_names(weights):
-    """The weights under the names of the study's code, with query, key and value apart."""
+    """The weights under the names of EIFY/fairseq, with query, key and value apart."""
     result = {}
     for name, tensor in weights.items():
         theirs = name

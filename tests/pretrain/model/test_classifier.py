@@ -1,4 +1,4 @@
-"""The classifier: the original's head, and padding that changes nothing."""
+"""The classifier: EIFY/fairseq's head, and padding that changes nothing."""
 
 import json
 

@@ -1,6 +1,6 @@
-"""Parity with the original study's formulas, from small files that stand in the repository.
+"""Parity with the published formulas, from small files that stand in the repository.
 
-golden/make.py makes them. test_parity.py compares with recordings of the study's own code, which
+golden/make.py makes them. test_parity.py compares with recordings of EIFY/fairseq, which
 are larger and kept elsewhere.
 """
 

@@ -1,4 +1,4 @@
-"""The model against the original's: its recorded outputs, and its formulas, written out again."""
+"""The model against EIFY/fairseq: its recorded outputs, and its formulas, written out again."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ def part(tensors, prefix):
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def test_logits_loss_and_gradients_are_the_original_s(recorded):
+def test_logits_loss_and_gradients_are_those_of_eify_fairseq(recorded):
     model, tensors, facts, theirs = recorded
     input_ids = tensors["in.src_tokens"]
     places = tensors["in.masked"].flatten().nonzero()[:, 0]
@@ -63,7 +63,7 @@ def test_logits_loss_and_gradients_are_the_original_s(recorded):
         assert float((ours[name] - gradient).norm()) <= 1e-4 * scale, name
 
 
-def test_hidden_states_are_the_original_s_those_of_padding_included(recorded):
+def test_hidden_states_are_those_of_eify_fairseq_those_of_padding_included(recorded):
     model, tensors, *_ = recorded
     input_ids = tensors["in.src_tokens"]
     features = model.encoder(input_ids, input_ids != 1)
@@ -75,7 +75,7 @@ def test_hidden_states_are_the_original_s_those_of_padding_included(recorded):
         torch.testing.assert_close(state, tensors[f"out.hidden.{number}"], rtol=0, atol=2e-5)
 
 
-def test_three_optimizer_steps_are_the_original_s(golden):
+def test_three_optimizer_steps_are_those_of_eify_fairseq(golden):
     tensors = load_file(golden / "adam3-baseline.safetensors")
     facts = json.loads((golden / "adam3-baseline.json").read_text())
     before, after = part(tensors, "before."), part(tensors, "after.")
@@ -112,7 +112,7 @@ def test_three_optimizer_steps_are_the_original_s(golden):
 
 
 def logits_by_formula(weights, settings, input_ids):
-    """The original's forward pass for one text, written out from its description in loops."""
+    """EIFY/fairseq's forward pass for one text, written out from its description in loops."""
     table = weights[ENCODER + "embed_tokens.weight"].double()
     clap, length = settings["contrastive_pretraining"], len(input_ids)
     unit = table / table.norm(dim=1, keepdim=True).clamp(min=1e-12)
@@ -220,7 +220,7 @@ HEADS = {
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("embedding_norm", [False, True])
 @pytest.mark.parametrize("zero_mask", [False, True])
-def test_every_combination_of_settings_computes_the_original_s_formulas(
+def test_every_combination_of_settings_computes_those_of_eify_fairseq_formulas(
     position, head, heads, scaled, embedding_norm, zero_mask
 ):
     settings = {
