@@ -1,4 +1,4 @@
-"""The classifier of a run: how it is built, and how the best epoch's is saved."""
+"""Build the classifier of a run, and save that of the best epoch."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ def longest_input(max_tokens: int, architecture: ModelConfig) -> int:
 
 
 def about_length(max_tokens: int, trained: int, architecture: ModelConfig) -> str:
-    """Say how long inputs may be, and what happens to those beyond the length of training."""
+    """Describe how long inputs may be, compared with pretraining."""
     longest = longest_input(max_tokens, architecture)
-    words = f"inputs have at most {longest:,} tokens"
     if longest > trained:
-        return f"{words}, the model was trained on {trained:,}: {architecture.method.beyond}"
-    return f"{words}: {architecture.method.beyond}" if longest < max_tokens else words
+        words = f"inputs may be longer ({longest:,} tokens) than in pretraining ({trained:,})"
+        return f"{words}; {architecture.method.beyond}"
+    words = f"inputs have at most {longest:,} tokens"
+    return f"{words}; {architecture.method.beyond}" if longest < max_tokens else words
 
 
 def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classifier:

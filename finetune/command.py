@@ -1,4 +1,4 @@
-"""The commands of fine-tuning, and of the models that come of it.
+"""The commands of fine-tuning and of fine-tuned models.
 
 Each command's arguments stand above its action. Heavy imports are inside the actions.
 """
@@ -41,20 +41,20 @@ def _finetune_arguments(command: argparse.ArgumentParser) -> None:
     train += "datasets:NAME:SPLIT from the hub"
     add("--train", required=True, metavar="FILE", help=train)
     add("--dev", default="", metavar="FILE", help="examples to score (default: a share of train)")
-    add("--test", default="", metavar="FILE", help="further ones, which choose nothing")
+    add("--test", default="", metavar="FILE", help="further examples, which are only scored")
     columns = 'column of the text; two for pairs (default: "text")'
     add("--text", nargs="+", action="extend", default=[], metavar="COLUMN", help=columns)
     add("--label", default="label", metavar="COLUMN", help='column of the label (default: "label")')
-    kind = "what a label is: a class, or a number (default: what the labels look like)"
+    kind = "whether labels are classes or numbers (default: inferred)"
     add("--kind", choices=("classification", "regression"), help=kind)
     share = "share of the training examples to score where --dev is not given (default: 0.1)"
     add("--dev-share", type=float, default=0.1, metavar="SHARE", help=share)
-    add("--name", default="own", help="what the task is called in folders and reports")
+    add("--name", default="own", help="name of the task in folders and reports")
     _run_arguments(command)
 
 
 def _run_arguments(command: argparse.ArgumentParser) -> None:
-    """Add what says how runs are done."""
+    """Add the arguments that control runs."""
     add = command.add_argument
     numbers = "such as 1-3 or 1,2,7 (default: 1, or as many as the protocol has)"
     add("--seeds", type=seeds, default=[], help=numbers)
@@ -100,7 +100,7 @@ def _finetune(options: argparse.Namespace) -> int:
 def _run(
     options: argparse.Namespace, data: str, tasks: Sequence[Task], protocol: str = "default"
 ) -> int:
-    """Do the runs of tasks that are not done yet, and report; returns the exit code."""
+    """Execute the unfinished runs of tasks, report, and return the exit code."""
     from finetune.classifiers import about_length
     from finetune.report import write_report
     from finetune.runs import RESULT, WEIGHTS, plan_runs, prepare, run_all

@@ -1,8 +1,8 @@
-"""A task of the user's own: what its files hold, checked and written in one form.
+"""A custom task: read the user's files, check them and write the examples in one form.
 
-`describe` reads the files, finds out what kind of task it is, and refuses what cannot be trained;
-`write` puts the examples into the output folder, where the runs read them. Everything is checked
-here, so that an error is found before anything is trained.
+`describe` reads the files, infers the kind of task and rejects bad rows; `write` writes the
+examples into the output folder, where the runs read them. Everything is checked here, before any
+training.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from finetune.tasks import Kind, Task
 
 _MOST_CLASSES = 1000
 _ALMOST_NUMBER = re.compile(r"[-+]?(\d*,\d+|nan|inf|infinity)", re.IGNORECASE)
-"""A label that spoils a column of numbers, and is hardly the name of a class."""
+"""A malformed number, such as "3,5" or "nan": hardly the name of a class."""
 _SCORES: Mapping[Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "classification": (("accuracy", "macro_f1", "matthews"), ("accuracy",)),
     "regression": (("pearson", "spearman", "squared_error"), ("pearson", "spearman")),
 }
-"""Every score of a kind, the main one first, and those that choose the best epoch."""
+"""Scores by kind, the main one first, and those that choose the best epoch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user asked for."""
+    """The user's options."""
 
     name: str
     train: str
@@ -42,12 +42,12 @@ class Request:
     dev: str = ""
     """Empty: `dev_share` of train."""
     test: str = ""
-    """A further labelled set, which is scored and chooses nothing; empty: none."""
+    """A further labelled set, which is only scored; empty: none."""
     texts: tuple[str, ...] = ("text",)
     """Columns of the texts of an example, of which there are one or two."""
     label: str = "label"
     kind: Kind | None = None
-    """None: what the labels look like."""
+    """None: inferred from the labels."""
     dev_share: float = 0.1
 
 
@@ -58,11 +58,11 @@ class CustomTask:
     task: Task
     splits: Mapping[str, list[Example]]
     summary: list[str]
-    """What was found, in lines for the screen."""
+    """Lines to print."""
 
 
 def describe(request: Request) -> CustomTask:
-    """Read the files of a task and find out what they hold.
+    """Read and check the files of a task.
 
     Raises:
         ValueError: a file or column is missing, a text is empty, a label is missing or of another
@@ -95,11 +95,11 @@ def describe(request: Request) -> CustomTask:
 
 
 def write(folder: Path, own: CustomTask) -> Path:
-    """Write the examples, a file a split, in the form that `examples.read_split` reads.
+    """Write one file per split, in the form that `examples.read_split` reads.
 
     Returns:
-        A folder below `folder` that is named after a hash of the examples: other ones of an earlier
-        call stay for the runs that read them.
+        A subfolder named after a hash of the examples. The subfolders of earlier calls remain for
+        their runs.
     """
     files = {
         f"{split}.jsonl": "".join(
@@ -125,10 +125,10 @@ def _check_columns(request: Request, rows: Sequence[TableRow]) -> None:
 
 
 def _kind_of(request: Request, rows: Sequence[TableRow]) -> Kind:
-    """Return what the labels look like: numbers that are not all whole, or names.
+    """Infer the kind: "regression" if all labels are numbers, and not all of them whole.
 
     Raises:
-        ValueError: but for labels such as "3,5" and "nan" all are numbers.
+        ValueError: all labels are numbers except malformed ones (`_ALMOST_NUMBER`).
     """
     numbers = [_number(row.values[request.label]) for row in rows]
     others = [row for row, n in zip(rows, numbers, strict=True) if not math.isfinite(n)]
@@ -171,7 +171,7 @@ def _name_of(request: Request, row: TableRow) -> str:
 
 
 def _names(request: Request, rows: Sequence[TableRow]) -> tuple[str, ...]:
-    """Return the classes of the training data, in an order that does not depend on the rows'."""
+    """Return the classes of the training data, in an order independent of the rows."""
     names = {_name_of(request, row) for row in rows}
     if len(names) < 2:
         raise ValueError(
@@ -216,7 +216,7 @@ def _label_of(task: Task, request: Request, row: TableRow) -> float:
 def _divided(
     examples: Sequence[Example], share: float, kind: Kind
 ) -> tuple[list[Example], list[Example]]:
-    """Divide examples into train and dev by a hash of their texts: equal ones stay together.
+    """Split examples into train and dev by a hash of their texts; equal texts stay together.
 
     Dev has the same share of every class, and train keeps an example of each.
     """

@@ -1,14 +1,14 @@
-"""Reading a task's examples: from the benchmark's files, from the hub or from a saved copy.
+"""Read a task's examples from the benchmark's files, the hub or a saved copy.
 
-`read_split` finds out which, reads a split and refuses what does not follow the task's layout. TSV
-files are split on tabs and line feeds only: a quotation mark is part of the sentence (CoLA, MRPC
-and QQP have unpaired ones), and so is U+2028.
+`read_split` detects the source, reads a split and rejects rows that do not fit the task's layout.
+TSV files are split on tabs and line feeds only: a quotation mark is part of the sentence (CoLA,
+MRPC and QQP have unpaired ones), and so is U+2028.
 
 `data` is one of
     a folder of TASK/train.tsv, TASK/dev.tsv, TASK/test.tsv   GLUE's own archive
     a folder of cola/, sst2/, ...                             written by `save_to_disk` of datasets
     "hub"                                                     downloaded by datasets
-and for a task of the user's own the folder that custom_task.py wrote.
+and for a custom task the folder that custom_task.py wrote.
 """
 
 from __future__ import annotations

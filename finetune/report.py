@@ -144,7 +144,7 @@ def _published_table(tables: Tables, protocol: Protocol) -> str:
     notes = (
         f"Protocol {protocol.name}, after {protocol.source}. Ours: median over seeds, with the "
         "number of collapsed runs in brackets. On dev, each run in the epoch where it is best, "
-        "which is selected on the examples that it is scored on and flatters: "
+        "which is selected on the same examples, so the scores are optimistic: "
         f"{protocol.scores_in_words}."
     )
     if any("*" in cell for row in protocol.table.values() for cell in row.values()):
@@ -215,7 +215,7 @@ def _section(rows: Mapping[str, TaskScores], runs: Sequence[Result]) -> str:
     notes = (
         f"Median over seeds (lowest to highest) on {example['dev_examples']:,} dev examples after "
         f"training on {example['train_examples']:,}. *best*: the epoch with the best {choice} on "
-        "the same dev examples, which flatters. *last*: the last epoch, without selection. "
+        "the same dev examples, so it is optimistic. *last*: the last epoch, without selection. "
         f"{sum(run['seconds'] for run in runs):,.0f} s in all, {speed:,.0f} tokens/s (median) on "
         f"{example['device']}."
     )

@@ -1,4 +1,4 @@
-"""The runs of a call of `glue` or `finetune`: planned, checked, and done on this machine's devices.
+"""Plan, check and execute the runs of `glue` or `finetune` on this machine's devices.
 
 `plan_runs` lists them, `prepare` refuses incompatible ones and skips finished ones, and `run_all`
 starts, watches and reports them. A plan is everything that decides a run's outcome; it is written
@@ -40,7 +40,7 @@ MODEL = "model"
 """The subfolder for the fine-tuned model, if it is kept."""
 LOG = "log.txt"
 WEIGHTS = ("pretrained", "random")
-"""Weights to start from; random ones show what pretraining is worth."""
+"""Initial weights; random ones show the gain of pretraining."""
 _PROGRESS_SECONDS = 60.0
 _CAUSE_LINES = 200
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:finetune\.train: error|[\w.]+Error): \S.*)")
@@ -58,7 +58,7 @@ class RunPlan:
     task: str
     weights: str
     seed: int
-    """Of head, order and dropout."""
+    """Seed of the head, the order and dropout."""
     model: str
     """A model folder."""
     data: str
@@ -71,7 +71,7 @@ class RunPlan:
     """The run whose kept model it starts from, in the same folder of runs; empty: from `model`."""
     start_sha256: str = ""
     own: Task | None = None
-    """The task, if it is the user's own; else it is GLUE's of its name."""
+    """The custom task; None: GLUE's task of this name."""
     save_model: bool = True
     """Whether to keep the model of the best epoch."""
     work: int = 0
@@ -83,7 +83,7 @@ class RunPlan:
         return f"{self.task}-{self.weights}-seed{self.seed}"
 
     def differences(self, other: RunPlan) -> list[str]:
-        """Return what makes two runs incomparable, as "key: ours, now theirs".
+        """Return the values that make two runs incomparable, as "key: ours, now theirs".
 
         Seed and weights may differ between compared runs, and folders may have moved.
         """
@@ -165,9 +165,9 @@ def plan_runs(
 ) -> list[RunPlan]:
     """Return the plans of every run, in the order in which they start.
 
-    Without seeds there are as many as the protocol has. Seed by seed, so that one whole comparison
-    is finished first; within a seed the longest runs first, so that no device is left with a long
-    one at the end. Everything is read here, so that an error is found before anything starts.
+    Without `seeds`, use as many as the protocol has. Runs are ordered by seed, so that one whole
+    comparison finishes first, and within a seed by length, so that no device is left with a long
+    run at the end. All data is read here, so that errors are found before anything starts.
 
     Raises:
         ValueError: a bad setting, no such model folder or one that does not fit
@@ -336,17 +336,17 @@ def run_all(
     jobs: int = 0,
     world_size: int = 1,
 ) -> dict[str, str]:
-    """Do the runs; a run that fails does not stop the others.
+    """Execute runs; a failed run does not stop the others.
 
     Args:
         output: the folder of the runs' folders.
         plans: prepared plans, in the order in which they start.
-        log: receives a line for each run that ends, and each minute one for each in progress.
+        log: receives a line for each run that ends and, each minute, for each run in progress.
         jobs: runs at once; 0: as the devices allow.
         world_size: processes per run.
 
     Returns:
-        Why each run that failed did so, by the run's name.
+        The cause of each failure, by the run's name.
 
     Raises:
         ValueError: a run has more processes than there are GPUs.
@@ -415,7 +415,7 @@ def _start(
 
 
 def _cause(output: Path, plan: RunPlan, code: int) -> str:
-    """Return the last error in the log of a run that failed, or else how its process ended."""
+    """Return the last error in a failed run's log, or else how its process ended."""
     lines = tail(output / plan.name / LOG, _CAUSE_LINES).splitlines()
     errors = [found[1] for line in lines if (found := _ERROR.match(line))]
     return errors[-1] if errors else describe_exit(code)

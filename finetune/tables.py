@@ -1,4 +1,4 @@
-"""Rows of a file of examples, whatever its format, each with the place that errors name.
+"""Read rows of examples from several formats; each row has the place that errors name.
 
 .csv .tsv            a header line, then a row a line; a CSV field in quotes may hold line breaks,
 in a TSV file a quotation mark is text

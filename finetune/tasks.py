@@ -1,7 +1,7 @@
-"""What a task is: its kind, labels, loss and scores; the nine tasks of GLUE; collapsed runs.
+"""Tasks: kind, labels, loss and scores; the nine tasks of GLUE; collapsed runs.
 
-A task of GLUE is one entry of `TASKS`, whose files examples.py reads. A task of the user's own is
-read from files (custom_task.py) and stands, whole, in the plans of its runs.
+A task of GLUE is one entry of `TASKS`, whose files examples.py reads. A custom task is read from
+files (custom_task.py) and stored in the plans of its runs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def suffix_of(split: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkTask(Task):
-    """A task of GLUE: also where its files and its copy on the hub have what."""
+    """A task of GLUE, with the layout of its files and of its copy on the hub."""
 
     hub_texts: tuple[str, ...] = ()
     """The hub's names of `texts`, if they differ."""
@@ -220,7 +220,7 @@ class Objective:
     """The training objective of a task, of one term."""
 
     def __init__(self, task: Task) -> None:
-        """Train what the task asks for."""
+        """Build the objective of a task."""
         self.terms: Mapping[str, float] = {task.kind: 1.0}
         self._task = task
 

@@ -40,11 +40,11 @@ _BEST = ".best"
 
 @console.survive_broken_pipe()
 def main(arguments: Sequence[str]) -> int:
-    """Do the run of a folder; returns the exit code."""
+    """Execute the run of a folder and return the exit code."""
     if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
         print(
             "usage: python -m finetune.train RUN_FOLDER\n\n"
-            "Do the run that `python -m finetune glue` planned in the folder, from the start.\n"
+            "Execute the run that `python -m finetune glue` planned in the folder.\n"
             "Start it with torchrun for several ranks."
         )
         return EXIT_DONE if arguments in (["-h"], ["--help"]) else EXIT_USAGE

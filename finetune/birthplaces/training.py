@@ -1,8 +1,8 @@
-"""Pretraining and fine-tuning of the task, its answers, and what their command lines name.
+"""Pretraining, fine-tuning and evaluation of the birthplace task.
 
-A recipe, a run's folder, a model to start from. Pretraining is a supervised run; fine-tuning and
-greedy answers run in one process. The docstrings of the task's functions are the help of their
-commands; all raise ValueError for files and settings that are not accepted.
+Pretraining is a supervised run; fine-tuning and greedy answers run in one process. The docstrings
+of the task's functions are the help of their commands; all raise ValueError for files and settings
+that are not accepted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def recipe(options: argparse.Namespace, *settings: str) -> RunConfig:
 
 
 def run_folder(options: argparse.Namespace, rate: str) -> Path:
-    """Return the folder of a run's metrics: what is trained, and below it the output's name.
+    """Return the folder of a run's metrics, named after the settings and the output.
 
     Args:
         options: of `pretrain` or `finetune`.
@@ -67,7 +67,7 @@ def run_folder(options: argparse.Namespace, rate: str) -> Path:
 
 
 def check_absent(output: Path) -> None:
-    """Refuse an output that would replace something, before the work for it begins."""
+    """Raise ValueError if an output exists, before any work begins."""
     if output.exists():
         raise ValueError(f"{output}: exists; choose a new name")
 

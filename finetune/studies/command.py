@@ -1,4 +1,4 @@
-"""The command `study`: arms beside each other, from pretraining to a table with intervals."""
+"""The command `study`: compare arms, from pretraining to a table with intervals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def study(options: argparse.Namespace) -> int:
-    """Train and measure the arms of a study with several seeds, and report what differs.
+    """Train and measure the arms of a study with several seeds, and report the differences.
 
     Every run is supervised. The same command continues a study that was stopped or killed, and
     does nothing twice.
@@ -82,7 +82,7 @@ def study(options: argparse.Namespace) -> int:
 
 
 def _check_data(chosen: Study, data: str) -> None:
-    """Refuse tasks whose data are not there."""
+    """Raise ValueError if the data of a task is missing."""
     from finetune import runs, tasks
 
     if not chosen.finetune:
@@ -96,9 +96,9 @@ def _check_data(chosen: Study, data: str) -> None:
 def _begin(
     path: Path, chosen: Study, checked: Sequence[CheckedArm], options: argparse.Namespace
 ) -> None:
-    """Write what the study is, its recipes included; refuse to continue another one.
+    """Write the study with its recipes; raise ValueError if the folder has another study.
 
-    Further seeds may be added.
+    Seeds may be added.
     """
     import json
 
@@ -122,7 +122,7 @@ def _do(
     options: argparse.Namespace,
     engine: Engine,
 ) -> dict[str, int]:
-    """Do what is left of all runs; returns exit codes of those that failed."""
+    """Execute the unfinished stages of all runs; return the exit codes of failed runs."""
     arms = {each.arm: each for each in checked}
     folders = {options.output / run.name: run for run in runs}
     for folder, run in folders.items():
@@ -197,7 +197,7 @@ def _engine(options: argparse.Namespace, ranks: int) -> Engine:
 def _forecast(
     chosen: Study, checked: Sequence[CheckedArm], runs: Sequence[Run], options: argparse.Namespace
 ) -> str:
-    """Say what a study will do and cost."""
+    """Describe the runs of a study and their cost."""
     from finetune.studies.study import finetuning_arms
     from pretrain.checks.needs import parameters
     from pretrain.plan import plan as planning
@@ -218,13 +218,13 @@ def _forecast(
     lines.append(f"disk: about {disk / 1e9:,.1f} GB of checkpoints and models")
     times = [p.seconds and p.seconds * each.ranks for p, each in zip(plans, checked, strict=True)]
     if not options.kind:
-        lines.append("hours: not estimated; --kind names a GPU to estimate them for")
+        lines.append("hours: unknown; name a GPU with --kind to estimate them")
     elif all(times):
         seconds = seeds * sum(filter(None, times))
         about = f"{seconds / 3600:,.1f} hours" if seconds >= 3600 else duration(seconds)
         lines.append(f"pretraining: about {about} of one {options.kind}, an estimate")
     else:
-        lines.append(f"hours: unknown, nobody has measured such recipes on {options.kind}")
+        lines.append(f"hours: unknown; no such recipe was measured on {options.kind}")
     if chosen.finetune:
         tasks, ways = chosen.finetune.tasks, finetuning_arms(chosen)
         number = len(runs) * len(ways) * len(tasks) * len(chosen.finetune.seeds)

@@ -1,8 +1,8 @@
-"""One run of a study as a process that can be killed at any time, and where runs are done.
+"""One run of a study as a process that may be killed at any time, and engines that start runs.
 
-`python -m finetune.studies.job FOLDER` does the stages that stand in the folder's job.json, one
-command of this project after the other, and leaves a file for each that is finished. An engine does
-all runs: `local` on this machine's devices, `Ray` as tasks of a cluster.
+`python -m finetune.studies.job FOLDER` executes the stages in the folder's job.json, each a command
+of this project, and writes a marker file for each finished one. An engine executes all runs:
+`local` on this machine's devices, `Ray` as tasks of a cluster.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from pretrain.processes.gpus import VARIABLE
 JOB = "job.json"
 LOG = "log.txt"
 EVALUATION = "evaluation"
-"""How the names of files begin that `evaluate` writes, one for each corpus of a mixture."""
+"""Prefix of the files that `evaluate` writes, one for each corpus of a mixture."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A command, by what it is for."""
+    """A named command."""
 
     name: str
     arguments: list[str]
@@ -42,7 +42,7 @@ class Stage:
 
 
 def write(folder: Path, stages: Sequence[Stage]) -> None:
-    """Write what a run has to do."""
+    """Write the stages of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / JOB, [dataclasses.asdict(stage) for stage in stages])
 
@@ -53,7 +53,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start the process that does a run; what it prints is appended to the run's log.
+    """Start the process of a run; its output is appended to the run's log.
 
     Args:
         folder: of the run.
@@ -84,9 +84,9 @@ def _mark(folder: Path, stage: Stage) -> Path:
 
 @console.survive_broken_pipe()
 def do(folder: Path) -> int:
-    """Do the stages that are left; returns the exit code of the first that fails.
+    """Execute the unfinished stages; return the exit code of the first that fails.
 
-    Another process that still works on the run is waited for: it may be saving.
+    Wait for another process that still works on the run: it may be saving.
     """
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,9 +99,9 @@ def do(folder: Path) -> int:
 
 
 def _run(arguments: Sequence[str], lock: int) -> int:
-    """Run a command; a request to stop is passed on to it, and it is waited for.
+    """Run a command, pass on a request to stop, and wait for the command to end.
 
-    If this process is killed the command is asked to stop. Until it has, it holds the lock.
+    If this process is killed, the command is asked to stop and holds the lock until it ends.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments],
@@ -126,17 +126,17 @@ def _run(arguments: Sequence[str], lock: int) -> int:
 
 
 Ended = Callable[[Path, int], object]
-"""Told the folder of a run that has ended, and its exit code."""
+"""Called with the folder of a run that has ended, and its exit code."""
 
 
 Engine = Callable[[Sequence[Path], Ended], None]
-"""Does the runs of a study, in any order, and returns when all have ended."""
+"""Executes the runs of a study, in any order, and returns when all have ended."""
 
 
 def local(devices: Sequence[Sequence[str]], threads: int) -> Engine:
-    """Return what does the runs as processes of this machine.
+    """Return an engine that starts the runs as processes of this machine.
 
-    Ended by Ctrl-C or SIGTERM, it stops the runs and waits for them.
+    At Ctrl-C or SIGTERM it stops the runs and waits for them.
 
     Args:
         devices: the GPUs of each run that may be in progress at once (`finetune.runs.slots`).
@@ -156,7 +156,7 @@ def local(devices: Sequence[Sequence[str]], threads: int) -> Engine:
 
 @dataclasses.dataclass(frozen=True)
 class Ray:
-    """Tasks of a Ray cluster, or of this machine where none is running, one a run.
+    """Engine that runs each run as a task of a Ray cluster, or of a local Ray if none is running.
 
     All machines have zeroclap installed, and see the study's files under the same paths. A task
     that loses its machine is repeated on another one, where its run continues.
@@ -185,7 +185,7 @@ class Ray:
                     ended(folder, _exit_code(ray, done, folder))
 
     def _devices(self, ray: Any) -> dict[str, int]:  # noqa: ANN401 - a module
-        """Return what Ray has to give a run."""
+        """Return the resources that Ray reserves for a run."""
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         device = "GPU" if any(machine.get("GPU") for machine in machines) else "CPU"
         most = max((int(machine.get(device, 0)) for machine in machines), default=0)
@@ -198,7 +198,7 @@ class Ray:
 
 
 def _do(folder: str, directory: str) -> int:
-    """Do a run on the machine that Ray has chosen, and return its exit code."""
+    """Execute a run on the machine that Ray has chosen, and return its exit code."""
     return start(Path(folder), directory=Path(directory)).wait()
 
 

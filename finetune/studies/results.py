@@ -1,4 +1,4 @@
-"""What the runs of a study measured: figures by arm and seed, and what differs between arms."""
+"""Results of a study's runs: figures by arm and seed, and differences between arms."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """The runs of a study that have come to their end."""
+    """The finished runs of a study."""
 
     pretraining: Measured
     """Validation loss at the end, perplexities by length, accuracies of pairs."""
@@ -59,11 +59,11 @@ class Results:
     curves: dict[Arm, list[Curve]]
     """A curve a seed."""
     unfinished: list[str]
-    """Runs whose training has not come to its end, or whose ledger does not verify."""
+    """Runs whose training is not finished, or whose ledger does not verify."""
 
 
 def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
-    """Read what is there of the runs of a study.
+    """Read the results of the finished runs of a study.
 
     Args:
         study: the study.
@@ -169,16 +169,16 @@ def _finite(value: float | None) -> float:
 
 
 def _best(found: Results, factor: str) -> Results:
-    """Leave of each group of arms that differ in a factor alone the one with the lowest loss.
+    """Keep, of each group of arms that differ only in a factor, the one with the lowest loss.
 
-    It is the mean over the seeds that counts.
+    The mean over the seeds decides.
     """
     best: dict[frozenset[tuple[str, str]], Arm] = {}
     for arm in sorted(found.pretraining, key=lambda arm: found.pretraining[arm][LOSS].mean()):
         best.setdefault(frozenset(each for each in arm.levels if each[0] != factor), arm)
 
     def kept(measured: dict[Arm, T]) -> dict[Arm, T]:
-        """Leave the best arms, each with every way of fine-tuning."""
+        """Return the best arms, each with every way of fine-tuning."""
         levels = [{*arm.levels} for arm in best.values()]
         return {a: v for a, v in measured.items() if any(each <= {*a.levels} for each in levels)}
 

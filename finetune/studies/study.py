@@ -1,9 +1,8 @@
-"""What a study is: arms, which differ in the levels of factors, and what each is measured by.
+"""Study files: arms, which differ in the levels of factors, and how each arm is measured.
 
 A study file is YAML. It names a recipe and factors; every combination of their levels is an arm,
 and every arm is trained with every seed. `settings` hold for all arms. Keys are those of recipes,
-in full: `optimizer.learning_rate`. Under `toy` stands what is different where the study is tried at
-a small size.
+in full: `optimizer.learning_rate`. The section `toy` overrides values for a trial at a small size.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ STUDIES = Path(__file__).parent
 Settings = Mapping[str, Any]
 """Values by their dotted keys."""
 Factors = dict[str, dict[str, dict[str, Any]]]
-"""What the levels of each factor set, by names of both. The first level is the one that the others
-are compared with."""
+"""Settings by factor and level. The other levels are compared with the first one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +41,10 @@ class FineTuning:
     """Of each fine-tuning of each model."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     factors: Factors = dataclasses.field(default_factory=dict)
-    """As those of the study, of the settings of fine-tuning: each model is fine-tuned in every
-    combination."""
+    """Factors of fine-tuning: each model is fine-tuned in every combination of levels."""
 
     def __post_init__(self) -> None:
-        """Refuse what would fine-tune nothing.
+        """Check the section.
 
         Raises:
             ValueError: no tasks, a factor without levels, no seeds or one twice.
@@ -74,7 +71,7 @@ class Study:
     finetune: FineTuning | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what has no arms, or arms that cannot be told apart.
+        """Check factors and seeds.
 
         Raises:
             ValueError: no factor, a factor without levels or with another's name, no seeds or one
@@ -147,7 +144,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class CheckedArm:
-    """An arm whose recipe was read and found to be right."""
+    """An arm whose recipe was read and checked."""
 
     arm: Arm
     config: RunConfig
@@ -232,7 +229,7 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
 
 
 def _check_distinct(arms: Sequence[Arm], settings: Sequence[object]) -> None:
-    """Refuse two arms that cannot be told apart."""
+    """Raise ValueError if two arms have the same settings or folder name."""
     pairs = itertools.combinations(zip(arms, settings, strict=True), 2)
     for (one, ours), (other, theirs) in pairs:
         if one.folder == other.folder or ours == theirs:
@@ -259,7 +256,7 @@ def comparisons(arms: Iterable[Arm], best: str = "") -> list[tuple[Arm, Arm]]:
 
     Args:
         arms: all that may be compared.
-        best: a factor whose best level alone is left: its levels do not tell arms apart.
+        best: a factor of which only the best level is kept; its levels are ignored.
     """
     levels = {arm: {f: level for f, level in arm.levels if f != best} for arm in arms}
     first: dict[str, str] = {}
@@ -277,7 +274,7 @@ def comparisons(arms: Iterable[Arm], best: str = "") -> list[tuple[Arm, Arm]]:
 def differences(one: CheckedArm, other: CheckedArm) -> list[str]:
     """Return the settings in which two arms differ, the architecture field by field.
 
-    An arm that differs in several from another does not tell which of them matters.
+    If there are several, the comparison is confounded.
     """
     ours, theirs = _resolved(one), _resolved(other)
     return sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))

@@ -47,27 +47,25 @@ POSITION_METHODS: Mapping[str, PositionMethod] = {
     "learned": PositionMethod(
         embedding="LearnedPositions",
         bounded=True,
-        beyond="its learned positions are untrained after that, or end",
+        beyond="later positions are untrained or missing",
     ),
     "sinusoidal": PositionMethod(
         embedding="SinusoidalPositions",
         hidden_multiple=2,
-        beyond="sinusoidal positions are unknown to it soon after, and it breaks",
+        beyond="models with sinusoidal positions fail on longer inputs",
     ),
     "rotary": PositionMethod(
         rotation="Rotary",
         head_multiple=2,
-        beyond="rotary positions are unknown to it after that, and it gets worse",
+        beyond="models with rotary positions get worse on longer inputs",
     ),
     "t5-bias": PositionMethod(
         score_bias="T5Bias",
         trained_bias=True,
-        beyond="T5's bias treats larger distances alike, and it gets a little worse",
+        beyond="models with T5's bias get slightly worse on longer inputs",
     ),
-    "alibi": PositionMethod(
-        score_bias="Alibi", beyond="ALiBi weakens larger distances, and it keeps its level"
-    ),
-    "none": PositionMethod(beyond="it has no positions"),
+    "alibi": PositionMethod(score_bias="Alibi", beyond="ALiBi models handle that"),
+    "none": PositionMethod(beyond="the model has no positions"),
 }
 """Every position method. No other code asks which method a model has."""
 

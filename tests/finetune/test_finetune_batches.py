@@ -138,7 +138,7 @@ def test_what_happens_beyond_the_length_of_training_is_said_for_every_method(met
     config = ModelConfig(vocab_size=300, num_layers=1, intermediate_size=64, **fields)
     longest = 64 if method == "learned" else 512
     assert classifiers.about_length(512, 32, config) == (
-        f"inputs have at most {longest} tokens, the model was trained on 32: {config.method.beyond}"
+        f"inputs may be longer ({longest} tokens) than in pretraining (32); {config.method.beyond}"
     )
     assert len(config.method.beyond) > 10
     assert classifiers.about_length(32, 32, config) == "inputs have at most 32 tokens"
