@@ -62,7 +62,7 @@ def _present(environ: Mapping[str, str]) -> int:
 
 @functools.cache
 def _counted_by_torch() -> int:
-    """Return the number of GPUs that torch finds, in seconds, in a process of its own."""
+    """Return the number of GPUs that torch finds in a process of its own; takes seconds."""
     environ = {name: v for name, v in children.environment().items() if name != VARIABLE}
     try:
         done = subprocess.run(
@@ -125,7 +125,7 @@ def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> 
 
     Args:
         processes: number of ranks.
-        setting: what the user sets this number with, for the message.
+        setting: the user's setting of this number, for the message.
 
     Returns:
         One GPU for each process; empty on a machine without GPUs, where ranks use the CPU.

@@ -1,4 +1,4 @@
-"""What starting a launcher needs, and how one ended."""
+"""Helpers for starting a launcher and describing how it ended."""
 
 from __future__ import annotations
 

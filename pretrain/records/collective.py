@@ -1,4 +1,4 @@
-"""Actions in which every rank takes part, and which succeed or fail on all ranks alike."""
+"""Collective actions, which succeed on all ranks or fail on all."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Group:
         return cast(T, values[0])
 
     def on_rank_0_slowly(self, action: Callable[[], T]) -> T:
-        """As `on_rank_0`, for what may take longer than a collective waits; runs in a thread.
+        """Like `on_rank_0`, for actions longer than a collective's timeout; runs in a thread.
 
         The ranks meet every minute, so that no collective waits longer.
         """

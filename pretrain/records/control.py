@@ -41,7 +41,7 @@ RUN, STOP, EXIT = "run", "stop", "exit"
 
 @dataclasses.dataclass(frozen=True)
 class ControlFile:
-    """What every node of a run has to do, as the supervisor writes it."""
+    """The supervisor's instructions to every node of a run."""
 
     token: str
     """Identifies the attempt; never used twice."""
@@ -58,7 +58,7 @@ class ControlFile:
     code: int = 0
     """Exit code of the agents in state `exit`."""
     start: str = ""
-    """Token of the supervisor's start; the agents that it starts itself serve no other."""
+    """Token of the supervisor's start; the agents that it starts serve this start only."""
 
 
 def folder_of(run: Path) -> Path:
@@ -167,7 +167,7 @@ class StopRequests:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count the signals that arrive in this block, instead of being ended by them."""
+        """Count the stop signals that arrive in this block, without ending the process."""
         requested = -math.inf
 
         def count(number: int, frame: object) -> None:
@@ -221,7 +221,7 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def repeated(seconds: float, action: Callable[[], object]) -> Iterator[None]:
-    """Call `action` in a thread, now and every so many seconds, until this block ends."""
+    """Call `action` in a thread, now and every `seconds`, until this block ends."""
     left = threading.Event()
 
     def repeat() -> None:
@@ -236,4 +236,4 @@ def repeated(seconds: float, action: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         left.set()
-        thread.join(seconds)  # it may wait for a file system that is away
+        thread.join(seconds)  # it may wait for an unavailable file system

@@ -1,4 +1,4 @@
-"""What differs between two runs: `python -m pretrain diff RUN RUN`."""
+"""Compare two runs: `python -m pretrain diff RUN RUN`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pretrain.records.metrics import Line, format_number
 from pretrain.records.status import RunView, view
 
 Difference = tuple[str, str, str]
-"""What differs, and its two values."""
+"""A name and its two values."""
 
 
 def describe_differences(first: Path, second: Path) -> str:
-    """Return a table of what differs between two runs.
+    """Return a table of the differences between two runs.
 
     Args:
         first: folder of a run.
@@ -84,7 +84,7 @@ def machine(seen: RunView) -> dict[str, Any]:
     newest = attempts[-1] if attempts else {}
     try:
         found = json.loads((seen.folder / ENVIRONMENT).read_bytes())
-    except (OSError, ValueError):  # it is only told from; the ledger has the versions as well
+    except (OSError, ValueError):  # the ledger has the versions as well
         found = {}
     found.pop("started", None)
     versions = {**found.pop("versions", {}), **newest.get("versions", {})}
@@ -92,14 +92,14 @@ def machine(seen: RunView) -> dict[str, Any]:
 
 
 def _results(seen: RunView) -> dict[str, Any]:
-    """How far the run came, and how well it did."""
+    """Progress and losses of the run."""
     newest = seen.validation[-1] if seen.validation else None
     return {
         "steps": f"{len(seen.lines):,}",
         "tokens": f"{sum(line['tokens'] for line in seen.lines):,}",
         "spikes": len(seen.state.spikes),
         "rollbacks": len(seen.state.rollbacks),
-        "what validation measures": newest["measure"] if newest else "-",
+        "validation measure": newest["measure"] if newest else "-",
         "last validation loss": _measured(newest),
         "best validation loss": _measured(metrics.best_validation(seen.validation)),
     }

@@ -1,4 +1,4 @@
-"""The errors that ended the ranks of an attempt, and which of them is the cause.
+"""The errors that ended the ranks of an attempt, and their cause.
 
 The launcher reports an exit code of its own, and its log often ends with another rank's lost
 connection. So a rank that fails writes its error to a control file, and the supervisor reads all of
@@ -30,7 +30,7 @@ _LOST_CONNECTION = re.compile(
 _MAX_DELAY_SECONDS = 30.0
 """From the first lost connection to the error of the rank that caused it."""
 _WRITE_SECONDS = 20.0
-"""In which the disk that ended a rank may take its error: the log cannot be written either."""
+"""Time to retry writing an error to a full disk, where the log cannot be written either."""
 _MAX_MESSAGE = 2000
 """Characters."""
 _MAX_TRACEBACK = 20
@@ -49,13 +49,13 @@ class RankError:
     """The rank's exit code."""
     message: str
     is_secondary: bool = False
-    """Whether it only says that the connection to another rank was lost."""
+    """Whether it is only a lost connection to another rank."""
     traceback: str = ""
     """Its last lines; "" if the rank refused to start or to continue."""
 
 
 def report(run: Path, code: int, error: Exception, unexpected: bool = False) -> None:
-    """Write down why this rank ends, if it has a supervisor that has not stopped it.
+    """Write the error that ends this rank, unless it has no supervisor or was stopped by it.
 
     Args:
         run: folder of the run.
@@ -128,7 +128,7 @@ def cause(errors: Sequence[RankError]) -> RankError | None:
 
 
 def explain(errors: Sequence[RankError], hosts: Sequence[str] = ()) -> str:
-    """Describe the cause of an attempt's end, as far as the ranks' errors show it; "" if none do.
+    """Describe the cause of an attempt's end from the ranks' errors; "" if there are none.
 
     Args:
         errors: of one attempt, the earliest first.

@@ -1,6 +1,6 @@
 """The heartbeat of a running attempt, and how long it may be silent.
 
-Rank 0 writes a small file that says what it is doing. It speaks for all ranks: it cannot pass a
+Rank 0 writes its stage and step to a small file, for all ranks: it cannot pass a
 step, a save or an evaluation in which another rank does not take part. A reader judges by changes
 of the file and by its own monotonic clock, so other nodes' clocks and clock jumps do not matter.
 """
@@ -23,7 +23,7 @@ FILE_NAME = "heartbeat.json"
 INIT, STEP, SAVE, EVALUATE = "init", "step", "save", "evaluate"
 _STEP_FACTOR = 10
 _SAVE_FACTOR = 3
-"""A checkpoint, or an evaluation, may take so many times as long as the start-up."""
+"""A checkpoint or an evaluation may take this many times as long as the start-up."""
 _MIN_STEPS = 100
 """For a 99th percentile; that of fewer steps is their maximum, which is the slow first step."""
 
@@ -93,7 +93,7 @@ def silence_limit(stage: str, step_seconds: Sequence[float], config: Supervision
         stage: of the last beat.
         step_seconds: durations of the last steps. They matter for stage `step`, whose limit is
             `hang_seconds`, or ten times a typical duration if that is longer. While none is known,
-            it is that of the start-up: nothing says how long a step may take.
+            the limit of the start-up applies.
         config: limits of the stages.
     """
     if stage == STEP and not step_seconds:

@@ -1,4 +1,4 @@
-"""What happened to a run, in sentences, from its ledger alone.
+"""Describe the history of a run in sentences, from its ledger alone.
 
 The status, the report, the log and the supervisor use the same sentences.
 """
@@ -35,7 +35,7 @@ def describe(record: Record) -> str:
 
 
 def suspicion(since: int | None) -> str:
-    """The end of a sentence about a run that is suspected since a step; "" if it is not."""
+    """Return the end of a sentence about a suspected run; "" if it is not suspected."""
     return "" if since is None else f", under suspicion of a loss spike since step {since:,}"
 
 
@@ -46,11 +46,11 @@ def _attempt(r: Record) -> str:
 
 
 def _rise(r: Record) -> str:
-    """Describe what the detector saw; numbers may be null, or NaN in ledgers of old versions."""
+    """Describe the detector's event; numbers may be null or NaN."""
     loss, baseline = metrics.finite_or_nan(r["loss"]), metrics.finite_or_nan(r["baseline"])
     text = "loss " + ("not finite" if math.isnan(loss) else f"{loss:.4g}")
     if not math.isnan(baseline):
-        text += f" where {baseline:.4g} was usual"
+        text += f" (usually {baseline:.4g})"
     return f"{_CHANNELS.get(r['channel'], r['channel'])} {text}, since step {r['onset']:,}"
 
 
@@ -62,12 +62,12 @@ _CHANNELS: Mapping[str, str] = {
     "loss-scale": "overflows of fp16 (loss-scale),",
     "non-finite": "non-finite loss or gradient,",
 }
-"""What comes before the loss in a sentence; of the others the name."""
+"""Words before the loss in a sentence; for other channels, the name."""
 
 
 def _rollback(r: Record) -> str:
     target = f"the checkpoint of step {r['step']:,}" if r["step"] else "the initial weights"
-    text = f"rolled back to {target}, going on with seed {r['seed']}"
+    text = f"rolled back to {target}, continuing with seed {r['seed']}"
     if r["skip"]:
         text += f", without the blocks that steps {r['skip'][0]:,} to {r['skip'][1] - 1:,} had read"
     if r["learning_rate_steps"]:
@@ -81,7 +81,7 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
         "attempt": _attempt,
         "suspect": lambda r: f"suspicion at step {r['step']:,}: {_rise(r)}",
         "healed": lambda r: f"healed at step {r['step']:,}: {_rise(r)}",
-        "new-level": lambda r: f"new level of the loss, told at step {r['step']:,}: {_rise(r)}",
+        "new-level": lambda r: f"new level of the loss confirmed at step {r['step']:,}: {_rise(r)}",
         "spike": lambda r: f"LOSS SPIKE confirmed at step {r['step']:,}: {_rise(r)}",
         "rollback": _rollback,
         "crash": lambda r: f"attempt {r['attempt']} failed: {r['reason']}",

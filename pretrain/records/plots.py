@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LOSS_PLOTS = ("loss.png", "loss.svg")
 _SMOOTHED = 0.01
-"""Share of the steps that a point of the strong curve is the mean of."""
+"""Share of the steps over which a point of the smoothed curve is averaged."""
 _MOST_MARKS = 12
 """Marks that the legend explains; the report has all."""
 Floats = npt.NDArray[np.float64]
@@ -74,7 +74,7 @@ def _draw(axes: Axes, seen: RunView, lines: Sequence[Line], loss: Callable[[Line
         draw(seen.lines, values, color=pictures.BLUE, lw=0.6, alpha=0.35, label="training loss")
     label = f"training loss, mean of {width:,} steps" if width > 1 else "training loss"
     draw(seen.lines, smoothed(values, width), color=pictures.BLUE, label=label)
-    # What measures other blocks cannot be compared, and is another curve.
+    # Evaluations of other blocks are not comparable, and are another curve.
     for _, group in itertools.groupby(seen.validation, lambda line: line.get("measure")):
         part = [*group]
         style = {"color": "black", "lw": 1, "marker": "o", "ms": 3, "label": "validation loss"}

@@ -1,4 +1,4 @@
-"""A run's results, report.md and the pictures of its losses (`status --report`).
+"""Write a run's report.md and the plots of its losses (`status --report`).
 
 `supervise` writes them when it ends.
 """
@@ -73,7 +73,7 @@ def write_report(run: Path) -> Path:
 def costs(
     records: Sequence[ledger.Record], lines: Sequence[Line], surviving: Sequence[Line]
 ) -> dict[str, str]:
-    """Rows of the report about what a run took, and how much of it was lost.
+    """Return the rows of the report about the cost of a run, and the part that was lost.
 
     Args:
         records: of its ledger.
@@ -86,11 +86,11 @@ def costs(
     return {
         "tokens read by the surviving steps": f"{sum(line['tokens'] for line in surviving):,}",
         "tokens/s, median": f"{speed:,.0f}",
-        "steps done, of them lost to rollbacks and crashes": (
-            f"{len(lines):,}, {lost:,} ({lost / len(lines):.1%})"
+        "steps computed; lost to rollbacks and crashes": (
+            f"{len(lines):,}; {lost:,} ({lost / len(lines):.1%})"
         ),
-        "time from begin to end, of it in steps": (
-            f"{duration(elapsed)}, {duration(sum(line['seconds'] for line in lines))}"
+        "elapsed time; spent in steps": (
+            f"{duration(elapsed)}; {duration(sum(line['seconds'] for line in lines))}"
         ),
     }
 
@@ -125,7 +125,7 @@ def _validation(measured: Sequence[Line]) -> list[str]:
 
 
 def _settings(seen: RunView) -> list[str]:
-    """A table of the settings that decide the weights and are not the defaults."""
+    """A table of the settings that determine the weights and differ from the defaults."""
     default, found = (flatten(public(config)) for config in (RunConfig(), seen.config))
     rows = [
         (f"`{key}`", f"`{value}`")

@@ -1,4 +1,4 @@
-"""What happened to a run and what it is doing: `python -m pretrain status RUN`."""
+"""History and current state of a run: `python -m pretrain status RUN`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CorpusUsage:
     epochs: float
     """Skipped blocks count as read."""
     share: float
-    """Of the weights in the last step that was done."""
+    """Share of a batch in the last finished step."""
     skipped: int
     """Blocks that rollbacks declared skipped, in all epochs."""
     share_of_tokens: float
@@ -68,9 +68,9 @@ class RunView:
     """FINISHED, TRAINING, STARTING (a supervisor runs, but no attempt trains), SPIKED (not rolled
     back yet), GIVEN_UP or STOPPED."""
     notes: Sequence[str] = ()
-    """What could not be read."""
+    """Messages about files that could not be read."""
     slow_rank: pace.SlowRank | None = None
-    """The rank that the others wait for now."""
+    """The rank for which the others wait now."""
     orphaned: bool = False
     """Whether the attempt that trains now has lost its supervisor."""
 
@@ -100,7 +100,7 @@ class RunView:
 
     @property
     def drawn(self) -> list[CorpusUsage]:
-        """What the surviving steps drew from each corpus; [] before the first attempt."""
+        """Usage of each corpus by the surviving steps; [] before the first attempt."""
         begun = [record for record in self.records if record["kind"] == "attempt"]
         if not begun:
             return []
@@ -126,7 +126,7 @@ class RunView:
 
     @property
     def next_command(self) -> str:
-        """What a user would run next; "" while a run is trained that has what it needs."""
+        """The command to run next; "" while a run is being trained normally."""
         if self.activity in (TRAINING, STARTING) and not self.orphaned:
             return ""
         if self.activity == FINISHED:
@@ -241,7 +241,7 @@ def describe_phases(config: RunConfig, now: Phase | None = None) -> list[str]:
 
 
 def _settings(settings: PhaseConfig) -> str:
-    """What a phase changes."""
+    """The changes of a phase."""
     changes = flatten(settings.delta).items()
     shown = (f"{key} {value if value != '' else repr(value)}" for key, value in changes)
     return ", ".join(shown) or "as the recipe"
@@ -293,7 +293,7 @@ def _clock(seconds: float) -> str:
 
 
 def current_activity(seen: RunView) -> str:
-    """Say in a sentence or two what a run is doing."""
+    """Describe the current state of a run in a sentence or two."""
     state, steps = seen.state, seen.config.training.steps
     if seen.activity == FINISHED:
         attempts = count(state.attempts, "attempt")

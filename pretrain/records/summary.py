@@ -1,4 +1,4 @@
-"""What a run did up to a checkpoint, in numbers: exports carry it, and model cards show it."""
+"""Statistics of a run up to a checkpoint, for exports and model cards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which code runs: versions of Python, of the packages that compute, and of zeroclap itself.
+"""Versions of the running code: Python, the packages that compute, and zeroclap itself.
 
-Ranks with other code compute other numbers, or do not understand each other. A release number does
+Ranks with different code compute different numbers, or fail to communicate. A release number does
 not tell two checkouts apart, so zeroclap's version is a hash of its source files.
 """
 
@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def differences(found: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
-    """Describe what is not the same on all hosts: `torch: 2.13 on a, b and 2.12 on c`.
+    """Describe what differs between hosts: `torch: 2.13 on a, b and 2.12 on c`.
 
     Args:
         found: versions by name, or hashes of files by path, each with the host that has them.
@@ -91,7 +91,7 @@ def check_same_code(group: Group) -> dict[str, str]:
 
 
 def changes(records: Sequence[Record]) -> list[str]:
-    """Return a sentence for each attempt of a ledger that ran other code than the one before."""
+    """Return a sentence for each attempt of a ledger whose code differs from the one before."""
     attempts = [r for r in records if r["kind"] == "attempt" and "versions" in r]
     found = []
     for before, after in zip(attempts, attempts[1:], strict=False):

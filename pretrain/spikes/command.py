@@ -1,4 +1,4 @@
-"""The command that judges recorded curves: replay."""
+"""The command `replay`: run the spike detector over recorded curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss spike detector: when a run is suspected of a spike, and when the spike is confirmed.
+"""Loss spike detector: suspects a spike, and confirms it or lets it heal.
 
 Each record (the measurements of one step) is judged by robust statistics of the records before it,
 on several channels. A *suspicion* costs nothing; checkpoints from before it are kept. It *heals*
@@ -21,13 +21,13 @@ fp16 skips an update with a finite loss in order to lower its loss scale. Such u
 channel loss-scale, and are a spike at once where the scale cannot be lowered.
 
 A rise on the channels fast and slow that would be confirmed is a *new level* where it is small and
-no longer rises (`_judge_lasting_rise`): the data have changed for good, and the run goes on falling
-from there. It is learnt. While a small rise still rises, it stays suspected. Rises add up, and a
-spike begins where the first of them began (drift.py).
+no longer rises (`_judge_lasting_rise`): the data have changed for good, and the loss falls again
+from there. The detector adopts this level. While a small rise still rises, it stays suspected.
+Rises add up, and a spike begins where the first of them began (drift.py).
 
-The numbers are those of the default SpikeConfig. They count records, so a curve that was logged
-every few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated
-by the change point of the last losses, not by the alarm.
+The numbers are those of the default SpikeConfig. They count records, so curves logged every few
+steps are judged alike. Outliers never enter the statistics. The change point of the last losses
+dates the onset, not the alarm.
 
 An evaluation is judged when it is measured, so that the last one of a run counts, too
 (validation.py).
@@ -114,10 +114,10 @@ class SpikeDetector:
     def update(self, seen: Seen) -> list[Event]:
         """Judge the next record.
 
-        After a spike the history is forgotten, so that a curve that goes on has a new level.
+        After a spike the history is forgotten, so that the rest of a curve has a new level.
 
         Returns:
-            What was found; a spike comes last.
+            The events; a spike comes last.
         """
         if isinstance(seen, Observation):
             events = self._observed(seen)
@@ -141,7 +141,7 @@ class SpikeDetector:
         return events
 
     def _from_first_rise(self, spike: Event) -> Event:
-        """The spike with the onset of the first rise of the loss that it may have begun with."""
+        """Return the spike, dated to the first rise of the loss with which it may have begun."""
         if self._suspicion:
             spike = dataclasses.replace(spike, onset=min(spike.onset, self._suspicion.onset))
             self._drift.date(spike.onset, self._suspicion.deviation)
@@ -151,7 +151,7 @@ class SpikeDetector:
         return dataclasses.replace(spike, onset=first, baseline=level)
 
     def deviations(self, observation: Observation) -> tuple[float, float]:
-        """How far the next record lies above its level, before `update` judges it.
+        """Return the distance of the next record from its level, before `update` judges it.
 
         Returns:
             Of the loss and of the logarithm of the gradient norm, in robust standard deviations;
@@ -204,7 +204,7 @@ class SpikeDetector:
         return self._drift.judge(step, deviation) if block_ends else []
 
     def _deviation(self) -> float:
-        """Deviation of a loss; without a history such that only gross rises are outliers."""
+        """Return the deviation of a loss; without a history only gross rises are outliers."""
         if self._level.is_known:
             return self._level.deviation
         return max(self.config.gross_nats, _SMALLEST_DEVIATION) / self.config.deviations
@@ -267,7 +267,7 @@ class SpikeDetector:
         return []
 
     def _judge_lasting_rise(self, suspicion: Suspicion, step: int, baseline: float) -> list[Event]:
-        """Tell a spike from a new level, or wait until this is known.
+        """Decide between a spike and a new level, or wait until this is known.
 
         A rise is small up to `SMALL_NATS`, counted from the level before the first rise that the
         run has not returned from: small steps do not add up unnoticed. It no longer rises

@@ -12,7 +12,7 @@ from pretrain.spikes.observations import Event
 BLOCK = 256
 """Records whose median is remembered: the noise of a loss nearly cancels."""
 MEMORY = 32 * BLOCK
-"""Records in which rises add up. A loss that rises by less in so many is overfitting at worst."""
+"""Records over which rises add up. A slower rise is overfitting at worst."""
 SMALL_NATS = 0.2
 """Largest rise that counts as a new level once it no longer rises. Labelled shifts of the level
 begin there; at 0.175, shifts of 0.14 were called spikes."""
@@ -63,7 +63,7 @@ class DriftChannel:
 
         Args:
             step: the last one.
-            deviation: of one loss, in nats; where it is large, so must a rise be.
+            deviation: of one loss, in nats; a smaller rise is not suspected.
         """
         limit = max(SMALL_NATS, deviation)
         last = self._medians[-1][1]
@@ -83,7 +83,7 @@ class DriftChannel:
         return [Event("suspect", "drift", step, self.onset, level, self.level)]
 
     def date(self, onset: int, deviation: float) -> None:
-        """Remember a rise that led to a spike: also a small one, if it lasted to the onset.
+        """Remember a rise that led to a spike, even a small one if it lasted to the onset.
 
         Args:
             onset: of the spike.
@@ -97,9 +97,9 @@ class DriftChannel:
     def _find_rise(
         self, blocks: Sequence[tuple[int, float]], level: float, least: float, near: float
     ) -> None:
-        """Remember a rise by at least so much above the lowest block, unless it is known.
+        """Remember a rise by at least `least` above the lowest block, unless it is known.
 
-        It begins with the last block that was near the lowest one.
+        It begins with the last block within `near` of the lowest one.
         """
         lowest = min(median for _, median in blocks)
         known = self.level <= lowest + near  # False while there is no rise

@@ -1,4 +1,4 @@
-"""What the spike detector sees, and what it finds."""
+"""Input and events of the spike detector."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Evaluation:
 
 
 Seen = Observation | Evaluation
-"""What the detector judges, one after the other."""
+"""A record that the detector judges."""
 
 
 def in_order(observations: Iterable[Observation], evaluations: Iterable[Evaluation]) -> list[Seen]:
@@ -65,7 +65,7 @@ def in_order(observations: Iterable[Observation], evaluations: Iterable[Evaluati
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """A finding of the detector."""
+    """An event that the detector reports."""
 
     kind: str
     """suspect, healed, new-level or spike"""

@@ -27,22 +27,22 @@ from pretrain.spikes import drift
 
 _LAST_RUNG = 3
 REGION_STEPS = 1000
-"""Spikes that begin at most so many steps apart count as the same problem: the next rollback
-changes more."""
+"""Spikes that begin within this distance count as the same problem: the next rollback changes
+more."""
 LOWERED_RATE, LOWERED_STEPS = 0.5, 1000
 """Factor on the learning rate after the third rollback, and the steps after the onset for which it
 holds. Of the models that truly diverge (study spike-cures) 0.7 did not cure one."""
 _NON_FINITE_CHANNELS = ("non-finite", "loss-scale")
 """Channels on which the onset is exact: the loss did not rise unnoticed before it."""
 _BUDGET, _BUDGET_STEPS = 5, 10_000
-"""Rollbacks within so many steps after which a run is given up: a recipe that spikes more often has
-a cause that rollbacks do not mend."""
+"""Rollbacks, within this number of steps, after which a run is given up: a recipe that spikes more
+often has a cause that rollbacks do not cure."""
 _MOST_ROLLBACKS = 20
 """Rollbacks after which a run is given up, however far apart: as many as PaLM's largest model took
 (Chowdhery et al. 2022, section 5.1)."""
 _OLD_SPACING = drift.MEMORY // 2
-"""Steps between the old checkpoints that are kept: so much more is lost if a spike turns out to
-have begun with a small rise thousands of steps before."""
+"""Steps between the old checkpoints that are kept, for spikes that turn out to have begun with a
+small rise thousands of steps before."""
 
 Records = Sequence[ledger.Record]
 
@@ -74,7 +74,7 @@ class GiveUp:
 def counted_rollbacks(records: Records) -> Records:
     """The rollbacks that budgets count: those since the run was last given up.
 
-    Somebody who starts such a run again grants it new budgets.
+    Restarting a run that was given up resets its budgets.
     """
     last = max((n for n, record in enumerate(records) if record["kind"] == "gave-up"), default=-1)
     return [record for record in records[last + 1 :] if record["kind"] == "rollback"]
@@ -139,7 +139,7 @@ def _spent_budget(
     near: Sequence[Mapping[str, Any]],
     rollbacks: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Describe the budget that is spent; "" if none is."""
+    """Describe the exhausted budget; "" if there is none."""
     recent = [r for r in rollbacks if abs(r["onset"] - onset) < _BUDGET_STEPS]
     if any(r["rung"] >= _LAST_RUNG for r in near):
         cause = (
@@ -160,7 +160,7 @@ def _spent_budget(
 
 
 def _no_target(spike: Mapping[str, Any], checkpoints: Collection[int], policy: SpikeConfig) -> str:
-    """Explain that only step 0 is early enough; "" if a checkpoint is, or little would be lost.
+    """Explain that no checkpoint is early enough; "" if one is, or little would be lost.
 
     Retention keeps the targets of the loss's channels. An evaluation may date a spike much further
     back.

@@ -1,10 +1,10 @@
-"""`replay`: the spike detector over recorded curves, and what the policy would do.
+"""`replay`: run the spike detector over recorded curves, and show what the policy would do.
 
-It is the detector that runs live. A curve is a run's folder, or a log of others, also compressed
-(.gz, .zst): a CSV (one run of W&B, TensorBoard), JSON Lines, trainer_state.json of transformers, or
-the JSON log of fairseq.
-A step at or below the one before it starts over from there, as after a restart from a checkpoint,
-and the later record counts. Steps may be missing: many logs have every fifth.
+The detector is the one that runs live. A curve is a run's folder or another program's log, also
+compressed (.gz, .zst): a CSV (one run of W&B, TensorBoard), JSON Lines, trainer_state.json of
+transformers, or the JSON log of fairseq. A step at or below the one before it starts over from
+there, as after a restart from a checkpoint, and the later record counts. Steps may be missing: many
+logs have every fifth.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COLORS = {"healed": pictures.ORANGE, "new-level": pictures.GREEN, "spike": pict
 
 
 def replay(words: Sequence[str], json_file: Path | None, picture: Path | None) -> None:
-    """Print what the detector finds on curves.
+    """Print the detector's events on curves.
 
     Args:
         words: paths of curves, and thresholds as `spike.key=value`.
@@ -50,7 +50,7 @@ def replay(words: Sequence[str], json_file: Path | None, picture: Path | None) -
         picture: also gets the curves, drawn.
 
     Raises:
-        ValueError: a word is neither, or as `read_curve`.
+        ValueError: a word is neither a curve nor a threshold, or as `read_curve`.
     """
     overrides = [word for word in words if "=" in word and not Path(word).exists()]
     _settings(None, overrides)  # refused before anything is read
@@ -66,7 +66,7 @@ def replay(words: Sequence[str], json_file: Path | None, picture: Path | None) -
 
 
 def read_curve(path: Path) -> list[Seen]:
-    """Return what a detector would have judged of a run's folder or a log, in order.
+    """Return the detector's input from a run's folder or a log, in order.
 
     Raises:
         ValueError: there is nothing to read, a line is malformed, or none has a step and a loss.
@@ -86,7 +86,7 @@ def read_curve(path: Path) -> list[Seen]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the columns of each line; a last one that was cut off is left out."""
+    """Yield the number and the columns of each line, without a truncated last line."""
     text = _text(path)
     if '"log_history"' in text:
         yield from enumerate(_trainer_history(text, path))
@@ -191,7 +191,7 @@ def _settings(path: Path | None, overrides: Sequence[str]) -> tuple[SpikeConfig,
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What the detector finds on a curve."""
+    """The detector's events on a curve."""
 
     name: str
     steps: list[Observation]

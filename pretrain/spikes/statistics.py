@@ -1,4 +1,4 @@
-"""Robust running statistics of a noisy series, which the spike detector judges by.
+"""Robust running statistics of a noisy series, for the spike detector.
 
 Each value costs a few microseconds: windows are kept sorted by bisection, and the minimum of a
 moving window is the head of a monotonic queue.
@@ -60,7 +60,7 @@ class SortedWindow:
 
 
 class Level:
-    """Median and scatter of a noisy series; the caller leaves outliers out."""
+    """Median and scatter of a noisy series, from which the caller omits outliers."""
 
     def __init__(self, window: int, minimum: int, smallest_deviation: float) -> None:
         """Start without values.

@@ -1,4 +1,4 @@
-"""What the spike detector keeps of a suspicion while it is open."""
+"""State of the spike detector's open suspicions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Suspicion:
     """How many of them came before the suspicion; `LowestLevel` contains these."""
 
     last_extrapolated: int
-    """Number of the last record that the baseline is extrapolated to: the first deadline. Much
-    further a loss falls less than its slope says, and a rise would seem to grow."""
+    """Number of the last record to which the baseline is extrapolated: the first deadline. Much
+    further, a loss falls less than its slope predicts, and a rise would seem to grow."""
 
     def baseline_at(self, record: int) -> float:
         """The baseline, extrapolated to a record."""

@@ -9,9 +9,9 @@ from pretrain.spikes.observations import Evaluation, Event
 
 
 class ValidationChannel:
-    """Compares each evaluation with the last one that measured the same.
+    """Compares each evaluation with the last one of the same measure.
 
-    Not with the best one: a loss that creeps up is overfitting, which no rollback cures.
+    The best one would not do: a slowly rising loss is overfitting, which no rollback cures.
     """
 
     def __init__(self, limit: float) -> None:

@@ -1,9 +1,9 @@
 """The agent of a node other than node 0: `python -m pretrain supervise --node-rank 1 ...`.
 
 It follows the control file that the supervisor on node 0 writes: it starts and ends the launcher of
-this node and reports on it. It decides one thing: if it has heard nothing from node 0 for too long,
-it ends the launcher, so that no processes are left on a machine that has lost its connection or its
-file system.
+this node and reports on it. It makes one decision: if node 0 is silent for too long, it ends the
+launcher, so that no processes are left on a machine that has lost its connection or its file
+system.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pretrain.supervision.nodes import Node, Report, SupervisorLiveness
 from pretrain.supervision.watch import StoppedProcesses
 
 MODULE = "pretrain.supervision.agent"
-"""What is started on the other machines of a hostfile."""
+"""The module that is started on the other machines of a hostfile."""
 _KILL_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 """Between two tries to connect to node 0."""
@@ -56,8 +56,8 @@ class Agent:
             node: this node.
             write: receives messages.
             poll_seconds: between two looks at the control file and the launcher.
-            start: token of the supervisor's start that it serves; "" to serve any. Of another start
-                it only takes over an attempt that runs already.
+            start: token of the supervisor's start that it serves; "" to serve any. It takes over a
+                running attempt of another start.
 
         Raises:
             ValueError: This node has an agent already, or cannot launch (see `launch.check`).
@@ -124,7 +124,7 @@ class Agent:
         self._end_job()
 
     def _set_report(self, state: str, problem: str = "", token: str | None = None) -> None:
-        """Change what is reported, by default on the same attempt."""
+        """Set the report, by default on the same attempt."""
         token = self._report.token if token is None else token
         self._report = Report(token, state, problem, self._start)
 
@@ -144,13 +144,13 @@ class Agent:
         if code is None:
             self._check_job()
             self._check_network()
-            # Until it has heard where to connect to, it cannot say that it is ready.
+            # Without an endpoint to connect to, it cannot report that it is ready.
             if not self._start or self._supervisor.endpoint:
                 self._reporter.write(self._report)
         return code
 
     def _follow(self, control_file: ControlFile) -> None:
-        """Make this node do what a new control file says."""
+        """Carry out a new control file on this node."""
         self._end_job()
         self._control_file = control_file
         if control_file.state != control.RUN or self._start not in ("", control_file.start):
@@ -190,7 +190,7 @@ class Agent:
         return None
 
     def _check_job(self) -> None:
-        """Bring the report up to date: whether the launcher ended, or a process is stopped."""
+        """Update the report: whether the launcher ended, or a process is stopped."""
         if self._job is None:
             return
         self._idle_since = time.monotonic()
@@ -216,7 +216,7 @@ class Agent:
             self._endpoint = endpoint
 
     def _end_orphans(self) -> None:
-        """End the launcher in a silence; called in a thread, as the main one may wait for files."""
+        """End the launcher if node 0 is silent; in a thread, as the main one may be blocked."""
         if self._job and self._supervisor.silence():
             with contextlib.suppress(TimeoutError):  # tried again in a second
                 self._job.end(processes.GRACE_SECONDS)
@@ -234,7 +234,7 @@ class Agent:
 
 
 def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
-    """Report why this node cannot take part, until the supervisor has heard it or waits no more.
+    """Report why this node cannot take part, until the supervisor exits or stops waiting.
 
     Args:
         config: the recipe.
@@ -242,7 +242,9 @@ def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
         reason: why it is refused.
     """
     run, before = Path(config.folder), control.try_read(Path(config.folder))
-    jobs.write_stdout(f"[node {node.rank}] refused, telling node 0 (Ctrl-C ends that): {reason}\n")
+    jobs.write_stdout(
+        f"[node {node.rank}] refused; reporting to node 0 (Ctrl-C to stop): {reason}\n"
+    )
     deadline = time.monotonic() + config.supervision.node_wait_seconds
     reporter = nodes.Reporter(run, node.rank)
     report = Report("", nodes.REFUSED, f"is refused: {reason}")
@@ -272,7 +274,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _end_predecessors(folder: str, rank: str) -> None:
-    """Kill other agents of a node, which no longer report: a new one takes their ranks over.
+    """Kill other agents of a node, which no longer report; a new one takes over their ranks.
 
     They may be stopped, or their ssh may have ended.
     """

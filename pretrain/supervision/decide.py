@@ -1,8 +1,8 @@
 """The supervisor's decisions, as pure functions of the ledger's records.
 
-What to do about a spike is decided in `pretrain.spikes`. Here: how an attempt ended, how often
-attempts may end without progress, and how long to wait before the next one. Progress is a
-checkpoint of a later step than any before: committing the same step again is not progress.
+`pretrain.spikes` decides about spikes. This module decides how an attempt ended, how often attempts
+may end without progress, and how long to wait before the next one. Progress is a checkpoint of a
+later step than any before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pretrain.records import failures, ledger
 from pretrain.spikes import policy
 
 CRASH, HANG, PREEMPTED, INTERRUPTED = "crash", "hang", "preempted", "interrupted"
-"""Kinds of records that say how a launch ended, even one whose attempt never began."""
+"""Kinds of records for the end of a launch, even one whose attempt never began."""
 _MAX_PAUSE = 10.0
 """Seconds."""
 
@@ -71,8 +71,8 @@ def answer_to_endings(
 def endings_without_progress(records: Sequence[ledger.Record]) -> list[ledger.Record]:
     """Return the crashes and hangs since the last progress.
 
-    A rollback starts the count again, and so does a user who starts a run that was given up. An
-    attempt that was asked to stop did not fail.
+    A rollback, or restarting a run that was given up, resets the count. An attempt that was asked
+    to stop did not fail.
     """
     endings: list[ledger.Record] = []
     furthest = 0
@@ -102,7 +102,7 @@ def since_fork(records: Sequence[ledger.Record]) -> list[ledger.Record]:
 
 
 def open_attempt(records: Sequence[ledger.Record]) -> ledger.Record | None:
-    """Return the newest attempt if no record says how it ended.
+    """Return the newest attempt if its end is not recorded.
 
     Attempts before a fork are the source's.
     """
@@ -141,7 +141,7 @@ def why_ended(
 
 
 def ending(recorded: Collection[str], seen: str, preempting: bool) -> str:
-    """Return the kind of record that is missing to say how an attempt ended; "" if none is.
+    """Return the kind of record to add for the end of an attempt; "" if it is recorded.
 
     Args:
         recorded: kinds of the records that the attempt itself wrote.

@@ -1,8 +1,8 @@
 """The machines of a hostfile: read it, and keep an agent running on each of them over ssh.
 
 The supervisor runs on the first machine. The agents on the others are those that a user may start
-with --node-rank instead: they follow the control file, and end their processes by themselves. So
-ssh only has to start them. `pretrain.supervision.reach` checks the machines before.
+with --node-rank instead: they follow the control file and end their processes by themselves, so ssh
+only starts them. `pretrain.supervision.reach` checks the machines first.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _lines(path: Path, setting: str) -> list[str]:
 
 
 def is_permanent(said: str) -> bool:
-    """Return whether what ssh or an agent says will not go away by waiting."""
+    """Return whether an error of ssh or an agent is permanent."""
     return _PERMANENT.search(said) is not None
 
 
@@ -137,22 +137,22 @@ def exported(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def remote(name: str, words: Sequence[str]) -> list[str]:
-    """Return ssh's last arguments: a machine, and how it runs a Python module as this one does.
+    """Return ssh's last arguments: a machine, and the command that runs a Python module there.
 
-    The module's environment comes through standard input (`variables`), as every user of a machine
-    can read the arguments of its processes.
+    The module reads its environment from standard input (`variables`), because every user of a
+    machine can read the arguments of its processes.
     """
     command = shlex.join([sys.executable, "-I", "-c", _WITH_VARIABLES, *words])
     return ["--", name, f"cd {shlex.quote(os.getcwd())} && exec {command}"]
 
 
 def variables(environ: Mapping[str, str]) -> bytes:
-    """Return what `remote` reads from standard input: what is `exported`, as JSON."""
+    """Return the standard input for `remote`: the `exported` variables, as JSON."""
     return strict_json(exported(children.environment(environ))).encode()
 
 
 class Agents:
-    """The agents on the other machines of a hostfile; each is the child of an ssh of ours."""
+    """The agents on the other machines of a hostfile, each started by a local ssh process."""
 
     def __init__(self, names: Sequence[str], run: Path, write: Callable[[str], object]) -> None:
         """Start none yet.
@@ -163,26 +163,26 @@ class Agents:
             write: receives messages, without line ends, about agents that could not be started.
         """
         self.start = secrets.token_hex(8) if names else ""
-        """Token of this start: the agents serve its supervisor, and none that comes later."""
+        """Token of this start: the agents serve its supervisor only."""
         self._names, self._run, self._write = names, run, write
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._started: dict[int, float] = {}
         self._printed: dict[int, str] = {}
         self.fatal_error = ""
-        """Why an agent ended, if another one would end in the same way."""
+        """Why an agent ended, if the error is permanent."""
         self._lock, self._dismissed = threading.Lock(), False
 
     def _log(self, node: int) -> Path:
         return self._run / "logs" / f"agent-{node:03d}.log"
 
     def keep(self, lost: Collection[int] = ()) -> None:
-        """Start an agent on each node, unless our last ssh still runs there.
+        """Start an agent on each node where our last ssh has ended.
 
-        An agent that runs there without it, such as one of the supervisor before, is ended by the
-        new one, which takes its ranks over.
+        A new agent ends one that still runs there, such as that of an earlier supervisor, and takes
+        over its ranks.
 
         Args:
-            lost: nodes that count as dead. An ssh that runs there is ended: its agent is stuck.
+            lost: nodes that count as dead. Their ssh is ended: its agent is stuck.
 
         Raises:
             OSError: The log cannot be written now.
@@ -222,10 +222,10 @@ class Agents:
             )
 
     def _report(self, node: int, code: int) -> None:
-        """Say why an ssh ended, if that is news."""
+        """Print why an ssh ended, unless it was printed before."""
         lines = self._log(node).read_text(errors="replace").splitlines() or [""]
         text = f"the agent on {self._names[node]} ended with code {code}"
-        if code == SSH_FAILED:  # whatever it says: a machine that starts may refuse us for a while
+        if code == SSH_FAILED:  # with any message: a booting machine may refuse connections
             text = f"{self._names[node]} cannot be reached"
         text = f"{text}: {lines[-1]}"
         if code != SSH_FAILED and is_permanent(lines[-1]):
@@ -237,9 +237,9 @@ class Agents:
 
     @contextlib.contextmanager
     def kept(self, others: OtherNodes, address: str) -> Iterator[None]:
-        """Show the agents of the other nodes that node 0 is alive, and start those of ours.
+        """Show the agents that node 0 is alive, start them and read their reports.
 
-        A thread does so until this block ends, and reads their reports.
+        A thread does so until this block ends.
 
         Args:
             others: the other nodes.
@@ -265,7 +265,7 @@ class Agents:
             yield
 
     def dismiss(self) -> None:
-        """Start no more agents, as those that run are now told to exit."""
+        """Stop starting agents: the running ones are about to exit."""
         with self._lock:
             self._dismissed = True
 

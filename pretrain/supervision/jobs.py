@@ -1,4 +1,4 @@
-"""The launcher process of an attempt on this node, started by us or found again.
+"""The launcher process of an attempt on this node, started here or found again.
 
 A new supervisor adopts an attempt that outlived its supervisor, so no step is lost.
 """

@@ -1,8 +1,8 @@
-"""The nodes of a run: which one this is, and what node 0 and the others know of each other.
+"""The nodes of a run: which one this is, and how node 0 and the others monitor each other.
 
-Each node has an agent, and node 0 has the supervisor. They give signs of life in the run's folder,
-which all nodes share: agents rename the files of their reports, the supervisor rewrites its file.
-They count as long as these keep changing, by the reader's clock.
+Each node has an agent, and node 0 has the supervisor. They write signs of life into the run's
+folder, which all nodes share: agents rename their report files, the supervisor rewrites its file. A
+node counts as alive while its files keep changing, by the reader's clock.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ from pretrain.supervision.decide import CRASH, HANG, Problem
 
 READY, RUNNING, ENDED = "ready", "running", "ended"
 UNREACHABLE, REFUSED = "unreachable", "refused"
-"""An agent's ranks could not reach node 0 now; this machine cannot take part at all."""
+"""A node that cannot connect to node 0 now, and one that cannot take part at all."""
 _CONNECT_SECONDS, _RECEIVE_SECONDS = 5.0, 0.2
 _MAX_REPORT = 1 << 16
-"""Bytes that are taken from a connection."""
+"""Bytes that are read from a connection."""
 SILENCE_SECONDS = 60.0
-"""Within this time it is noticed that the agent of another node, or node 0, is dead."""
+"""The death of another node's agent, or of node 0, is noticed within this time."""
 QUIET_SECONDS = 6.0
-"""Between two signs of life of a node that has no news. Every sign is a rename in a folder that all
-nodes share."""
+"""Between two signs of life of a node without news. Every sign is a rename in a shared folder."""
 _REPORT = re.compile(r"node-(?P<node>\d+)-(?P<version>\d+)-\d+\.json")
 
 
 class Interval:
-    """Says when something is due: at once, and then again after some seconds."""
+    """Decides when a repeated action is due: at once, and then again after some seconds."""
 
     def __init__(self) -> None:
         """Due now."""
         self._last = -math.inf
 
     def due(self, seconds: float) -> bool:
-        """Return whether it was not due for these seconds; if so, they begin again."""
+        """Return whether the last time due is this long ago; if so, restart the interval."""
         now = time.monotonic()
         if now - self._last < seconds:
             return False
@@ -68,7 +67,7 @@ class Node:
     """Of node 0."""
 
     def __post_init__(self) -> None:
-        """Refuse a rank that is not below the number of nodes."""
+        """Check the rank."""
         if not 0 <= self.rank < self.count:
             raise ValueError(
                 f"--node-rank {self.rank} with --nodes {self.count}: it must be 0 or above, and "
@@ -113,9 +112,9 @@ class Reporter:
     """Writes the report of an agent, and shows that the agent is alive.
 
     The file's name has the version of the report and the number of signs of life since:
-    `node-NNN-VERSION-SIGN.json`. A sign is a rename, so node 0 hears all nodes by listing one
-    folder, and opens only reports that are new to it. A network file system may keep for a minute
-    what it knows of a file that another machine writes; a folder that is opened is listed anew.
+    `node-NNN-VERSION-SIGN.json`. A sign is a rename, so node 0 reads the signs of all nodes by
+    listing one folder, and opens only new reports. A network file system may cache for a minute the
+    attributes of a file that another machine writes, but lists an opened folder anew.
     """
 
     def __init__(self, run: Path, node: int, seconds: float = 0.0) -> None:
@@ -125,9 +124,9 @@ class Reporter:
         self._sign, self._next = 0, Interval()
 
     def write(self, report: Report) -> None:
-        """Write the report in place of the last one; if it is the same, show life if that is due.
+        """Replace the last report; if it has not changed, show a sign of life if one is due.
 
-        It is written again if its file is gone.
+        The report is written again if its file is gone.
         """
         if report == self._written:
             if self._next.due(self._seconds):
@@ -152,7 +151,7 @@ class Reporter:
 
 
 def send_report(run: Path, node: int, report: Report) -> None:
-    """Send a report to node 0's `Listener`, as a machine must that cannot write to the folder."""
+    """Send a report to node 0's `Listener`, from a machine that cannot write to the folder."""
     if not (endpoint := control.read_json(_supervisor_path(run))):
         return
     sender = {"host": socket.gethostname(), "node": node, "key": endpoint["key"]}
@@ -164,7 +163,7 @@ def send_report(run: Path, node: int, report: Report) -> None:
 
 
 def show_life(run: Path, address: str = "", port: int = 0, key: str = "") -> None:
-    """Show the agents that the supervisor is alive, and where and how its `Listener` listens."""
+    """Show the agents that the supervisor is alive, and the endpoint of its `Listener`."""
     # The time makes each file different from the one before.
     values = {"address": address, "port": port, "key": key, "time_ns": time.monotonic_ns()}
     with contextlib.suppress(OSError):  # the reader notices the silence
@@ -177,7 +176,7 @@ class Listener:
     def __init__(self) -> None:
         """Listen on a free port, on all interfaces."""
         self.key = secrets.token_hex(16)
-        """Known to those who can read the run's folder; other reports are not taken."""
+        """Known to those who can read the run's folder; reports with another key are ignored."""
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         self._socket = socket.create_server(
@@ -187,7 +186,7 @@ class Listener:
         self.port = int(self._socket.getsockname()[1])
 
     def accept(self) -> list[dict[str, Any]]:
-        """Take and close the connections that have been made; return the reports that came."""
+        """Accept and close the waiting connections; return the reports received."""
         reports = []
         with contextlib.suppress(OSError):  # BlockingIOError: no more
             while True:
@@ -198,7 +197,7 @@ class Listener:
         return [report for report in reports if report.get("key") == self.key]
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._socket.close()
 
 
@@ -219,7 +218,7 @@ def _supervisor_path(run: Path) -> Path:
 
 
 class SupervisorLiveness:
-    """What a node hears from node 0: its supervisor's signs of life, and the heartbeat of rank 0.
+    """Signs of life of node 0: those of its supervisor, and the heartbeat of rank 0.
 
     The heartbeat counts too, so that an attempt survives the end of its supervisor.
     """
@@ -230,10 +229,10 @@ class SupervisorLiveness:
         self._known = [control.read_json(path) for path in self._paths]
         self._clock, self._last = clock, clock()
         self.endpoint: tuple[str, int] | None = None
-        """Address and port of the `Listener` of the supervisor that was heard last."""
+        """Address and port of the `Listener` of the last supervisor seen alive."""
 
     def listen(self) -> None:
-        """Read the files up to one that is new; may block while their file system is away."""
+        """Read the files until one is new; may block while their file system is unavailable."""
         for index, path in enumerate(self._paths):
             newest = control.read_json(path)
             if newest is not None and newest != self._known[index]:
@@ -243,14 +242,14 @@ class SupervisorLiveness:
                 return
 
     def silence(self) -> str:
-        """Describe a silence that is too long, without reading any file; else return ""."""
+        """Describe a silence of node 0 that is too long, without reading files; else ""."""
         if self._clock() - self._last <= SILENCE_SECONDS:
             return ""
-        return f"it heard nothing from node 0 for {SILENCE_SECONDS:.0f} s"
+        return f"it received no sign of life from node 0 for {SILENCE_SECONDS:.0f} s"
 
 
 class OtherNodes:
-    """What the supervisor on node 0 knows of the other nodes."""
+    """State of the other nodes, as the supervisor on node 0 knows it."""
 
     def __init__(
         self,
@@ -280,19 +279,19 @@ class OtherNodes:
 
     def read(self) -> None:
         """List the reports of all nodes, and open those that are new."""
-        # Not when it ends: it may wait for a file system that is away.
+        # The time before reading, which may wait for an unavailable file system.
         self._read_at = self._clock()
         with contextlib.suppress(OSError):
             names = sorted(os.listdir(self._folder))
             self._names = {name for name in names if name in self._names or self._read_sign(name)}
 
     def take(self, report: dict[str, Any]) -> None:
-        """Take a report that came through the `Listener`."""
+        """Store a report that the `Listener` received."""
         if (node := int(report["node"])) in self._reports:
             self._reports[node], self._last_change[node] = report, self._clock()
 
     def _read_sign(self, name: str) -> bool:
-        """Take a new name in the folder for a sign of life; return whether that was possible."""
+        """Count a new file name as a sign of life; return whether it is one."""
         found = _REPORT.fullmatch(name)
         if not found or (node := int(found["node"])) not in self._reports:
             return False
@@ -305,24 +304,24 @@ class OtherNodes:
         return True
 
     def silent(self) -> list[int]:
-        """Return the nodes that count as silent since they were read.
+        """Return the nodes that counted as silent at the last read.
 
-        The limit is shortened so that a node which dies is noticed within SILENCE_SECONDS: its last
-        sign may be older by the time between two reads, and the next read comes as much later.
+        The limit is shortened by three intervals, so that a dead node is reported within
+        SILENCE_SECONDS.
         """
         oldest = self._read_at - (SILENCE_SECONDS - 3 * QUIET_SECONDS)
         return [n for n in self._reports if self._last_change.get(n, self._started) < oldest]
 
     def name(self, node: int) -> str:
-        """Return the number of a node, with its host as far as that is known: `1 (gpu-2)`."""
+        """Return the number of a node, with its host if known: `1 (gpu-2)`."""
         host = (self._reports.get(node) or {}).get("host", "")
         return f"{node} ({host})" if host else str(node)
 
     def unavailable(self) -> list[int]:
         """Return the nodes that cannot start an attempt: silent, unreachable, or busy with another.
 
-        Their reports are read.
-        An agent of an earlier start starts nothing for this one, whose own agent will end it.
+        Reads their reports. An agent of an earlier start does not count: this start's own agent
+        will end it.
         """
         busy = self.busy()  # reads all
         unknown = self._reports.keys() - self._last_change.keys()
@@ -334,7 +333,7 @@ class OtherNodes:
         return sorted({*unknown, *self.silent(), *busy, *others, *unreachable})
 
     def messages(self, state: str) -> str:
-        """Return what the nodes in a state say of it, with their names; "" if none is in it."""
+        """Return the messages of the nodes in a state, with their names; "" if there are none."""
         return "; ".join(
             f"node {self.name(node)} {report['problem']}"
             for node, report in self._reports.items()
@@ -342,7 +341,7 @@ class OtherNodes:
         )
 
     def busy(self) -> list[int]:
-        """Return the nodes that are alive and have processes of an attempt; read their reports."""
+        """Read the reports; return the nodes that are alive and run processes of an attempt."""
         self.read()
         silent = self.silent()
         return [
@@ -352,7 +351,7 @@ class OtherNodes:
         ]
 
     def problem(self, token: str) -> Problem | None:
-        """Return why another node ends the attempt with this token, as far as was read."""
+        """Return why another node ends the attempt with this token, from the last reports read."""
         if silent := self.silent():
             nodes = ", ".join(map(self.name, silent))
             return Problem(CRASH, f"node {nodes} was silent for {SILENCE_SECONDS:.0f} s")

@@ -1,4 +1,4 @@
-"""Tell a program of the user's of a rollback, of giving up, and of the end of a run."""
+"""Call the user's program at a rollback, when giving up, and at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from data_prep.common.files import strict_json
 from pretrain.records.ledger import Record
 
 KINDS = frozenset({"rollback", "gave-up", "done", "preempted", "interrupted"})
-"""The ledger's records that are told."""
+"""Kinds of the ledger's records that are sent."""
 COMMAND_SECONDS = 30.0
 
 
@@ -23,7 +23,7 @@ def check(command: Sequence[str]) -> None:
 
 
 def tell(command: Sequence[str], run: Path, record: Record, sentence: str) -> None:
-    """Tell a record of a run's ledger, if it is one of KINDS, as JSON on standard input.
+    """Send a record of a run's ledger, if it is one of KINDS, as JSON on standard input.
 
     `text` is the key that Slack and Mattermost show.
 

@@ -1,6 +1,6 @@
-"""Whether the other machines of a hostfile can be reached and are like this one.
+"""Check that the other machines of a hostfile can be reached and match this one.
 
-`connect` asks each of them over ssh, in seconds, before anything is started there.
+`connect` queries each of them over ssh, in seconds, before anything is started there.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pretrain.supervision.nodes import Node
 
 _CHECK_SECONDS = 60.0
 _MARKS = "<<zeroclap ", " zeroclap>>"
-"""Around an answer: logins may print before and after it, and on the same line."""
+"""Delimiters of an answer: logins may print before and after it, and on the same line."""
 _MOST_QUOTED = 200
 """Characters."""
 
 
 def check_first_machine(names: Sequence[str]) -> None:
-    """Refuse to supervise from another machine than the first one of the hostfile.
+    """Check that this machine is the first one of the hostfile.
 
     Raises:
         ValueError: The first name is not that of this machine.
@@ -61,22 +61,22 @@ def _is_local(name: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a machine says of itself."""
+    """A machine's description of itself."""
 
     versions: dict[str, str]
     """See `pretrain.records.versions`."""
     seen: str
-    """Content of the file that it was asked for; "" if it does not have it."""
+    """Content of the requested file; "" if it does not have it."""
     corpora: dict[str, str]
     """Hash of each corpus's manifest by the corpus's path; "" if it does not have it."""
     unwritable: str = ""
     """Why it cannot write beside that file; "" if it can."""
     client: str = ""
-    """The address from which it was asked: this machine's, as the other one sees it."""
+    """Address of this machine, as the other one sees it."""
 
 
 class _Unreachable(Exception):
-    """A machine that may be reached later."""
+    """A machine that may become reachable later."""
 
 
 def connect(
@@ -128,7 +128,7 @@ def connect(
 def _ask_all(
     names: Sequence[str], arguments: Sequence[str]
 ) -> tuple[dict[str, Answer], dict[str, str]]:
-    """Ask machines about themselves; return their answers, and why others were not reached."""
+    """Query machines; return their answers, and why others were not reached."""
 
     def ask(name: str) -> Answer | str:
         try:
@@ -143,11 +143,11 @@ def _ask_all(
 
 
 def _ask(name: str, arguments: Sequence[str]) -> Answer:
-    """Ask a machine about itself.
+    """Query a machine.
 
     Raises:
-        ValueError: It will not answer, however long one waits.
-        _Unreachable: It may be reached later.
+        ValueError: A permanent error.
+        _Unreachable: It may become reachable later.
     """
     words = ("pretrain.supervision.reach", *arguments)
     try:

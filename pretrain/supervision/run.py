@@ -1,4 +1,4 @@
-"""A supervised run on one node: what is refused before a start, then the supervisor or an agent."""
+"""A supervised run on one node: checks before the start, then the supervisor or an agent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pretrain.supervision.supervisor import Supervisor, forecast
 
 
 def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: bool = False) -> int:
-    """Train a run to its end on this node, or do an agent's part of it.
+    """Train a run to its end on this node, as supervisor or agent.
 
     Args:
         config: the recipe.
@@ -73,7 +73,7 @@ def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: b
 
 
 def _agent(config: RunConfig, node: Node) -> Agent:
-    """Return the agent of this node; tell node 0 if this machine may not write to the folder."""
+    """Return the agent of this node; report to node 0 if the folder cannot be written."""
     try:
         return Agent(config, node)
     except OSError as error:
@@ -83,7 +83,7 @@ def _agent(config: RunConfig, node: Node) -> Agent:
 
 
 def _show_end(run: Path) -> None:
-    """Write the report, and say where it is and what to do next."""
+    """Write the report, and print its path and what to do next."""
     try:
         if (run / METRICS).exists():
             sys.stdout.write(f"report: {write_report(run)}\n")
@@ -93,7 +93,7 @@ def _show_end(run: Path) -> None:
 
 
 def _check(config: RunConfig, node: Node) -> Mapping[str, CorpusManifest]:
-    """Refuse what can be refused before a start; return the manifests of the corpora."""
+    """Run the checks before a start; return the manifests of the corpora."""
     ranks = launch.world_size(config.supervision, node.count)
     model, manifests = check(config, ranks)
     refuse_other_recipe(config, manifests)
@@ -108,7 +108,7 @@ def _check(config: RunConfig, node: Node) -> Mapping[str, CorpusManifest]:
 
 
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
-    """Refuse a run that this machine's devices, memory or disk cannot hold; warn if it is tight."""
+    """Check that this machine's devices, memory and disk suffice; warn if memory is tight."""
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
     capability = min((gpu.capability for gpu in gpus.describe()), default=None)
     refuse_device(config, ranks, launch.device_type(os.environ), capability)

@@ -36,11 +36,11 @@ from pretrain.supervision.watch import Watch
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _DISK_SECONDS = 600.0
-"""How long a disk is tried again that fails otherwise than by being full."""
+"""How long to retry after disk errors other than a full disk."""
 _LEAST_BYTES = 16 << 20
-"""Of room on the disk before a launch."""
+"""Free bytes required on the disk before a launch."""
 _SAVE_SECONDS = 240.0
-"""To finish the step and save when the run is asked to stop."""
+"""Time to finish the step and save when the run is asked to stop."""
 _LOOK_SECONDS = 0.5
 """Between two looks at the reports of nodes that are waited for."""
 _ONLY_NODE = Node()
@@ -93,7 +93,7 @@ class Supervisor:
         self._other_nodes = OtherNodes(self.run_folder, node.count, start=self._agents.start)
         self._told = len(ledger.read_ledger(self.ledger))
         self._sizes = {path: _size(path) for path in (self.ledger, self._validation)}
-        """Of the files whose news are printed."""
+        """Sizes of the files whose new lines are printed."""
 
     def run(self) -> int:
         """Launch attempts until the run is finished or given up, or a stop is requested.
@@ -117,17 +117,17 @@ class Supervisor:
                     self._release_nodes(EXIT_FAILED)
                 raise
             except OSError as error:
-                self._print(f"stopped: {error}; start it again when this is fixed")
+                self._print(f"stopped: {error}; restart it when this is fixed")
                 code = EXIT_PREEMPTED if self._stop_requests.count else EXIT_FAILED
             with contextlib.suppress(OSError):
                 self._release_nodes(code)
             return code
 
     def _supervise(self) -> int:
-        """Do what the ledger requires until that is to stop; return the exit code.
+        """Follow the ledger until the run stops; return the exit code.
 
-        What the disk refuses is not kept: it is tried again from the beginning, as by another
-        supervisor.
+        After an error of the disk everything is tried again from the beginning, as a new supervisor
+        would.
 
         Raises:
             OSError: a stop was requested, or the disk has failed for too long.
@@ -135,7 +135,7 @@ class Supervisor:
         taken_over, failing_since, printed = False, math.inf, ""
         while True:
             try:
-                if not self.run_folder.is_dir():  # and must not be made anew beside its checkpoints
+                if not self.run_folder.is_dir():  # must not be created anew
                     gone = "is gone: it was moved or deleted, or its disk is not mounted"
                     raise FileNotFoundError(errno.ENOENT, gone, str(self.run_folder))
                 code = self._next() if taken_over else self._take_over()
@@ -175,7 +175,7 @@ class Supervisor:
         return None
 
     def _next(self) -> int | None:
-        """Do what the ledger requires next; return an exit code if that is to stop."""
+        """Take the next action that the ledger requires; return an exit code to stop."""
         decision = decide.decide(self._records(), self.config)
         if isinstance(decision, decide.Finished):
             self._print("finished")
@@ -225,7 +225,7 @@ class Supervisor:
         if came:
             return refused() if others.unavailable() else ""
         missing = ", ".join(map(others.name, others.unavailable()))
-        reason = f"node {missing} did not come, or did not end its processes, in {seconds:.0f} s"
+        reason = f"node {missing} did not report, or did not end its processes, in {seconds:.0f} s"
         return "; ".join(filter(None, (reason, others.messages(nodes.UNREACHABLE))))
 
     def _wait_for_room(self) -> None:
@@ -249,7 +249,7 @@ class Supervisor:
         self._wait_until(has_room, math.inf)
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for a condition until the time is over or a stop is requested; return if it held."""
+        """Wait for a condition, `seconds` or a stop request; return whether the condition held."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self._stop_requests.count or time.monotonic() >= deadline:
@@ -328,7 +328,7 @@ class Supervisor:
         kinds = {record["kind"] for record in own}
         errors = failures.read_failures(self.run_folder, token)
         cause, log = failures.cause(errors), launching.tail(job.log)
-        # Once a recipe was accepted, what refuses it may go away, such as a full disk.
+        # After a recipe was accepted, the cause of a refusal may go away, such as a full disk.
         code = cause.code if cause else job.code()
         begun = any(record["kind"] == "attempt" for record in decide.since_fork(records))
         if code == EXIT_USAGE and not begun:
@@ -349,7 +349,7 @@ class Supervisor:
         return EXIT_PREEMPTED if stopped and "done" not in kinds else None
 
     def _record_open(self, kind: str, reason: str) -> None:
-        """Record how the newest attempt ended, if no record says so."""
+        """Record the end of the newest attempt, if it is not recorded."""
         if attempt := decide.open_attempt(self._records()):
             number, step = attempt["attempt"], attempt["step"]
             self._record(kind, attempt=number, step=step, reason=reason)
@@ -375,7 +375,7 @@ class Supervisor:
 
     def _print_news(self) -> None:
         """Print what was added to the ledger and to validation.jsonl since the last call."""
-        with contextlib.suppress(OSError):  # told when the file grows again
+        with contextlib.suppress(OSError):  # printed when the file grows again
             grown = self._has_grown(self._validation)
             if lines := metrics.surviving(metrics.read_metrics(self._validation) if grown else []):
                 self._print(metrics.validation_line(lines))

@@ -19,7 +19,7 @@ ranks."""
 
 
 class Watch:
-    """What node 0 sees of one attempt: the heartbeat of rank 0, metrics and processes."""
+    """Watches one attempt on node 0: the heartbeat of rank 0, metrics and processes."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Watch:
         return Problem(HANG, reason) if reason else None
 
     def silence(self) -> str:
-        """Read heartbeat and metrics; describe a silence that is too long, else return ""."""
+        """Read heartbeat and metrics; return a description of a too long silence, else ""."""
         now = self._clock()
         if now - self._looked > _MAX_PAUSE:
             self._last_sign = now
@@ -69,8 +69,8 @@ class Watch:
 class StoppedProcesses:
     """Notices processes of an attempt that are stopped, for example by SIGSTOP.
 
-    The search through all processes of the machine is rare: a process that is stopped in two
-    searches in a row counts. It is named before the silence of its attempt is noticed.
+    Searching all processes of the machine is rare: a process that is stopped in two searches in a
+    row counts. It is reported before the silence of its attempt is noticed.
     """
 
     def __init__(self, run: Path, node: int, limit: float) -> None:

@@ -46,7 +46,7 @@ def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
         return history.describe({**record, **changes}).partition(": ")[2]
 
     for missing in (None, math.nan, math.inf):
-        assert text(loss=missing) == "fast rise, loss not finite where 5 was usual, since step 7"
+        assert text(loss=missing) == "fast rise, loss not finite (usually 5), since step 7"
         assert text(baseline=missing) == "fast rise, loss 6, since step 7"
         assert text(channel="validation", loss=missing, baseline=missing) == (
             "validation loss not finite, since step 7"

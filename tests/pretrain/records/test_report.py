@@ -48,7 +48,7 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
     for part in (
         "finished: 20,000 of 20,000 steps in 2 attempts.",
         "![training and validation loss](loss.png)",
-        "| steps done, of them lost to rollbacks and crashes | 34, 5 (14.7%) |",
+        "| steps computed; lost to rollbacks and crashes | 34; 5 (14.7%) |",
         "| seeds of the surviving lineage, from step | 5 from 0, 6 from 9 |",
         "- corpus: ",
         "## Validation after 20 steps",

@@ -47,8 +47,8 @@ def test_it_says_what_happened_in_order(run, capsys):
         "not being trained; it would continue from step 9 of 20,000",
         "code changed between attempts 1 and 2: zeroclap 1a2b to 3c4d",
         "attempt 1 began from initial weights: 2 ranks, seed 5",
-        "LOSS SPIKE confirmed at step 13: fast rise, loss 7 where 5 was usual, since step 10",
-        "rolled back to the checkpoint of step 9, going on with seed 6, without the blocks that "
+        "LOSS SPIKE confirmed at step 13: fast rise, loss 7 (usually 5), since step 10",
+        "rolled back to the checkpoint of step 9, continuing with seed 6, without the blocks that "
         "steps 10 to 12 had read",
         "attempt 2 began from the checkpoint of step 9",
         "attempt 2 failed: the launcher ended with code 9",

@@ -131,7 +131,7 @@ def test_a_node_that_hears_nothing_ends_its_processes_even_while_it_waits_for_fi
     stage.wait_for(lambda: processes.members(stage.run, 1) == [])
     back.set()
     stage.wait_for_state("a", nodes.ENDED)
-    assert stage.report()["problem"] == "it heard nothing from node 0 for 1 s"
+    assert stage.report()["problem"] == "it received no sign of life from node 0 for 1 s"
 
 
 def test_a_stopped_process_is_reported_of_its_own_attempt(stage):
@@ -326,7 +326,7 @@ def test_a_supervisor_gives_up_if_a_node_does_not_come(stage):
     supervisor = Supervisor(config, Node(0, 3), lambda text: None, poll_seconds=0.05)
     assert supervisor.run() == EXIT_FAILED
     (record,) = ledger.read_ledger(stage.run / "ledger.jsonl")
-    assert "node 1, 2 did not come" in record["reason"]
+    assert "node 1, 2 did not report" in record["reason"]
 
 
 def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):

@@ -309,7 +309,7 @@ def test_a_spike_is_rolled_back_and_told_as_is_the_end(opened, tmp_path, monkeyp
     assert kinds(run) == ["attempt", "commit", "spike", "rollback", "attempt", "done"]
     assert ledger.read_ledger(run / "ledger.jsonl")[3]["onset"] == 250
     assert "LOSS SPIKE" in "".join(output)
-    rolled_back = "rolled back to the checkpoint of step 100, going on with seed 2"
+    rolled_back = "rolled back to the checkpoint of step 100, continuing with seed 2"
     assert rolled_back in "".join(output)
     events = [json.loads(line) for line in told.read_text().splitlines()]
     assert [event["event"] for event in events] == ["rollback", "done"]
