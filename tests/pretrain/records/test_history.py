@@ -51,10 +51,10 @@ def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
         assert text(channel="validation", loss=missing, baseline=missing) == (
             "validation loss not finite, since step 7"
         )
-    assert text(channel="non-finite").startswith("non-finite loss or gradient, loss 6 where")
-    assert "fp16 (loss-scale), loss 6 where 5" in text(channel="loss-scale")
-    assert text(channel="gradient-norm").startswith("raised gradient norm, loss 6 where 5")
-    assert text(channel="drift").startswith("rise over thousands of steps, loss 6 where 5")
+    assert text(channel="non-finite").startswith("non-finite loss or gradient, loss 6 (usually")
+    assert "fp16 (loss-scale), loss 6 (usually 5)" in text(channel="loss-scale")
+    assert text(channel="gradient-norm").startswith("raised gradient norm, loss 6 (usually 5)")
+    assert text(channel="drift").startswith("rise over thousands of steps, loss 6 (usually 5)")
 
 
 def test_an_attempt_begins_with_sentences_about_what_led_to_it():

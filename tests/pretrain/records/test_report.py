@@ -30,7 +30,7 @@ def history():
 
 def test_its_costs_distinguish_surviving_steps_from_lost_ones(history):
     rows = costs(history.records, history.lines, metrics.surviving(history.lines))
-    assert [*rows.values()] == ["2,900", "200", "34, 5 (14.7%)", "0:00:00, 0:00:17"]
+    assert [*rows.values()] == ["2,900", "200", "34; 5 (14.7%)", "0:00:00; 0:00:17"]
 
 
 def test_the_report_has_picture_table_validation_and_history(history, tmp_path, capsys):
