@@ -28,7 +28,7 @@ from pretrain.config.sections import OptimizerConfig
 from pretrain.engine.distributed import Process, gather
 from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.inference import model_folder
-from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
+from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import StepRecord
 from pretrain.model.classifier import Classifier
@@ -101,8 +101,8 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         Objective(task),
         learning_rate=lambda step: config.rate(step, steps),
         steps=range(steps),
-        callbacks=Callbacks([Hook(1, evaluation)]),
-        rank_0=Rank0Callbacks([metrics, ProgressPrinter(steps), records.append]),
+        observers=[metrics, ProgressPrinter(steps), records.append],
+        hooks=[Hook(1, evaluation)],
     )
     ended = time.perf_counter()
     tokens = sum(record.result.tokens for record in records)

@@ -212,7 +212,7 @@ def _train(
     """Return the weights at the end, in fp32 on the CPU."""
     from pretrain.engine import engine as engines
     from pretrain.engine.consolidated import consolidated_weights
-    from pretrain.loop.loop import Rank0Callbacks, run
+    from pretrain.loop.loop import run
     from pretrain.model.language_model import LanguageModel
     from pretrain.records.figures import curves
     from pretrain.records.metrics import MetricsWriter, ProgressPrinter
@@ -237,13 +237,11 @@ def _train(
         batches.objective,
         learning_rate=lambda step: optimizer.learning_rate,
         steps=range(steps),
-        rank_0=Rank0Callbacks(
-            [
-                metrics,
-                lambda record: board.scalars(record.step, curves(record)),
-                ProgressPrinter(steps),
-            ]
-        ),
+        observers=[
+            metrics,
+            lambda record: board.scalars(record.step, curves(record)),
+            ProgressPrinter(steps),
+        ],
     )
     metrics.sync()
     board.close()

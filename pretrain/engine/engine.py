@@ -6,7 +6,6 @@ module, `consolidated` and `workarounds` import deepspeed.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import os
@@ -26,18 +25,10 @@ from pretrain.engine.distributed import (
     Process,
     adopt_launcher,
     all_sum,
-    broadcast_code,
     check_port_is_free,
+    gather_numbers,
 )
-from pretrain.loop.protocols import (
-    Ahead,
-    Exchanged,
-    MicroBatch,
-    Objective,
-    StepResult,
-    TermLoss,
-    weighted_loss,
-)
+from pretrain.loop.protocols import MicroBatch, Objective, StepResult, TermLoss, weighted_loss
 
 
 def deepspeed_json(
@@ -160,49 +151,38 @@ class Engine:
         module: nn.Module = self._deepspeed
         return module
 
-    def step(
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Equally many numbers of every rank, in rank order, on every rank."""
+        return gather_numbers(values, self.device)
+
+    def backward(
         self,
         micro_batches: Sequence[MicroBatch],
         objective: Objective,
-        learning_rate: float,
+        counts: tuple[int, ...],
         seed: int,
         step: int,
-        *,
-        counts: tuple[int, ...] | None = None,
-        ahead: Callable[[], Ahead] = Ahead,
-    ) -> StepResult:
-        """One update with the gradient of `Objective`'s loss over the global batch.
+    ) -> Tensor:
+        """Compute the gradient of `Objective`'s loss over the global batch.
 
         DeepSpeed averages over ranks, which is undone here, and would divide by a number of
         accumulation steps, which it is told not to: the result does not depend on how the batch was
         split, nor on the size of the batch before.
 
-        Under ZeRO an update whose gradient is not finite is skipped. The step still counts for the
-        batches and the learning rate, but not for AdamW's bias corrections.
-
-        One reduction at the end of the step carries everything that ranks exchange, and is all that
-        the host waits for outside of DeepSpeed.
-
         Args:
             micro_batches: this rank's, as many as every other rank's.
             objective: gives the loss of each.
-            learning_rate: of this update.
+            counts: tokens, and targets of each term, in the global batch.
             seed: keys the dropout.
             step: number of updates before this one, skipped ones included.
-            counts: `Exchanged.next_counts` of the step before; None costs another reduction.
-            ahead: called once, between the last backward pass and the optimizer.
+
+        Returns:
+            The sum of each term over this rank's targets, in nats: [terms], in fp64, which the host
+            has not waited for.
 
         Raises:
             ValueError: the global batch has no targets.
         """
-        skipped = self._deepspeed.skipped_steps
-        at_smallest_scale = workarounds.is_scale_exhausted(self._deepspeed.optimizer)
-        loss_scale = float(getattr(self._deepspeed.optimizer, "cur_scale", 1.0))
-        groups = self._deepspeed.optimizer.param_groups
-        optimizers.set_step(groups, self._optimizer, learning_rate, step - skipped)
-        self._deepspeed.train()
-        if counts is None:
-            counts = _whole(all_sum(_counts(micro_batches), self.device))
         _, *targets = counts
         if not any(targets):
             raise ValueError(
@@ -215,97 +195,64 @@ class Engine:
             device=self.device,
         )
         sums = torch.zeros(len(targets), dtype=torch.float64, device=self.device)
+        self._deepspeed.train()
         for number, batch in enumerate(micro_batches, start=1):
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
             torch.manual_seed(dropout_seed(seed, step, batch.index))
             losses = objective.loss(self._deepspeed, batch.to(self.device))
             self._deepspeed.backward((losses * factors).sum(), scale_wrt_gas=False)
             sums += losses.detach()
-        added = ahead()
-        norm, slots = self._stage_zero_norm(), self._slots(added.measured)
-        with workarounds.loss_scale_grows_after(self._deepspeed.optimizer):
-            self._deepspeed.step()
-        is_skipped = self._deepspeed.skipped_steps > skipped
-        return dataclasses.replace(
-            self._reduce(norm, slots, sums, counts, added, objective.terms),
-            loss_scale=loss_scale,
-            skipped=is_skipped,
-            scale_exhausted=is_skipped and at_smallest_scale,
-        )
+        return sums
 
-    def _reduce(
+    def update(
         self,
-        own_norm: Tensor | None,
-        slots: Sequence[Tensor | list[float]],
-        sums: Tensor,
-        counts: Sequence[int],
-        added: Ahead,
-        weights: Mapping[str, float],
+        losses: Tensor,
+        objective: Objective,
+        counts: tuple[int, ...],
+        learning_rate: float,
+        step: int,
     ) -> StepResult:
-        """Reduce what ranks exchange in a step; what is left to fill in is the default.
+        """Update the weights, and sum the losses of all ranks; the host waits for both.
+
+        Under ZeRO an update whose gradient is not finite is skipped. The step still counts for the
+        batches and the learning rate, but not for AdamW's bias corrections.
 
         Args:
-            own_norm: of the whole gradient, where DeepSpeed does not report it.
-            slots: `_slots` of what was measured.
-            sums: this rank's loss of each term.
-            counts: tokens, and targets of each term, in the global batch.
-            added: by the loop.
-            weights: of each term.
+            losses: what `backward` returned; overwritten.
+            objective: as in `backward`.
+            counts: as in `backward`.
+            learning_rate: of this update.
+            step: number of updates before this one, skipped ones included.
         """
-        if own_norm is None:
-            own_norm = self._deepspeed.get_global_grad_norm()
+        optimizer, skipped = self._deepspeed.optimizer, self._deepspeed.skipped_steps
+        at_smallest_scale = workarounds.is_scale_exhausted(optimizer)
+        loss_scale = float(getattr(optimizer, "cur_scale", 1.0))
+        groups = optimizer.param_groups
+        optimizers.set_step(groups, self._optimizer, learning_rate, step - skipped)
+        whole_norm = self._stage_zero_norm()
+        with workarounds.loss_scale_grows_after(optimizer):
+            self._deepspeed.step()
+        is_skipped = self._deepspeed.skipped_steps > skipped
+        totals = all_sum(losses, self.device)
+        if whole_norm is None:
+            whole_norm = self._deepspeed.get_global_grad_norm()
+        norm = float(whole_norm)
         tokens, *targets = counts
-        following = _counts(added.micro_batches) if added.micro_batches else [0.0] * len(counts)
-        norm_once, code_once = (0.0, 0.0) if self.rank else (own_norm, float(added.code))
-        own = [norm_once, code_once, following, sums, *slots]
-        norm, code, *found = all_sum(_joined(own, self.device), self.device)
-        ends = len(following), len(following) + len(targets)
-        next_counts, totals = found[: ends[0]], found[ends[0] : ends[1]]
         terms = {
             name: TermLoss(total / count if count else None, count)
-            for name, total, count in zip(weights, totals, targets, strict=True)
+            for name, total, count in zip(objective.terms, totals, targets, strict=True)
         }
         return StepResult(
-            loss=weighted_loss(weights, terms),
+            loss=weighted_loss(objective.terms, terms),
             targets=sum(targets),
             tokens=tokens,
             # A norm that is not finite is -1 where DeepSpeed was told not to check for it.
             gradient_norm=norm if math.isfinite(norm) and norm >= 0 else None,
             terms=terms if len(terms) > 1 else {},
-            exchanged=Exchanged(
-                next_counts=_whole(next_counts) if added.micro_batches else None,
-                code=int(code),
-                measured=self._by_name(added.measured, found[ends[1] :]),
-            ),
+            loss_scale=loss_scale,
+            skipped=is_skipped,
+            scale_exhausted=is_skipped and at_smallest_scale,
         )
-
-    def _slots(self, measured: Mapping[str, Tensor | float]) -> list[Tensor | list[float]]:
-        """This rank's summands of what was measured: a slot a rank, and one for a parameter.
-
-        Numbers come first, then parameters as they are before the update.
-        """
-        numbers = [value for value in measured.values() if not isinstance(value, Tensor)]
-        own = [0.0] * (len(numbers) * self.world_size)
-        own[self.rank :: self.world_size] = numbers
-        parameters = (value for value in measured.values() if isinstance(value, Tensor))
-        held = (
-            [0.0]
-            if self.rank
-            else workarounds.held_by_rank_0(p).detach().to(torch.float64, copy=True)
-            for p in parameters
-        )
-        return [own, *held]
-
-    def _by_name(
-        self, measured: Mapping[str, Tensor | float], slots: Sequence[float]
-    ) -> dict[str, tuple[float, ...]]:
-        """What was measured, from the sums of `_slots`: of each rank, of a parameter of rank 0."""
-        of_ranks = [name for name, value in measured.items() if not isinstance(value, Tensor)]
-        size = self.world_size
-        found = {name: tuple(slots[n * size :][:size]) for n, name in enumerate(of_ranks)}
-        parameters = (name for name in measured if name not in found)
-        held = slots[len(of_ranks) * size :]
-        return {**found, **{name: (value,) for name, value in zip(parameters, held, strict=True)}}
 
     def _stage_zero_norm(self) -> Tensor | None:
         """Norm of the whole gradients at stage 0, where DeepSpeed reports none; else None."""
@@ -338,10 +285,6 @@ class Engine:
             for part, batch in zip(parts, micro_batches, strict=True)
         ]
         return all_sum(torch.stack(counted).sum(dim=0).flatten(), self.device)
-
-    def agree(self, code: int) -> int:
-        """Broadcast rank 0's code; returns it on every rank."""
-        return broadcast_code(code, self.device)
 
     def save(self, folder: Path) -> None:
         """Save this rank's part of the weights and optimizer state.
@@ -395,19 +338,3 @@ class Engine:
             optimizer.update_lp_params()
         (states, *_) = folder.glob("*_model_states.pt")
         self._deepspeed.skipped_steps = read_states(states)["skipped_steps"]
-
-
-def _counts(micro_batches: Sequence[MicroBatch]) -> list[float]:
-    """This rank's tokens, and targets of each term."""
-    columns = zip(*((b.tokens, *b.targets) for b in micro_batches), strict=True)
-    return [float(sum(column)) for column in columns]
-
-
-def _whole(counts: Sequence[float]) -> tuple[int, ...]:
-    return tuple(int(count) for count in counts)
-
-
-def _joined(parts: Sequence[Any], device: torch.device) -> Tensor:
-    """Join numbers, lists of numbers and tensors: [their number], in fp64."""
-    tensors = [torch.as_tensor(part, dtype=torch.float64, device=device) for part in parts]
-    return torch.cat([tensor.flatten() for tensor in tensors])

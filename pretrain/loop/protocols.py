@@ -100,31 +100,6 @@ def weighted_loss(weights: Mapping[str, float], terms: Mapping[str, TermLoss]) -
 
 
 @dataclasses.dataclass(frozen=True)
-class Ahead:
-    """What a rank adds to the reduction at the end of a step."""
-
-    micro_batches: Sequence[MicroBatch] = ()
-    """This rank's of the next step; none after the last one."""
-    code: int = 0
-    """Rank 0's reaches every rank; those of other ranks are ignored."""
-    measured: Mapping[str, Tensor | float] = dataclasses.field(default_factory=dict)
-    """What this rank measured, for the records of rank 0; the same names on every rank. Of a
-    parameter of one number, rank 0's value before the update."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Exchanged:
-    """What the reduction makes of every rank's `Ahead`."""
-
-    next_counts: tuple[int, ...] | None = None
-    """Tokens, and targets of each term, in the global batch of `Ahead.micro_batches`."""
-    code: int = 0
-    """`Ahead.code` of rank 0."""
-    measured: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    """`Ahead.measured` of every rank, in their order; of a parameter, rank 0's alone."""
-
-
-@dataclasses.dataclass(frozen=True)
 class StepResult:
     """Result of a finished update, over all ranks."""
 
@@ -143,7 +118,6 @@ class StepResult:
     """The engine skipped the update because its gradient was not finite."""
     scale_exhausted: bool = False
     """fp16 skipped this update at its smallest loss scale, which cannot be lowered further."""
-    exchanged: Exchanged = Exchanged()
 
 
 class StepEngine(Protocol):
@@ -152,31 +126,47 @@ class StepEngine(Protocol):
     rank: int
     world_size: int
 
-    def step(
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Equally many numbers of every rank, in rank order, on every rank."""
+
+    def backward(
         self,
         micro_batches: Sequence[MicroBatch],
         objective: Objective,
-        learning_rate: float,
+        counts: tuple[int, ...],
         seed: int,
         step: int,
-        *,
-        counts: tuple[int, ...] | None = None,
-        ahead: Callable[[], Ahead] = Ahead,
-    ) -> StepResult:
-        """One optimiser update from this rank's micro-batches.
+    ) -> Tensor:
+        """Compute the gradient; the host does not wait for the device.
 
         Args:
             micro_batches: this rank's.
             objective: gives the loss of each.
-            learning_rate: of this update.
+            counts: tokens, and targets of each term, in the global batch.
             seed: keys the dropout.
             step: number of updates before this one.
-            counts: `Exchanged.next_counts` of the step before; None costs a reduction.
-            ahead: called once, while the device computes the gradient.
+
+        Returns:
+            The sum of each term over this rank's targets, in nats: [terms].
         """
 
-    def agree(self, code: int) -> int:
-        """Rank 0's code, on every rank."""
+    def update(
+        self,
+        losses: Tensor,
+        objective: Objective,
+        counts: tuple[int, ...],
+        learning_rate: float,
+        step: int,
+    ) -> StepResult:
+        """Update the weights with the gradient, and wait for the result.
+
+        Args:
+            losses: what `backward` returned.
+            objective: as in `backward`.
+            counts: as in `backward`.
+            learning_rate: of this update.
+            step: number of updates before this one.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +183,8 @@ class StepRecord:
     """Part of `seconds`: waiting for the batch of the next step."""
     batch_digest: str = ""
     """As in MicroBatch."""
+    measured: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    """What each rank measured before the step, by name, in the order of ranks."""
     figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """What observers are shown beside, by name (records/figures.py)."""
 
@@ -203,4 +195,4 @@ class StepRecord:
 
 
 GO_ON = 0
-"""The verdict to continue; any other number stops the loop on all ranks."""
+"""The verdict to continue, as None is; any other number stops the loop on all ranks."""

@@ -25,7 +25,6 @@ from pretrain.config.run import RunConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine.distributed import Process
 from pretrain.engine.engine import Engine, deepspeed_json, start
-from pretrain.loop.loop import Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON, MicroBatch, StepRecord
 from pretrain.model.backends import choose_backend
@@ -205,11 +204,9 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     times: list[float] = []
     ends: list[float] = []
 
-    def observe(record: StepRecord) -> None:
+    def observe(record: StepRecord) -> int:
         times.append(record.seconds)
         ends.append(time.perf_counter())
-
-    def stop(steps: int) -> int:
         enough = len(ends) >= _LEAST_UPDATES and ends[-1] >= ends[_WARM_UP - 1] + seconds
         return _ENOUGH if enough else GO_ON
 
@@ -219,7 +216,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         objective,
         learning_rate=lambda step: 1e-4,
         steps=range(sys.maxsize),
-        rank_0=Rank0Callbacks([observe], stop=stop),
+        observers=[observe],
     )
     if process.rank:
         return None

@@ -1,7 +1,7 @@
 """What a step's record shows beside the loss: figures for metrics.jsonl, curves for trackers.
 
 Everything is computed on rank 0 from a finished record: nothing here waits for a device or for
-other ranks. What ranks measure rides in the reduction of the losses (`Ahead.measured`).
+other ranks. What ranks measure reaches it with the counts of the batch (`StepRecord.measured`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pretrain.loop.protocols import StepRecord
 from pretrain.records.metrics import finite_or_nan
 
 SECONDS, MEMORY, BETA = "seconds", "memory_bytes", "beta"
-"""Names of what ranks measure (`Ahead.measured`): the seconds that a rank worked by itself in
+"""Names of what ranks measure (`StepRecord.measured`): the seconds that a rank worked by itself in
 the step before (`pace.own_seconds`), the most bytes of memory that it has used, and the beta of a
 CLAP head. NaN: not measured."""
 _LARGEST_EXPONENT = 700.0
@@ -39,7 +39,7 @@ def figures(
         flops: of the step.
         peak_flops: of all devices, per second; None where it is not known.
     """
-    measured = record.result.exchanged.measured
+    measured = record.measured
     found = {
         "perplexity": perplexity(record),
         "tokens_per_second": record.tokens_per_second,

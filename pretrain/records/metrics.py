@@ -183,7 +183,7 @@ def line_of(record: StepRecord) -> dict[str, Any]:
     result = record.result
     line = {"step": record.step, **vars(result), **vars(record), "blocks": record.batch_digest}
     line["terms"] = {name: vars(term) for name, term in result.terms.items()}
-    absent = {"result", "exchanged", "batch_digest", "figures"}
+    absent = {"result", "batch_digest", "measured", "figures"}
     absent |= set() if result.terms else {"terms"}
     known = {name: value for name, value in line.items() if name not in absent}
     return {**known, **record.figures}

@@ -13,9 +13,9 @@ from data_prep.common.exit_codes import EXIT_DONE, EXIT_PREEMPTED
 from pretrain.config.run import Phase
 from pretrain.data.batches import PhasedBatches
 from pretrain.data.prefetch import prefetched
-from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
+from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
-from pretrain.loop.protocols import GO_ON, Batches
+from pretrain.loop.protocols import GO_ON, Batches, StepRecord
 from pretrain.records import checkpoints, ledger, pace
 from pretrain.records.figures import BETA, MEMORY, SECONDS
 from pretrain.records.heartbeat import EVALUATE, INIT, SAVE
@@ -52,9 +52,7 @@ class Attempt:
         self.prepared, self.config, self.start, self.group = prepared, config, start, group
         self.supervisor = supervisor = prepared.supervisor
         self.forward_timer = ForwardTimer(prepared.model, prepared.process.device)
-        beta = getattr(prepared.model.head, "beta", None)
-        self.measured: dict[str, Tensor | float] = {SECONDS: math.nan, MEMORY: math.nan}
-        self.measured |= {} if beta is None else {BETA: beta}
+        self.beta: Tensor | None = getattr(prepared.model.head, "beta", None)
         self.engine = _engine(prepared)
         self.log = RunLog(config, start)
         self.saver = Saver(prepared, self.log, self.engine.save)
@@ -113,8 +111,9 @@ class Attempt:
             self.reading.objective,
             learning_rate=self.prepared.learning_rate,
             steps=range(first, phase.end_step),
-            callbacks=Callbacks(hooks, self._after_step, lambda: self.measured),
-            rank_0=Rank0Callbacks(self.observers, self.watch, self.supervisor.verdict),
+            observers=[*self.observers, self._trace, self.watch, self.supervisor.verdict],
+            hooks=hooks,
+            measure=self._measure,
         )
 
     def _begin_phase(self, phase: Phase) -> int:
@@ -127,14 +126,23 @@ class Attempt:
         self.phase, self.reading = phase, self.readings[phase.number]
         return GO_ON if self.reading.measure == before else self._evaluate_once(phase.first_step)
 
-    def _after_step(self, step: int, data_seconds: float) -> None:
-        """Measure what this rank did, for the record of the next step; end or begin a trace."""
-        from pretrain.engine.memory import most_bytes
+    def _measure(self, data_seconds: float) -> dict[str, float]:
+        """What this rank tells of itself before a step."""
+        from pretrain.engine import memory, workarounds
 
-        self.measured[SECONDS] = pace.own_seconds(data_seconds, self.forward_timer.take())
-        self.measured[MEMORY] = float(most_bytes(self.prepared.process.device))
-        self.profiler.begin_if_due(step)
-        if self.profiler.ends(step):
+        forward_seconds = self.forward_timer.take()  # none before the first step
+        found = {
+            SECONDS: pace.own_seconds(data_seconds, forward_seconds or math.nan),
+            MEMORY: float(memory.most_bytes(self.prepared.process.device)),
+        }
+        if self.beta is not None:
+            found[BETA] = workarounds.held_by_rank_0(self.beta).item()
+        return found
+
+    def _trace(self, record: StepRecord) -> None:
+        """Begin or end a trace after a step."""
+        self.profiler.begin_if_due(record.step + 1)
+        if self.profiler.ends(record.step + 1):
             self._end_trace()
 
     def _end_trace(self) -> None:

@@ -1,4 +1,4 @@
-"""The attempt's side of supervision: heartbeats out, stop requests and newer attempts in.
+"""A rank's link to its supervisor: writes heartbeats, reads stop requests, notices a newer attempt.
 
 An attempt without a supervisor uses it too: the heartbeat is written, but nobody reads it.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from data_prep.common.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
-from pretrain.loop.protocols import GO_ON
+from pretrain.loop.protocols import GO_ON, StepRecord
 from pretrain.records import control, heartbeat
 
 T = TypeVar("T")
@@ -58,8 +58,9 @@ class SupervisorClient:
 
         return act
 
-    def verdict(self, steps: int) -> int:
-        """Return GO_ON, or the exit code to stop with after `steps` updates; called on rank 0."""
+    def verdict(self, record: StepRecord) -> int:
+        """Return GO_ON, or the exit code to stop with after a step; an observer of rank 0."""
+        steps = record.step + 1
         is_due = self._beat(heartbeat.STEP, steps)
         # Every few seconds: a superseded attempt must not even go on writing metrics.
         if is_due and control.superseded(self._run, control.token_of(os.environ)):

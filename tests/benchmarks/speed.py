@@ -107,7 +107,8 @@ def through_deepspeed(case: Case, device: torch.device) -> Update:
 
     def update(batch: MicroBatch) -> object:
         counts = batch.tokens, *batch.targets  # as in the loop, which knows them beforehand
-        return built.step([batch], objective, 1e-4, 0, 0, counts=counts)
+        losses = built.backward([batch], objective, counts, 0, 0)
+        return built.update(losses, objective, counts, 1e-4, 0)
 
     return update
 

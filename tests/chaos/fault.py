@@ -39,14 +39,14 @@ def at_step(step, action):
     """Act before an update."""
     from pretrain.engine.engine import Engine
 
-    original = Engine.step
+    original = Engine.backward
 
     def call(self, *arguments, **keywords):
         if arguments[-1] == step:
             action(self)
         return original(self, *arguments, **keywords)
 
-    Engine.step = call
+    Engine.backward = call
 
 
 def before_engine(action):

@@ -9,6 +9,7 @@ from pretrain.config.sections import FaultConfig, Sizes
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
+from pretrain.loop.loop import exchange
 from pretrain.loop.protocols import StepRecord, StepResult
 from pretrain.records import checkpoints
 from pretrain.records.collective import Group
@@ -59,6 +60,13 @@ def step_record(step, loss=5.0, gradient_norm=1.0, seed=1, **more):
         loss, gradient_norm=gradient_norm, **{name: fields.pop(name) for name in of_result}
     )
     return StepRecord(step, result, **fields)
+
+
+def one_update(built, micro_batches, objective, learning_rate, seed, step):
+    """One update of an engine, as the loop does it; every rank calls this."""
+    counts, *_ = exchange(built, micro_batches)
+    losses = built.backward(micro_batches, objective, counts, seed, step)
+    return built.update(losses, objective, counts, learning_rate, step)
 
 
 def commit_checkpoint(run, step, save, group=ALONE, facts=None, before_commit=lambda: None):

@@ -155,14 +155,14 @@ def train_interrupted(run_ranks, recipe, folder):
     def interrupted():
         from pretrain.engine.engine import Engine
 
-        step = Engine.step
+        backward = Engine.backward
 
         def stop(self, *arguments, **keywords):
             if arguments[-1] == 13:
                 raise KeyboardInterrupt
-            return step(self, *arguments, **keywords)
+            return backward(self, *arguments, **keywords)
 
-        Engine.step = stop
+        Engine.backward = stop
         with contextlib.suppress(KeyboardInterrupt):
             attempt(recipe, folder / "resume", *DROPOUT, "training.deepspeed=zero1_fp32")
 

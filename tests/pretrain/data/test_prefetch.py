@@ -17,8 +17,8 @@ from pretrain.config.sections import BatchConfig
 from pretrain.data.batches import PhasedBatches
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES
-from pretrain.loop.loop import Rank0Callbacks, run
-from pretrain.loop.protocols import Exchanged, MicroBatch, StepResult
+from pretrain.loop.loop import run
+from pretrain.loop.protocols import MicroBatch, StepResult
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
@@ -138,13 +138,14 @@ class Recorder:
     def __init__(self):
         self.steps = {}
 
-    def step(self, micro_batches, objective, learning_rate, seed, step, *, counts, ahead):
-        self.steps[step] = content(micro_batches)
-        exchanged = Exchanged(code=ahead().code)
-        return StepResult(1.0, targets=1, tokens=1, gradient_norm=1.0, exchanged=exchanged)
+    def gather(self, values):
+        return [values]
 
-    def agree(self, code):
-        return code
+    def backward(self, micro_batches, objective, counts, seed, step):
+        self.steps[step] = content(micro_batches)
+
+    def update(self, losses, objective, counts, learning_rate, step):
+        return StepResult(1.0, targets=1, tokens=1, gradient_norm=1.0)
 
 
 def test_a_loop_that_stops_early_leaves_no_worker_behind(drawn):
@@ -156,11 +157,11 @@ def test_a_loop_that_stops_early_leaves_no_worker_behind(drawn):
             "objective",
             learning_rate=lambda step: 0.1,
             steps=range(8, 1000),
-            rank_0=Rank0Callbacks(watch=lambda record: 75 if record.step == 10 else 0),
+            observers=[lambda record: 75 if record.step == 10 else 0],
         )
         (worker,) = {int(b.arrays["pid"][0]) for b in batches.micro_batches(11, 0, 1)}
     assert verdict == 75
-    expected = {step: content(drawn.micro_batches(step, 0, 1)) for step in (8, 9, 10, 11)}
+    expected = {step: content(drawn.micro_batches(step, 0, 1)) for step in (8, 9, 10)}
     assert recorder.steps == expected
     assert not psutil.pid_exists(worker)
 

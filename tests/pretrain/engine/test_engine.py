@@ -15,7 +15,6 @@ from pretrain.config.deepspeed import DS_CONFIGS
 from pretrain.config.sections import BatchConfig, OptimizerConfig, Sizes, SpikeConfig
 from pretrain.engine import engine, optimizers, workarounds
 from pretrain.engine.consolidated import consolidated_weights
-from pretrain.loop.loop import Callbacks, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.model import presets
 from pretrain.model.config import VOCABULARY_MULTIPLE
@@ -25,7 +24,7 @@ from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, observations
-from tests.pretrain.builders import batches_of, pairwise, save_engine, slow
+from tests.pretrain.builders import batches_of, one_update, pairwise, save_engine, slow
 
 VOCABULARY = 101
 LENGTH = 24
@@ -141,7 +140,7 @@ def train(built, micro, steps, growing=()):
     for step in steps:
         mine = data.micro_batches(step, built.rank, built.world_size)
         rate = LEARNING_RATES[step % len(LEARNING_RATES)]
-        results.append(built.step(mine, data.objective, rate, data.seed(step), step))
+        results.append(one_update(built, mine, data.objective, rate, data.seed(step), step))
     return results
 
 
@@ -342,7 +341,7 @@ def test_bf16_gradients_are_accumulated_in_fp32(name, run_ranks):
                 dataclasses.replace(batch, arrays={**batch.arrays, "factor": np.float32([factor])})
                 for factor in factors
             ]
-            return built.step(mine, Weighted(data.objective), 0.0, 1, 0).gradient_norm
+            return one_update(built, mine, Weighted(data.objective), 0.0, 1, 0).gradient_norm
 
         return norm([512] + [1] * 7) / norm([512] + [0] * 7)
 
@@ -518,7 +517,7 @@ def test_dropout_differs_between_seeds_steps_and_micro_batches(run_ranks):
         moved = [dataclasses.replace(batch, index=batch.index + 4) for batch in mine]
         # At learning rate 0, only dropout changes the loss.
         return [
-            built.step(some, data.objective, 0.0, seed, step).loss
+            one_update(built, some, data.objective, 0.0, seed, step).loss
             for some, seed, step in [
                 (mine, 1, 0),
                 (mine, 1, 0),
@@ -665,7 +664,7 @@ def test_a_non_finite_gradient_skips_the_update_and_its_adam_step(name, ranks, r
             if corrupt and step == 1:
                 objective = NonFinite(objective, built)
             number = step if corrupt else update
-            results.append(built.step(mine, objective, LEARNING_RATES[step], 1, number))
+            results.append(one_update(built, mine, objective, LEARNING_RATES[step], 1, number))
         return results, masters(built._deepspeed)
 
     assert not name.startswith("zero0")
@@ -721,39 +720,34 @@ def test_an_update_has_its_whole_gradient_when_the_loss_scale_grows(name, run_ra
         assert reported == pytest.approx(usual, rel=1e-2)
 
 
-def test_a_loop_reduces_once_a_step_and_gives_what_single_updates_give(run_ranks, monkeypatch):
+def test_a_loop_meets_twice_a_step_and_gives_what_single_updates_give(run_ranks, monkeypatch):
     def figures(results):
         return [(r.loss, r.gradient_norm, r.tokens, r.targets) for r in results]
 
     def work():
         calls = []
-        for name in ("all_sum", "broadcast_code"):
+        for name in ("all_sum", "gather_numbers"):
             monkeypatch.setattr(engine, name, noted(getattr(engine, name), name, calls))
         alone = train(build("zero1_fp32", micro=2, dropout=0.1), 2, range(5))
         calls.clear()
         built, data, records = build("zero1_fp32", micro=2, dropout=0.1), batches(2), []
-        beta = torch.nn.Parameter(torch.tensor([1.25 if built.rank == 0 else 7.0]))
         run_loop(
             built,
             data,
             data.objective,
             learning_rate=lambda step: LEARNING_RATES[step % len(LEARNING_RATES)],
             steps=range(5),
-            callbacks=Callbacks(
-                measure=lambda: {"seconds": built.rank + 0.5, "beta": beta, "memory": 3.0}
-            ),
-            rank_0=Rank0Callbacks([records.append]),
+            observers=[records.append],
+            measure=lambda seconds: {"seconds": built.rank + 0.5, "memory": 3.0},
         )
         results = [record.result for record in records]
-        shown = [result.exchanged.measured for result in results]
-        return figures(alone), figures(results), calls, shown
+        return figures(alone), figures(results), calls, [each.measured for each in records]
 
-    (alone, looped, calls, shown), (_, other, _, _) = run_ranks(2, work)
-    assert shown == [{"seconds": (0.5, 1.5), "memory": (3.0, 3.0), "beta": (1.25,)}] * 5
+    (alone, looped, calls, measured), (_, others, *_) = run_ranks(2, work)
+    assert measured == [{"seconds": (0.5, 1.5), "memory": (3.0, 3.0)}] * 5
     assert looped == alone
-    assert other == []
-    # The first counts come by themselves, and the ranks agree on the end.
-    assert calls == ["all_sum"] * (1 + 5) + ["broadcast_code"]
+    assert others == []
+    assert calls == ["gather_numbers"] + ["all_sum", "gather_numbers"] * 5
 
 
 def noted(function, name, calls):
@@ -793,14 +787,14 @@ def watched(built, steps, folder, **non_finite):
     """
     data, records, events = NonFiniteAt(batches(2), built.rank, **non_finite), [], []
     watch = SpikeWatch(SpikeDetector(WATCHED), [], events.append)
-    observers = [records.append, metrics.MetricsWriter(folder, 1)] if built.rank == 0 else []
+    writer = [metrics.MetricsWriter(folder, 1)] if built.rank == 0 else []
     verdict = run_loop(
         built,
         data,
         data,
         learning_rate=lambda step: 1e-3,
         steps=range(steps),
-        rank_0=Rank0Callbacks(observers, watch),
+        observers=[records.append, *writer, watch],
     )
     if built.rank == 0:
         lines, again = metrics.read_metrics(folder / metrics.METRICS), SpikeDetector(WATCHED)
@@ -898,7 +892,7 @@ def test_a_batch_without_targets_is_refused(run_ranks):
             for batch in data.micro_batches(7, built.rank, built.world_size)
         ]
         with pytest.raises(ValueError, match="step 7: the global batch has no targets"):
-            built.step(empty, data.objective, 1e-3, 1, 7)
+            one_update(built, empty, data.objective, 1e-3, 1, 7)
 
     run_ranks(2, work)
 

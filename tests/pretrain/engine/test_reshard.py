@@ -14,7 +14,7 @@ from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints
-from tests.pretrain.builders import batches_of, save_engine, slow
+from tests.pretrain.builders import batches_of, one_update, save_engine, slow
 from tests.pretrain.engine.test_engine import VOCABULARY, RandomBlocks
 
 GLOBAL_BATCH, MICRO_BATCH = 12, 2
@@ -51,7 +51,7 @@ def train(built, steps):
     losses = []
     for step in steps:
         mine = data.micro_batches(step, built.rank, built.world_size)
-        losses.append(built.step(mine, data.objective, 1e-3, 1, step).loss)
+        losses.append(one_update(built, mine, data.objective, 1e-3, 1, step).loss)
     return losses
 
 

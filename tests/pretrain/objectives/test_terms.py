@@ -23,7 +23,7 @@ from pretrain.objectives.base import Block
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.records import checkpoints, metrics
 from pretrain.train import __main__ as train
-from tests.pretrain.builders import batches_of, save_engine
+from tests.pretrain.builders import batches_of, one_update, save_engine
 from tests.pretrain.objectives.toy import Toy, ToyConfig
 
 VOCABULARY, LENGTH, GLOBAL_BATCH, STEPS = 61, 20, 8, 3
@@ -84,7 +84,7 @@ def trained(name, micro, settings, folder):
     results = []
     for step in range(STEPS):
         mine = data.micro_batches(step, process.rank, process.world_size)
-        results.append(built.step(mine, data.objective, RATE, 1, step))
+        results.append(one_update(built, mine, data.objective, RATE, 1, step))
     save_engine(built, folder, STEPS)
     return results
 

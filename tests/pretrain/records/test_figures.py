@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pretrain.loop.protocols import Exchanged, TermLoss
+from pretrain.loop.protocols import TermLoss
 from pretrain.records.figures import BETA, MEMORY, SECONDS, curves, figures, perplexity
 from tests.pretrain.builders import step_record
 
@@ -12,7 +12,7 @@ MEASURED = {SECONDS: (0.1, 0.4, 0.2), MEMORY: (4e9, 6e9, 5e9), BETA: (1.25,)}
 
 
 def record_of(measured=MEASURED, loss=2.0, **more):
-    return step_record(7, loss, tokens=1500, exchanged=Exchanged(measured=measured), **more)
+    return step_record(7, loss, tokens=1500, measured=measured, **more)
 
 
 RECORD = record_of()

@@ -10,6 +10,7 @@ from pretrain.loop.protocols import GO_ON
 from pretrain.records import control, heartbeat
 from pretrain.records.control import ControlFile
 from pretrain.train.client import SupervisorClient
+from tests.pretrain.builders import step_record
 
 
 @pytest.fixture(autouse=True)
@@ -41,18 +42,18 @@ def test_other_ranks_say_nothing_and_do_their_work(tmp_path):
 
 def test_a_request_ends_the_attempt_after_the_step_but_not_after_the_last(tmp_path):
     client = SupervisorClient(tmp_path, "t", 0, last_step=10)
-    assert client.verdict(3) == GO_ON
+    assert client.verdict(step_record(2)) == GO_ON
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert client.verdict(10) == GO_ON
-    assert client.verdict(4) == EXIT_PREEMPTED
+    assert client.verdict(step_record(9)) == GO_ON
+    assert client.verdict(step_record(3)) == EXIT_PREEMPTED
     assert client.stopped_after == 4
-    assert SupervisorClient(tmp_path, "another", 0, last_step=10).verdict(4) == GO_ON
+    assert SupervisorClient(tmp_path, "another", 0, last_step=10).verdict(step_record(3)) == GO_ON
 
 
 def test_an_attempt_that_was_superseded_ends_and_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(control.TOKEN_VARIABLE, "t")
     control.write(tmp_path, ControlFile("t", 1, control.RUN))
-    assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(1) == GO_ON
+    assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(step_record(0)) == GO_ON
     control.write(tmp_path, ControlFile("u", 2, control.RUN))
-    assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(1) == EXIT_FAILED
+    assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(step_record(0)) == EXIT_FAILED
     assert "another attempt has been ordered" in capsys.readouterr().err

@@ -222,10 +222,10 @@ def leaving_after(step, seen):
 
         verdict, watch = SupervisorClient.verdict, SpikeWatch._judge
 
-        def ask(self, steps):
-            if steps == step:
+        def ask(self, record):
+            if record.step + 1 == step:
                 control.request_stop(self._run, self._token)
-            return verdict(self, steps)
+            return verdict(self, record)
 
         def note(self, record):
             with seen.open("a") as file:
@@ -282,10 +282,10 @@ def broken_evaluations(*steps, stop_after=None):
                 found = dataclasses.replace(found, total=total)
             return found, record
 
-        def ask(self, updates):
-            if updates == stop_after:
+        def ask(self, record):
+            if record.step + 1 == stop_after:
                 control.request_stop(self._run, self._token)
-            return verdict(self, updates)
+            return verdict(self, record)
 
         Attempt._evaluate, Reading.scores, SupervisorClient.verdict = noted, broken, ask
 
