@@ -1,9 +1,8 @@
 """How long each rank works in a step by itself, and which rank the others wait for.
 
 All ranks finish a step together, so its duration does not tell which of them is slow. Each rank
-therefore measures what it does alone: loading its batch, and the forward pass. The reduction of the
-losses carries it to rank 0, whose records name the slowest rank of each step (figures.py). A
-rank that stands still ends no step: the supervisor notices the silence.
+therefore measures what it does alone: loading its batch, and the forward pass. It tells rank 0
+before the next step, whose record names the slowest rank (figures.py). A rank that stands still ends no step: the supervisor notices the silence.
 """
 
 from __future__ import annotations
