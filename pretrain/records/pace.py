@@ -2,7 +2,8 @@
 
 All ranks finish a step together, so its duration does not tell which of them is slow. Each rank
 therefore measures what it does alone: loading its batch, and the forward pass. It tells rank 0
-before the next step, whose record names the slowest rank (figures.py). A rank that stands still ends no step: the supervisor notices the silence.
+before the next step, whose record names the slowest rank (figures.py). A rank that stands still
+ends no step: the supervisor notices the silence.
 """
 
 from __future__ import annotations
