@@ -83,15 +83,26 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # DeepSpeed, and what it imports when an engine is first made: once, before the forks.
+        # DeepSpeed, and what a rank imports and makes when it first trains: once, before the forks.
+        import distutils.ccompiler
+        import distutils.sysconfig
+
         import deepspeed.module_inject.auto_ep_layer
         import deepspeed.ops.adam
         import deepspeed.ops.op_builder.all_ops
         import deepspeed.runtime.superoffload.superoffload_stage3
         import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+        import numpy.ma
         import torch._inductor.compile_fx
+        import torch.profiler
         import torch.utils.cpp_extension  # noqa: F401
+
+        import pretrain.engine.engine
+        import pretrain.train.__main__  # noqa: F401
+        from pretrain.config import load
     import torch
+
+    load.load("demo", ["folder=run", "data.corpus=corpus"])
 
     torch.set_num_threads(1)
 

@@ -139,10 +139,11 @@ def _refuse(value: object) -> None:
 
 
 @functools.cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    # The dataclasses of its fields are read by the same rules.
+def _adapter(kind: type, with_docstrings: bool = False) -> TypeAdapter[Any]:
+    # The dataclasses of its fields are read by the same rules. To find docstrings takes most of the
+    # time, and every process of a run would wait for it.
     kind.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
-        strict=True, extra="forbid", use_attribute_docstrings=True
+        strict=True, extra="forbid", use_attribute_docstrings=with_docstrings
     )
     return TypeAdapter(kind)
 
@@ -239,7 +240,7 @@ def check_format(found: object, known: int, source: object) -> None:
 def docstrings(kind: type) -> dict[str, str]:
     """The string literals that stand below the fields of a dataclass and its bases, by field."""
     bases = filter(dataclasses.is_dataclass, reversed(kind.__mro__))
-    schemas = (_adapter(base).json_schema()["properties"] for base in bases)
+    schemas = (_adapter(base, with_docstrings=True).json_schema()["properties"] for base in bases)
     return {
         name: " ".join(field["description"].split())
         for fields in schemas

@@ -90,6 +90,17 @@ def dropout_seed(seed: int, step: int, index: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def _seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators of the CPU and of `device`.
+
+    torch.manual_seed gives the same numbers, and formats the stack for every kind of device that
+    is not in use: milliseconds for each micro-batch.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 class Engine:
     """A model and its optimizer, sharded by DeepSpeed ZeRO."""
 
@@ -198,7 +209,7 @@ class Engine:
         self._deepspeed.train()
         for number, batch in enumerate(micro_batches, start=1):
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
-            torch.manual_seed(dropout_seed(seed, step, batch.index))
+            _seed_generators(dropout_seed(seed, step, batch.index), self.device)
             losses = objective.loss(self._deepspeed, batch.to(self.device))
             self._deepspeed.backward((losses * factors).sum(), scale_wrt_gas=False)
             sums += losses.detach()
