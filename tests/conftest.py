@@ -52,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=order)
 
 
+def pytest_collection_finish() -> None:
+    """Keep modules and tests out of every collection of garbage from here on, here and in ranks."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _environment():
     """Undo what a test, or the code that it calls, changes in this process's environment.
@@ -115,6 +121,7 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
             port = probe.getsockname()[1]
         running: dict[int, int] = {}
         # ZeRO 3 collects garbage at its start: in a rank, that would copy all memory of pytest.
+        gc.collect()
         gc.freeze()
         for rank in range(count):
             with warnings.catch_warnings():
@@ -123,7 +130,6 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
             if pid == 0:
                 _be_rank(rank, count, port, folder, function, arguments)
             running[pid] = rank
-        gc.unfreeze()
         try:
             _wait(running, folder, time.monotonic() + timeout)
         finally:

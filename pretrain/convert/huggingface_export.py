@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,7 @@ def _own(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
     return settings, tensors
 
 
+@functools.cache
 def _code() -> str:
     """Return the adapter behind the model's own files that it uses, without imports of each other.
 

@@ -43,8 +43,9 @@ class TokenEmbedding(nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Draw as many numbers as a table without extra rows, so that later draws are the same."""
-        with torch.no_grad():
-            self.weight[: self.vocab_size].normal_()
+        if not self.weight.is_meta:
+            with torch.no_grad():
+                self.weight[: self.vocab_size].normal_()
 
 
 class Embeddings(nn.Module):

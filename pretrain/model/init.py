@@ -18,6 +18,8 @@ def initialize(module: nn.Module, kind: str = "normal") -> None:
     zero. The padding row, where the model has one, and rows past the vocabulary are zero. The basis
     of latents keeps the draw of `Encoder`.
     """
+    if next(module.parameters()).is_meta:
+        return  # sizes alone are asked for, and torch takes long to draw nothing
     with torch.no_grad():
         for part in module.modules():
             if isinstance(part, nn.Linear):

@@ -4,6 +4,7 @@ import copy
 import functools
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -41,11 +42,25 @@ def transformers(tmp_path_factory):
             from transformers import dynamic_module_utils
         # Another test may have imported the library before the variables were set.
         patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(home / "modules"))
+        patch.setattr(dynamic_module_utils, "get_imports", imports_of(dynamic_module_utils))
         library.logging.set_verbosity_error()
         library.logging.disable_progress_bar()
         yield library
     for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
         del sys.modules[name]  # they are in this cache
+
+
+def imports_of(dynamic_module_utils):
+    """What finds the imports of a model's code, slowly: once for each content."""
+    found, find = {}, dynamic_module_utils.get_imports
+
+    def get_imports(path):
+        content = Path(path).read_bytes()
+        if content not in found:
+            found[content] = find(path)
+        return found[content]
+
+    return get_imports
 
 
 @pytest.fixture(scope="module")

@@ -14,27 +14,19 @@ from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import read_curve
 from tests.data_prep.common.test_children import hostile_folder
 
+pytestmark = pytest.mark.slow
 EVENTS = "events/text_summary"
-FAULT = ["fault.random_labels=[22, 34]"]
-ALONE = [*FAULT, "supervision.processes_per_node=1"]
-# The gradients of a fresh causal model grow for a dozen steps, which is no spike.
-CAUSAL = ["model.variant=causal-alibi", "objective.name=causal-lm", "spike.window=48"]
-
-
-@pytest.fixture(
-    scope="module",
-    params=[ALONE, pytest.param([*FAULT, *CAUSAL], marks=pytest.mark.slow)],
-    ids=["masked", "causal"],
-)
-def words(request):
-    return request.param
+# The gradients of a fresh causal model grow for a dozen steps, which is no spike. The demo's model,
+# a masked one, spikes too.
+WORDS = ["fault.random_labels=[22, 34]", "model.variant=causal-alibi", "objective.name=causal-lm"]
+WORDS += ["spike.window=48"]
 
 
 @pytest.fixture(scope="module")
-def run(recipe, words, tmp_path_factory):
+def run(recipe, tmp_path_factory):
     """A run in a working directory whose files have the names of what the ranks import."""
     folder = tmp_path_factory.mktemp("supervised") / "run"
-    arguments = [str(recipe.path), f"folder={folder}", *words]
+    arguments = [str(recipe.path), f"folder={folder}", *WORDS]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(hostile_folder(folder.parent / "hostile"))
         assert command_line.main(["supervise", *arguments]) == 0
@@ -153,14 +145,14 @@ def test_its_status_and_its_report_describe_what_happened(run, capsys):
     assert "![training and validation loss](loss.png)" in report
 
 
-def test_supervising_a_finished_run_again_changes_nothing(run, words, recipe, records, capsys):
-    assert command_line.main(["supervise", str(recipe.path), f"folder={run}", *words]) == 0
+def test_supervising_a_finished_run_again_changes_nothing(run, recipe, records, capsys):
+    assert command_line.main(["supervise", str(recipe.path), f"folder={run}", *WORDS]) == 0
     assert "finished" in capsys.readouterr().out
     assert ledger.read_ledger(run / ledger.FILE_NAME) == records
 
 
-def test_another_recipe_in_its_folder_is_refused(run, words, recipe, capsys):
-    overrides = [f"folder={run}", *words, "training.seed=5"]
+def test_another_recipe_in_its_folder_is_refused(run, recipe, capsys):
+    overrides = [f"folder={run}", *WORDS, "training.seed=5"]
     assert command_line.main(["supervise", str(recipe.path), *overrides]) == 2
     assert "training.seed: 1, now 5" in capsys.readouterr().err
 
@@ -218,14 +210,3 @@ def test_an_export_that_is_impossible_is_refused_with_what_is_possible(
     assert "is not empty" in refused(run, "--output", exported)
     (tmp_path / "file").write_text("")
     assert "file" in refused(run, "--output", tmp_path / "file")
-
-
-@pytest.mark.parametrize("words", [ALONE], ids=["masked"], indirect=True)
-def test_fill_mask_on_the_command_line_prints_the_fillers(exported, capsys):
-    arguments = ["fill-mask", str(exported), "the value of the <mask>", "--top-k", "3"]
-    assert command_line.main(arguments) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert all("the value of the" in line for line in lines)
-    assert command_line.main(["fill-mask", str(exported), "nothing to find"]) == 2
-    assert "has no <mask>" in capsys.readouterr().err
