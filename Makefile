@@ -32,12 +32,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m finetune demo
 
+# Some tests wait more than they compute, so there are more processes than cores.
 test: $(READY)
-	$(PYTEST) -n 2 -m "not slow"
+	$(PYTEST) -n 3 -m "not slow"
 
 # Tests of several machines need root and the packages that .ci/run installs; those of kernels need
-# g++, and fetch Triton once (0.7 GB). They skip, and say so, without. Many wait more than they compute,
-# so there are more processes than cores.
+# g++, and fetch Triton once (0.7 GB). They skip, and say so, without.
 test-slow: $(READY)
 	$(PYTEST) -n 3 -rs -m slow
 

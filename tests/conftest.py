@@ -91,14 +91,14 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
         warnings.simplefilter("ignore")
         # DeepSpeed, and what a rank imports and makes when it first trains: once, before the forks.
         import distutils.ccompiler
-        import distutils.sysconfig
+        import distutils.sysconfig  # noqa: F401
 
         import deepspeed.module_inject.auto_ep_layer
         import deepspeed.ops.adam
         import deepspeed.ops.op_builder.all_ops
         import deepspeed.runtime.superoffload.superoffload_stage3
         import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
-        import numpy.ma
+        import numpy.ma  # noqa: F401
         import torch._inductor.compile_fx
         import torch.profiler
         import torch.utils.cpp_extension  # noqa: F401

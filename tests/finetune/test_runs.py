@@ -57,7 +57,7 @@ def result_of(output, name):
 def test_runs_learn_and_write_their_results(finished):
     output, printed = finished
     result = result_of(output, NAME)
-    assert result["majority"]["accuracy"] == pytest.approx(0.7)
+    assert result["constant"]["accuracy"] == pytest.approx(0.7)
     assert result["best"]["accuracy"] > 0.9
     assert [epoch["epoch"] for epoch in result["epochs"]] == [1, 2, 3, 4, 5, 6]
     assert result["best"]["matthews"] == max(e["matthews"] for e in result["epochs"])
@@ -228,6 +228,7 @@ def test_a_run_that_ends_well_without_the_model_it_was_to_keep_is_named_and_not_
     assert failed == dict.fromkeys(started, "ended with code 0")
     for name, line in zip(started, ended(log), strict=True):
         assert f"{name}: failed, ended with code 0" in line
+    assert ended(log)[0].startswith("[1/2, under a minute left] ")
 
 
 def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, easy_glue):
