@@ -107,7 +107,7 @@ def random_skip(draw, position, reached, total):
     return first, first + draw.randrange([2, total + 1, 3 * total + 2][kind - 1])
 
 
-@pytest.mark.parametrize("number", range(200))
+@pytest.mark.parametrize("number", range(100))
 def test_every_block_is_used_once_per_epoch_except_declared_skips(number):
     """Law 3 for random histories, checked against a list of the blocks that a run reads."""
     draw = random.Random(number)
