@@ -159,7 +159,7 @@ def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
     fields = {k: v for k, v in line.items() if k not in ("attempt", "blocks")}
     assert step_record(**fields, batch_digest=line["blocks"]) == record(7)
     names = {*vars(record(7)), *vars(record(7).result)}
-    others = {"result", "exchanged", "terms", "figures", "batch_digest"}
+    others = {"result", "measured", "terms", "figures", "batch_digest"}
     assert fields.keys() == names - others
 
 
