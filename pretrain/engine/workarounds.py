@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import pickle
 import re
@@ -55,11 +56,13 @@ def disable_shared_memory_op() -> None:
 
 
 def import_without_compiler() -> None:
-    """Import DeepSpeed's kernels for Muon, which nothing here uses, without torch's compiler.
+    """Keep torch's compiler, whose import takes a second or two, out of a rank's start-up.
 
-    DeepSpeed imports them with every optimizer (runtime/zero/utils.py,
-    `is_zero_supported_optimizer`). Their decorators import the compiler's back end: a second or two
-    of each rank's start-up.
+    DeepSpeed imports its kernels for Muon, which nothing here uses, with every optimizer
+    (runtime/zero/utils.py, `is_zero_supported_optimizer`); their decorators import the compiler's
+    back end. torch's optimizers import the compiler to say that it must leave them alone
+    (_compile.py, `_disable_dynamo`; optim/optimizer.py, `_use_grad_for_differentiable`); no
+    optimizer is compiled here.
     """
     import torch
 
@@ -69,6 +72,11 @@ def import_without_compiler() -> None:
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     finally:
         torch.compile = original
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        method = getattr(torch.optim.Optimizer, name)
+        setattr(torch.optim.Optimizer, name, inspect.unwrap(method))
+    adam_step = inspect.unwrap(torch.optim.Adam.step)  # AdamW has the same
+    torch.optim.Adam.step = torch.no_grad()(adam_step)  # type: ignore[method-assign]
 
 
 def is_scale_exhausted(optimizer: object) -> bool:

@@ -16,6 +16,14 @@ workarounds.import_without_compiler()
 assert torch.compile is compile
 assert "deepspeed.runtime.zero.muon.original_muon" in sys.modules
 assert not compiled, compiled
+weight = torch.nn.Parameter(torch.ones(2))
+weight.sum().backward()
+optimizer = torch.optim.AdamW([{"params": [weight]}], lr=0.5, weight_decay=0, fused=True)
+optimizer.step()
+optimizer.zero_grad()
+optimizer.load_state_dict(optimizer.state_dict())
+assert (weight < 0.6).all()
+assert "torch._dynamo" not in sys.modules
 """
 
 
