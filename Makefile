@@ -5,9 +5,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# A file's tests share a process, as they share what is costly to set up. The files begin in the order of
-# tests/conftest.py: those that take longest first.
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# A file's tests share a process, as they share what is costly to set up; those of tests/machines and
+# tests/chaos do not. What takes longest begins first (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup demo test test-slow test-gpu lint format clean
 
@@ -39,7 +39,7 @@ test: $(READY)
 # Tests of several machines need root and the packages that .ci/run installs; those of kernels need
 # g++, and fetch Triton once (0.7 GB). They skip, and say so, without.
 test-slow: $(READY)
-	$(PYTEST) -n 3 -rs -m slow
+	$(PYTEST) -n 4 -rs -m slow
 
 test-gpu: $(READY)
 	bash tests/gpu/test.sh $(BIN)/python

@@ -70,7 +70,7 @@ def stages(output: Path, world_size: int) -> dict[str, str]:
         "from the pretrained and from random weights": (
             f"finetune finetune {out}/model --train {out}/{TASK}.csv --text docstring "
             f"--label module --dev-share 0.2 --name {TASK} --seeds 1,2 --weights both "
-            f"--output {out}/scores max_train_examples=200 epochs=6 learning_rate=3e-4 "
+            f"--output {out}/scores max_train_examples=200 epochs=10 learning_rate=3e-4 "
             "warmup_fraction=0.2 pooling=mean dropout=0 attention_dropout=0"
         ),
     }

@@ -5,12 +5,15 @@ itself, and a fork inherits neither OpenMP's threads nor a CUDA context. The var
 before anybody imports torch.
 """
 
+import functools
 import gc
 import os
 import pickle
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -37,19 +40,37 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 RunRanks = Callable[..., list[Any]]
 
 
-FIRST = ["machines", "chaos", "walks", "rehearsal", "studies", "engine", "train", "supervision"]
-FIRST += ["pretrain", "finetune", "convert"]
-"""Folders of files that take long: one that begins last would keep one worker of two waiting."""
+FIRST = ["/test_demo.py", "::test_faults_of_", "/test_guides.py", "/test_real_glue.py"]
+FIRST += ["/test_monkey.py", "/machines/", "/chaos/", "/walks/", "/rehearsal/", "/studies/"]
+FIRST += ["/engine/", "/train/", "/supervision/", "/pretrain/test_", "/finetune/", "/convert/"]
+"""Parts of the names of tests that take long: one that begins last would keep workers waiting."""
+ALONE = ["machines", "chaos"]
+"""Folders whose tests share little, and wait much: each may go to another worker."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the session a folder of compiled code, which its workers inherit.
+
+    A process that is killed while it compiles leaves a file cut short there.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    folder = tempfile.mkdtemp(prefix="zeroclap-inductor-")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest."""
+    """Begin with the tests that take longest; keep files together under --dist loadgroup."""
 
     def order(item: pytest.Item) -> int:
-        folder = item.path.parent.name
-        return FIRST.index(folder) if folder in FIRST else len(FIRST)
+        places = (place for place, part in enumerate(FIRST) if part in f"/{item.nodeid}")
+        return next(places, len(FIRST))
 
     items.sort(key=order)
+    for item in items:
+        if item.path.parent.name not in ALONE:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def pytest_collection_finish() -> None:

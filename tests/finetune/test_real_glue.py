@@ -28,7 +28,7 @@ def command(words: str) -> None:
 
 @pytest.fixture(scope="module")
 def pretrained(real_glue, tmp_path_factory):
-    """Pretrain a small zero-clap for 500 steps on Wikipedia."""
+    """Pretrain a small zero-clap for 250 steps on Wikipedia."""
     folder = tmp_path_factory.mktemp("pretrained")
     text = real_glue.parent / "corpora" / "wikipedia-en.jsonl.zst"
     vocabulary, corpus = f"{folder}/vocabulary", f"{folder}/corpus"
@@ -39,7 +39,7 @@ def pretrained(real_glue, tmp_path_factory):
     )
     command(
         f"pretrain supervise demo folder={folder}/run data.corpus={corpus} fault.random_labels=[] "
-        "supervision.processes_per_node=1 training.steps=500"
+        "supervision.processes_per_node=1 training.steps=250"
     )
     command(f"pretrain export {folder}/run --output {folder}/model")
     return folder / "model"
@@ -62,9 +62,9 @@ def test_sentences_and_pairs_are_classified_better_than_by_the_majority_class(
 ):
     output = tmp_path / "scores"
     command(
-        f"finetune glue {pretrained} --data {tasks} --tasks SST-2,QQP --output {output} epochs=3 "
+        f"finetune glue {pretrained} --data {tasks} --tasks SST-2,QQP --output {output} epochs=2 "
         "learning_rate=5e-4 batch_size=32 pooling=mean dropout=0 attention_dropout=0 "
-        "max_train_examples=6000"
+        "max_train_examples=3000"
     )
     for line in (output / "results.jsonl").read_text().splitlines():
         result = json.loads(line)

@@ -27,10 +27,11 @@ PAGES = [
 SMALLER = {
     "--vocab-size 50265": "--vocab-size 2000",
     "--workers 16": "--workers 2",
-    "supervise pile-base-fast model": "supervise small training.steps=120 model",
+    "supervise pile-base-fast model": "supervise small training.steps=40 "
+    "schedule.warmup_steps=10 model",
     "--lengths 2048,4096": "--lengths 64,128",
     "--tasks all --seeds 1-3": "--tasks RTE",
-    "--tasks CoLA,RTE --seeds 1-2": "--tasks CoLA,RTE --seeds 1-2 epochs=2",
+    "--tasks CoLA,RTE --seeds 1-2": "--tasks CoLA,RTE --seeds 1 epochs=2",
 }
 """What pages say for real data, and what takes its place on a small machine."""
 

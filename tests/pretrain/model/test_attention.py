@@ -91,7 +91,7 @@ def both(config, length, mask, dtype):
         for case in pairwise(
             POSITIONS, MASKS, [False, True], [0, 150], [torch.float32, torch.bfloat16]
         )
-        if case.values[0] in WITH_SCORES or case.values[1:4] != ("none", False, 0)
+        if case[0] in WITH_SCORES or case[1:4] != ("none", False, 0)
     ],
     ids=str,
 )
