@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import strict_json, write_atomically
-from data_prep.common.records import check_format, decode
+from data_prep.common.files import check_format, strict_json, write_atomically
+from data_prep.common.records import decode
 from data_prep.fields import SUBSET_KEY, TEXT_KEY
 from data_prep.inputs import Input
 

@@ -153,7 +153,7 @@ def table(output: Path, seconds: float) -> str:
         rows[f"module of a docstring, accuracy, {title}"] = (
             f"{statistics.median(scores[name].last['accuracy']):.3f}"
         )
-    rows["loss spikes survived"] = str(sum(record["kind"] == "rollback" for record in records))
+    rows["loss spikes survived"] = str(len(ledger.segments(records, ledger.SPIKE)))
     rows["pretraining speed"] = f"{speed:,.0f} tokens/s"
     rows["whole demo"] = f"{seconds:.0f} s"
     width = max(map(len, rows))

@@ -255,3 +255,21 @@ def fsync(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_format(found: object, known: int, source: object) -> None:
+    """Refuse a file of another format version than the one that is read.
+
+    Args:
+        found: Version in the file.
+        known: The version that is read.
+        source: File, for messages.
+
+    Raises:
+        ValueError: It is another version; names the file and both.
+    """
+    if type(found) is int and found == known:
+        return
+    later = type(found) is int and found > known
+    reason = "was written by a later version of zeroclap" if later else "is not accepted"
+    raise ValueError(f"{source}: format version {found!r} {reason}; known: {known}")

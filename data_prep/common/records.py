@@ -219,24 +219,6 @@ def not_accepted(path: str, value: object, accepted: str) -> str:
     return f"{f'{path}: ' if path else ''}{value!r} is not accepted; it must be {accepted}"
 
 
-def check_format(found: object, known: int, source: object) -> None:
-    """Refuse a file of another format version than the one that is read.
-
-    Args:
-        found: Version in the file.
-        known: The version that is read.
-        source: File, for messages.
-
-    Raises:
-        ValueError: It is another version; names the file and both.
-    """
-    if type(found) is int and found == known:
-        return
-    later = type(found) is int and found > known
-    reason = "was written by a later version of zeroclap" if later else "is not accepted"
-    raise ValueError(f"{source}: format version {found!r} {reason}; known: {known}")
-
-
 def docstrings(kind: type) -> dict[str, str]:
     """The string literals that stand below the fields of a dataclass and its bases, by field."""
     bases = filter(dataclasses.is_dataclass, reversed(kind.__mro__))

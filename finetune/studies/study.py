@@ -217,7 +217,7 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
         try:
             config = recipes.load(arm.recipe, [*arm.words, *changes])
             ranks = world_size(config.supervision, 1)
-            model, _ = check(config, ranks)
+            model = check(config, ranks)
         except ValueError as error:
             raise ValueError(f"{arm.name}: {error}") from None
         found.append(CheckedArm(arm, config, model, ranks))

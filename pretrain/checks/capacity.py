@@ -68,7 +68,7 @@ def refuse_small_disk(config: RunConfig, parameters: int) -> None:
     """
     run = Path(config.folder)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
-    if ledger.run_state(records, config.training.seed).checkpoints:
+    if ledger.run_state(records).checkpoints:
         return
     existing = existing_folder(run)
     size = checkpoints.BYTES_PER_PARAMETER * parameters

@@ -6,16 +6,15 @@ import contextlib
 import importlib.util
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.common.arguments import as_invoked
 from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config import deepspeed as deepspeed_settings
-from pretrain.config.run import Phase, RunConfig
+from pretrain.config.run import RunConfig, Segment
 from pretrain.config.sections import DataConfig
-from pretrain.config.streams import Stream
 from pretrain.data.batches import (
     refuse_other_packing,
     refuse_without_targets,
@@ -23,7 +22,7 @@ from pretrain.data.batches import (
 )
 from pretrain.data.blocks import Blocks
 from pretrain.data.mixture import Mixture
-from pretrain.data.sources import SOURCES
+from pretrain.data.sources import SOURCES, open_stream
 from pretrain.model.backends import AUTOMATIC, check_backend, choose_backend
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import VARIANTS
@@ -36,15 +35,11 @@ _USUAL_SHARE = 0.9
 """Share of a split's tokens below which its blocks are warned of."""
 
 
-Manifests = Mapping[str, CorpusManifest]
-"""Of a recipe's corpora, by name; the name of a single one is ""."""
-
-
 USUAL_VOCABULARY = 50_265
 """RoBERTa's, which is assumed where none is known."""
 
 
-def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
+def check(config: RunConfig, world_size: int) -> ModelConfig:
     """Check everything about a recipe that can be checked before a run starts here.
 
     `check_recipe`, and what the launch and the installed packages decide; arguments, results and
@@ -65,12 +60,12 @@ def check_settings(config: RunConfig, world_size: int = 1) -> None:
     Raises:
         ValueError: something does not fit; both values are named, and the phase.
     """
-    for phase in config.resolved_phases:
-        with _naming(phase, config):
-            _check_settings(phase.config, phase.config.architecture(USUAL_VOCABULARY), world_size)
+    for part in config.segments.parts:
+        with _naming(part):
+            _check_settings(part.config, part.config.architecture(USUAL_VOCABULARY), world_size)
 
 
-def check_recipe(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
+def check_recipe(config: RunConfig, world_size: int) -> ModelConfig:
     """Check a recipe and its corpora.
 
     Args:
@@ -78,36 +73,32 @@ def check_recipe(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manif
         world_size: number of processes that share a batch.
 
     Returns:
-        The model's architecture with the corpora's vocabulary, and the manifests of
-        `config.streams`.
+        The model's architecture with the corpora's vocabulary.
 
     Raises:
         ValueError: something is missing or does not fit; both values are named, and the phase.
     """
-    models: list[ModelConfig] = []
     known: dict[str, tuple[str, CorpusManifest]] = {}
-    manifests: dict[str, CorpusManifest] = {}
-    for phase, names in zip(config.resolved_phases, config.stream_names, strict=True):
-        with _naming(phase, config):
-            model, of_phase = _check_phase(phase.config, world_size, known)
-        models.append(model)
-        manifests |= dict(zip(names, of_phase.values(), strict=True))
-    return models[0], manifests
+    models = []
+    for part in config.segments.parts:
+        with _naming(part):
+            models.append(_check_phase(part.config, world_size, known))
+    return models[0]
 
 
 @contextlib.contextmanager
-def _naming(phase: Phase, config: RunConfig) -> Iterator[None]:
-    """Put the phase of a recipe that has some before the messages of errors."""
+def _naming(part: Segment) -> Iterator[None]:
+    """Put the phase, of a recipe that has some, before the messages of errors."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{phase}: {error}" if config.phases else str(error)) from None
+        raise ValueError(f"{part.name}: {error}" if part.name else str(error)) from None
 
 
 def _check_phase(
     config: RunConfig, world_size: int, known: dict[str, tuple[str, CorpusManifest]]
-) -> tuple[ModelConfig, Manifests]:
-    """Check one phase; returns the architecture, and its corpora's manifests."""
+) -> ModelConfig:
+    """Check one phase; returns the architecture."""
     manifests = _read_manifests(config.data, known)
     manifest = next(iter(manifests.values()))
     model = config.architecture(manifest.vocab_size)
@@ -122,14 +113,14 @@ def _check_phase(
         _refuse_few_blocks(source, number, config)
         # Raises where the objective takes text of other documents, and there are none.
         objective.collate([source.blank(0)], [validation_key(0)], source.sequence_length)
-    return model, manifests
+    return model
 
 
 def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> None:
     """Check the settings of one phase against each other, the model and the number of ranks."""
     data, objective, training = config.data, config.objective, config.training
     if data.named_corpora:
-        Mixture.of_run(config)  # refuses weights that no order could follow
+        Mixture.of_run(config.segments)  # refuses weights that no order could follow
     refuse_other_packing(SOURCES[data.packing], objective, model.latents)
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
@@ -185,12 +176,6 @@ def open_sources(data: DataConfig, split: str) -> tuple[Blocks, ...]:
     return tuple(cut(Corpus(folder, split), data.sequence_length) for folder in folders)
 
 
-def open_stream(stream: Stream, split: str) -> Blocks:
-    """Return the blocks of one split of a corpus, cut in one way."""
-    corpus = Corpus(Path(stream.path), split)
-    return SOURCES[stream.packing](corpus, stream.sequence_length)
-
-
 def _read_manifests(
     data: DataConfig, known: dict[str, tuple[str, CorpusManifest]]
 ) -> dict[str, CorpusManifest]:
@@ -243,7 +228,7 @@ def data_summary(config: RunConfig) -> list[str]:
     Cuts the splits into blocks where that was not done before.
     """
     sentences = [f"WARNING: {config.short_reach}"] if config.short_reach else []
-    for split, stream in itertools.product(SPLITS, config.streams):
+    for split, stream in itertools.product(SPLITS, config.segments.streams):
         name = f"{stream.name}, " if stream.name else ""
         source = open_stream(stream, split)
         tokens = int(source.corpus.lengths.sum())
@@ -261,7 +246,11 @@ def data_summary(config: RunConfig) -> list[str]:
 
 def _refuse_few_blocks(train: Blocks, number: int, config: RunConfig) -> None:
     """Refuse the training split of corpus `number` if it has fewer blocks than an update reads."""
-    data, size, mixture = config.data, config.batch.global_batch_size, Mixture.of_run(config)
+    data, size, mixture = (
+        config.data,
+        config.batch.global_batch_size,
+        Mixture.of_run(config.segments),
+    )
     share = max(mixture.shares(first)[number] for first, _ in mixture.stages)
     needed, blocks = math.ceil(share * size), len(train)
     if blocks < needed:

@@ -1,155 +1,142 @@
-"""Compare a run that is resumed, or forked, with its past."""
+"""Compare a run that goes on with its past, and decide how it goes on."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.common import files
-from pretrain.checks.recipe import Manifests
-from pretrain.config.load import (
-    MAY_CHANGE,
-    RUN_FILE,
-    SCHEDULE,
-    differences,
-    from_dict,
-    load,
-    public,
-)
-from pretrain.config.run import RunConfig
-from pretrain.config.schedules import learning_rate
-from pretrain.data import sources
-from pretrain.data.mixture import Mixture
+from data_prep.manifest import CorpusManifest, load_manifest
+from pretrain.config.load import RUN_FILE, differences
+from pretrain.config.run import RunConfig, Segments
+from pretrain.data.sources import algorithms
 from pretrain.model.config import ModelConfig
-from pretrain.records import control, ledger, metrics
+from pretrain.records import checkpoints, control, ledger, metrics
 from pretrain.records import folder as run_folder
-from pretrain.records import fork as forks
+from pretrain.records import segments as run_segments
+from pretrain.records.ledger import FORK, START, USER, Record
+from pretrain.records.segments import Course, Source
 
 _MARKS = frozenset({run_folder.LOCK, run_folder.SUPERVISOR_LOCK, ledger.FILE_NAME, control.FOLDER})
 """First files of a run's folder; a folder without any of them is not a run's."""
 
 
-def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
-    """Refuse to resume a run with another recipe or corpus than it began with.
+def check_run(config: RunConfig, source: Source | None = None) -> Course:
+    """Check that a recipe fits the run in its folder, and say how the run goes on.
 
-    The number of steps and the schedule may change if the learning rate of every step done, as far
-    as the newest checkpoint holds it, stays the same; so may the weights of corpora, if every step
-    done or skipped reads the same.
+    A run goes on with the recipe that it had; what decides nothing of its weights may differ.
+    Another recipe holds from the step of `source` on. Once this is recorded, `source` changes
+    nothing any more, so that the same command continues the run.
 
     Raises:
-        ValueError: lists each difference with both values; or the folder is not a run's.
+        ValueError: lists each difference with both values; or the folder is not a run's, or the
+            run cannot go on from `source`.
     """
     run = Path(config.folder)
-    _refuse_other_folder(run)
+    _check_folder(run)
     for name in (metrics.METRICS, metrics.VALIDATION):
         files.check_not_link(run / name)
-    fork = forks.find(config)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
-    run_folder.refuse_lost_ledger(run, records, fork.copied if fork else ())
-    records = fork.records if fork else records
-    old = fork.recipe if fork else None
-    if not fork and (run / RUN_FILE).is_file():
-        old = load(str(run / RUN_FILE))
-    state = ledger.run_state(records, config.training.seed)
-    done = state.resume_step()
-    # What a rollback skipped is named by the steps that had read it.
-    read = max([done, *(r["skip"][1] for r in state.rollbacks if r.get("skip"))])
-    changed = _other_corpora(records, config, manifests, read)
-    if old:
-        # A checkpoint, which a fork begins from, says no more of a recipe than what is public.
-        new = from_dict(public(config), "recipe") if fork else config
-        changed += [*_other_recipe(old, new, done, read), *_other_weights(old, new, read)]
-    known = (
-        f"{run} is a run with another recipe; name a new folder, or resume it unchanged, with the "
-        f"recipe {run / RUN_FILE}: "
+    if ledger.created(records):
+        why, origin = "", run
+        run_folder.refuse_lost_ledger(run, records)
+        if source and source.run:
+            _check_fork(run, records, source)
+            source = None
+    elif source and source.run:
+        why, origin = FORK, source.run
+        copied = (checkpoints.folder_of(run, source.step), run / metrics.METRICS)
+        run_folder.refuse_lost_ledger(run, records, copied)
+        records = run_segments.fork_records(source.run, source.step)
+    else:
+        run_folder.refuse_lost_ledger(run, records)
+        if source:
+            raise ValueError(f"--from {source.step}: {run} has not begun; leave it out")
+        return _checked(Course(config, config.segments, {}, START), records)
+    recipes = run_segments.recipes_of(origin, records)
+    old = recipes.pop()
+    may, may_not = differences(old[1], config)
+    if may_not or (may and not source):
+        raise ValueError(_refusal(origin, may, may_not))
+    if why or may:
+        assert source
+        _check_step(source.step, config, old[1], records)
+        recipes = [(first, recipe) for first, recipe in [*recipes, old] if first < source.step]
+        course = Course(config, Segments.of([*recipes, (source.step, config)]), {}, why or USER)
+        return _checked(dataclasses.replace(course, source=source), records)
+    return _checked(Course(config, Segments.of([*recipes, (old[0], config)]), {}), records)
+
+
+def _refusal(run: Path, may: Sequence[str], may_not: Sequence[str]) -> str:
+    text = f"{run} is a run with another recipe"
+    if may_not:
+        return (
+            f"{text}, and this cannot change within a run: {'; '.join(may_not)}; name a new folder"
+        )
+    return (
+        f"{text}: {'; '.join(may)}; resume it unchanged, with the recipe {run / RUN_FILE}, add "
+        "`--from STEP` to let this recipe hold from that step on, or name a new folder"
     )
-    if changed:
+
+
+def _check_fork(run: Path, records: Sequence[Record], source: Source) -> None:
+    """Check that a run that has begun is the fork that is asked for."""
+    began = next(iter(ledger.segments(reversed(records), FORK)), None)
+    if began is None or (began["run"], began["step"]) != (str(source.run), source.step):
+        how = f"as a fork of {began['run']}@{began['step']}" if began else "from initial weights"
+        raise ValueError(f"--from: {run} is a run that began {how}; name a new folder")
+
+
+def _check_step(step: int, config: RunConfig, old: RunConfig, records: Sequence[Record]) -> None:
+    """Check that a recipe may follow another one from a step on."""
+    kept = ledger.run_state(records).checkpoints
+    first, last = (kept or (0,))[-1], old.training.steps
+    if not (step in kept or first <= step <= last) or step == 0:
+        steps = "".join(f"{each}, " for each in kept[:-1])
         raise ValueError(
-            (
-                f"fork_from: {fork.run} had another recipe up to step {fork.step}: "
-                if fork
-                else known
-            )
-            + "; ".join(changed)
+            f"--from {step}: accepted: the step of a checkpoint that the run keeps, or one that is "
+            f"not done yet: {steps}{max(1, first)} to {last}"
         )
+    if config.training.steps <= step:
+        raise ValueError(f"training.steps {config.training.steps} is not above --from {step}")
 
 
-def _other_recipe(old: RunConfig, new: RunConfig, done: int, read: int) -> list[str]:
-    """List how the recipe differs from the one that a run of `done` steps had so far.
-
-    The steps below `read` read or skipped blocks.
-    """
-    changed = _differences(old, new, done, read, MAY_CHANGE)
-    others = _differences(old, new, done, read, (*MAY_CHANGE, *SCHEDULE))
-    if changed == others:
-        return changed
-    steps = new.training.steps
-    if steps < done:
-        return [*changed, f"training.steps {steps} is below the {done} steps that are done"]
-    rates = ((step, learning_rate(old, step), learning_rate(new, step)) for step in range(done))
-    differing = next((rate for rate in rates if rate[1] != rate[2]), None)
-    if differing is None:
-        if steps > done and learning_rate(new, steps - 1) == 0:
-            others.append(
-                f"training.steps {steps}: the learning rate of the last steps would be 0, the "
-                "schedule's minimum; start a new run"
+def _checked(course: Course, records: Sequence[Record]) -> Course:
+    """Return a course with its manifests, after comparing the corpora with the run's so far."""
+    streams, found = course.segments.streams, dict[str, CorpusManifest]()
+    named: dict[tuple[object, ...], str] = {}
+    for stream in streams:
+        manifest = found[stream.name] = load_manifest(Path(stream.path))
+        other = named.setdefault((manifest.digest(), *stream.key[1:]), stream.path)
+        if other != stream.path:
+            raise ValueError(f"{stream.path} is the same corpus as {other}; name it by that path")
+    if began := ledger.created(records):
+        manifest = next(reversed(found.values()))
+        if began["tokenizer"] != manifest.tokenizer_digest:
+            raise ValueError(
+                f"data.corpus: made with a vocabulary of {began['vocab_size']} ids "
+                f"({began['tokenizer'][:12]}), now with one of {manifest.vocab_size} "
+                f"({manifest.tokenizer_digest[:12]})"
             )
-        return others
-    reason = "step {}, which is done, had the learning rate {}, now {}".format(*differing)
-    if steps != old.training.steps:
-        decay_steps = old.schedule.decay_steps or old.training.steps
-        reason += (
-            f"; to change the number of steps, add schedule.decay_steps={decay_steps}, which keeps "
-            "the schedule of the steps done"
-        )
-    return [*changed, reason]
+    then, now = run_segments.corpora_of(records), zip(streams, algorithms(streams), strict=True)
+    for old, (stream, cut) in zip(then, now, strict=False):
+        digest = found[stream.name].digest()
+        if old["digest"] != digest:
+            raise ValueError(
+                f"{stream.path}: is not the corpus that the run has read: digest "
+                f"{old['digest'][:12]}, now {digest[:12]}"
+            )
+        if old["cut"] != cut:
+            raise ValueError(
+                f"data.packing: the blocks were cut by {old['cut']}, and this version cuts them by "
+                f"{cut}; resume with the version of zeroclap that the run began with"
+            )
+    return dataclasses.replace(course, manifests=found)
 
 
-def _differences(
-    old: RunConfig, new: RunConfig, done: int, read: int, may_change: Sequence[str]
-) -> list[str]:
-    """List how the settings of the steps done differ, and those of the first step.
-
-    Of the steps that a rollback skipped, those from `done` to `read`, only the sizes of batches are
-    compared: they say which blocks are skipped.
-    """
-    found: dict[str, None] = {}
-    for before, now in itertools.product(old.resolved_phases, new.resolved_phases):
-        first, end = max(before.first_step, now.first_step), min(before.end_step, now.end_step)
-        if first < min(end, max(done, 1)):
-            where = f"from step {first} on, " if first else ""
-            for text in differences(before.config, now.config, may_change):
-                found[where + text] = None
-    if not (old.phases or new.phases):
-        return list(found)
-    places = [[c.sizes.first_block(step) for step in range(read + 1)] for c in (old, new)]
-    if not found and places[0] != places[1]:
-        step = next(step for step in range(read + 1) if places[0][step] != places[1][step])
-        which = "completed" if step <= done else "completed or skipped"
-        found[f"batch sizes of {which} steps changed (first: step {step - 1})"] = None
-    return list(found)
-
-
-def _other_weights(old: RunConfig, new: RunConfig, read: int) -> list[str]:
-    """Say which of the steps that read or skipped blocks, those below `read`, has other weights."""
-    place = new.sizes.first_block(read)
-    if old.sizes.first_block(read) != place:
-        return []  # another batch is named as such
-    if Mixture.of_run(old).until(place) == Mixture.of_run(new).until(place):
-        return []
-
-    def weights(config: RunConfig) -> list[tuple[int, list[float]]]:
-        return [(step, each) for step, each in config.weights() if step < read]
-
-    return [
-        f"data.corpora: the weights by step were {weights(old)}, now {weights(new)}, but the steps "
-        f"before {read} are done; change the weights from step {read} on"
-    ]
-
-
-def _refuse_other_folder(run: Path) -> None:
+def _check_folder(run: Path) -> None:
     if run.exists() and not run.is_dir():
         raise ValueError(f"folder: {run} is a file; name a run's folder, or a new one")
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
@@ -160,63 +147,20 @@ def _refuse_other_folder(run: Path) -> None:
         )
 
 
-def _other_corpora(
-    records: Sequence[ledger.Record], config: RunConfig, manifests: Manifests, read: int
-) -> list[str]:
-    """List how the corpora differ from those in the ledger. Others may follow them.
-
-    Those of phases that begin after step `read` are not compared.
-    """
-    began = next((record for record in records if record["kind"] == "created"), None)
-    if began is None:
-        return []
-    manifest = next(iter(manifests.values()))
-    if began["tokenizer"] != manifest.tokenizer_digest:
-        return [
-            f"data.corpus: made with a vocabulary of {began['vocab_size']} ids "
-            f"({began['tokenizer'][:12]}), now with one of {manifest.vocab_size} "
-            f"({manifest.tokenizer_digest[:12]})"
-        ]
-    cut: list[str] = next((record["cut"] for record in reversed(records) if "cut" in record), [])
-    now_cut = sources.algorithms(config.streams)
-    for before, after in zip(cut, now_cut, strict=False):
-        if before != after and before.rpartition("-")[0] == after.rpartition("-")[0]:
-            return [
-                f"data.packing: the blocks were cut by {before}, and this version cuts them by "
-                f"{after}; resume with the version of zeroclap that the run began with"
-            ]
-    then = ledger.corpora_digests(records)
-    now = [(name, manifest.digest()) for name, manifest in manifests.items()]
-    if config.phases or any("batches" in record for record in records):
-        phases = zip(config.resolved_phases, config.stream_names, strict=True)
-        begun = {n for phase, names in phases for n in names if phase.first_step < max(1, read)}
-        now, then = now[: len(begun)], then[: len(begun)]
-    if len(now) < len(then):
-        missing = ", ".join(name for name, _ in then[len(now) :])
-        return [f"data.corpora: {missing} is missing; keep it, with the weight 0"]
-    return [
-        f"data.corpora.{name} digest: {old[:12]}, now {new[:12]}"
-        if name
-        else f"data.corpus digest: {old[:12]}, now {new[:12]}"
-        for (_, old), (name, new) in zip(then, now, strict=False)
-        if old != new
-    ]
-
-
-def refuse_other_checkpoint(
+def check_checkpoint(
     manifest: Mapping[str, Any],
     step: int,
     architecture: ModelConfig,
     lineage: Sequence[Sequence[object]],
 ) -> None:
-    """Refuse a checkpoint of another model or another history than the run's.
+    """Check that a checkpoint is of the run's model and history.
 
     Args:
         manifest: the checkpoint's. Its recipe is compared elsewhere; but the architecture that a
             recipe's names stand for may have changed since.
         step: step of the checkpoint according to the ledger.
         architecture: the run's.
-        lineage: the run's before that step, as `ledger.lineage_record` writes it.
+        lineage: the run's before that step, as `Order.identity` gives it.
 
     Raises:
         ValueError: lists each difference with both values; or the architecture has an unknown

@@ -4,54 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.files import write_atomically
-from data_prep.common.records import check_format, decode
+from data_prep.common.files import check_format, strict_json, write_atomically
+from data_prep.common.records import decode
+from pretrain.config.changes import FIXED, FREE, rule
 from pretrain.config.run import RunConfig
-from pretrain.config.settings import apply_override, flatten, is_within, merge, parse, to_yaml
+from pretrain.config.settings import apply_override, flatten, merge, parse, to_yaml
 
 FORMAT_VERSION = 1
 """Of the recipes that the project writes: a run's, and those in checkpoints."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 RUN_FILE = "run.yaml"
 """Name of the merged recipe in a run's folder."""
-MAY_CHANGE = (
-    "training.data_workers",
-    "training.activation_checkpointing",
-    "training.attention_backend",
-    "training.compile",
-    "training.evaluation_interval",
-    "training.evaluation_blocks",
-    "training.checkpoint_interval",
-    "training.checkpoints_kept",
-    "batch.micro_batch_size",
-    "data.corpus",
-    "data.corpora",
-    "spike",
-    "supervision",
-    "notify",
-    "profile",
-    "tracker",
-    "fork_from",
-)
-"""What may differ when a run is resumed: nothing that changes batches, masks or the gradient.
-
-Another micro-batch size draws other dropout masks, as compiled layers do, and another attention
-back end rounds differently, as another machine may. A corpus may have moved; its digest is
-compared, and so are the weights of corpora for the steps that are done (checks/resume.py).
-"""
-SCHEDULE = ("training.steps", "schedule")
-"""What may differ as well if the learning rate of every step done stays the same."""
 _PUBLIC = (
     *("format_version", "data", "model", "objective", "batch", "optimizer", "schedule"),
-    *("training", "spike", "fault", "phases", "fork_from"),
+    *("training", "spike", "fault", "phases"),
 )
 """What decides the weights. The rest names people, machines and programs."""
-_PATHS = ("corpus", "path", "init_from", "deepspeed", "run")
+_PATHS = ("corpus", "path", "init_from", "deepspeed")
 """Keys of these sections, and of those in them, that may hold a path."""
+_PLACES = ("corpus", "path")
+"""Keys that say where a corpus is. Corpora are compared by what is in them."""
 
 
 def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -115,17 +92,42 @@ def find(recipe: str) -> Path:
     raise ValueError(f"recipe {recipe!r}{hint} is neither a file nor one of {', '.join(names)}")
 
 
-def differences(
-    old: RunConfig, new: RunConfig, may_change: Sequence[str] = MAY_CHANGE
-) -> list[str]:
-    """List what must not change when a run is resumed but does, as "key: old, now new"."""
-    before, after = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
-    return [
-        f"{key}: {before.get(key)!r}, now {after.get(key)!r}"
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key)
-        and not any(is_within(key, name) for name in ("folder", *may_change))
-    ]
+def deciding(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide the weights, by dotted key, without the places of corpora."""
+    values = flatten(_without_places(dataclasses.asdict(config)))
+    return {key: value for key, value in values.items() if rule(key) not in FREE}
+
+
+def _without_places(value: Any) -> Any:  # noqa: ANN401 - any value of a recipe
+    if isinstance(value, list):
+        return [_without_places(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_places(each) for key, each in value.items() if key not in _PLACES}
+
+
+def digest(config: RunConfig) -> str:
+    """Name a recipe by what decides the weights: 12 hexadecimal digits of a sha256."""
+    return hashlib.sha256(strict_json(deciding(config)).encode()).hexdigest()[:12]
+
+
+def differences(old: RunConfig, new: RunConfig) -> tuple[list[str], list[str]]:
+    """How a recipe differs from the one before in what decides the weights.
+
+    Returns:
+        Sentences on what may change from a step on, and on what may not change.
+    """
+    before, after = deciding(old), deciding(new)
+    may, may_not = [], []
+    for key in sorted({*before, *after}):
+        was, now = before.get(key), after.get(key)
+        if was != now:
+            text, reason = f"{key}: {was!r}, now {now!r}", FIXED.get(rule(key))
+            if reason:
+                may_not.append(f"{text} ({reason})")
+            else:
+                may.append(text)
+    return may, may_not
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

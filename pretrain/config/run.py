@@ -1,9 +1,10 @@
-"""The recipe of a pretraining run, and its phases: stretches of steps with settings of their own.
+"""The recipe of a pretraining run, and segments: what holds from a step of a run on.
 
-Read `RunConfig`, then `Phase` and `resolve`. Every setting of a step is a function of the recipe
-and the step. A phase's settings change the recipe's, not those of the phase before; the optimizer's
-state, the numbers of the steps and the order of the blocks go on. A run without phases is a run of
-one phase.
+Read `RunConfig`, then `Segments`. A recipe gives a segment for each of its phases, one without
+phases. A phase's settings change the recipe's, not those of the phase before; the optimizer's
+state, the numbers of the steps and the order of the blocks go on. In a run, other recipes may
+follow from some step on (records/segments.py). Every setting of a step is a function of the
+segments and the step.
 """
 
 from __future__ import annotations
@@ -11,23 +12,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from data_prep.common.records import OneOf, decode
+from pretrain.config.changes import PHASES_MAY_CHANGE
 from pretrain.config.sections import (
     BatchConfig,
     DataConfig,
     FaultConfig,
-    ForkConfig,
     ModelRecipe,
     NotifyConfig,
     OptimizerConfig,
     PhaseConfig,
     ProfileConfig,
     ScheduleConfig,
-    Sizes,
     SpikeConfig,
     SupervisionConfig,
     TrainingConfig,
@@ -39,22 +39,6 @@ from pretrain.model.presets import build
 from pretrain.objectives.base import ObjectiveSettings
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.registry import SETTINGS_BY_NAME
-
-PHASES_MAY_CHANGE = (
-    "data.corpus",
-    "data.corpora",
-    "data.sequence_length",
-    "data.packing",
-    "objective",
-    "batch",
-    "optimizer.learning_rate",
-    "schedule",
-    "training.evaluation_interval",
-    "training.evaluation_blocks",
-    "training.checkpoint_interval",
-    "training.checkpoints_kept",
-)
-"""What a phase may change, except `objective.name`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,63 +67,11 @@ class RunConfig:
     """Stretches of steps with other settings, such as [{steps: 20000}, {steps: 4000, objective:
     {probability: 0.15}, data: {sequence_length: 2048}}]. Each changes this recipe, not the phase
     before. Empty: the same settings from the first step to the last."""
-    fork_from: ForkConfig = dataclasses.field(default_factory=ForkConfig)
 
     @cached_property
-    def resolved_phases(self) -> tuple[Phase, ...]:
-        """The phases with all their settings; a run without phases is one phase."""
-        return resolve(self)
-
-    def phase(self, step: int) -> Phase:
-        """The phase of a step; of `training.steps` and later, the last one."""
-        begun = [phase for phase in self.resolved_phases if phase.first_step <= step]
-        return begun[-1]
-
-    @property
-    def sizes(self) -> Sizes:
-        """Sizes of batches by step."""
-        phases = self.resolved_phases
-        return Sizes(tuple((p.first_step, p.config.batch.global_batch_size) for p in phases))
-
-    @cached_property
-    def _streams(self) -> tuple[list[Stream], list[list[int]]]:
-        """The streams, and for each phase the number of the stream of each of its corpora."""
-        found: list[Stream] = []
-        numbers: list[list[int]] = []
-        for data in (phase.config.data for phase in self.resolved_phases):
-            known = {stream.key: number for number, stream in enumerate(found)}
-            numbers.append([])
-            for name, corpus in data.named_corpora.items():
-                stream = Stream(name, corpus.path, data.sequence_length, data.packing)
-                if stream.key not in known:
-                    found.append(stream)
-                numbers[-1].append(known.get(stream.key, len(found) - 1))
-        return named(found), numbers
-
-    @property
-    def streams(self) -> list[Stream]:
-        """What has an order of its own: each corpus, in each way in which phases cut it.
-
-        In the order in which phases first name it.
-        """
-        return self._streams[0]
-
-    @property
-    def stream_names(self) -> list[list[str]]:
-        """For each phase, the name of the stream of each of its corpora."""
-        found, numbers = self._streams
-        return [[found[number].name for number in of_phase] for of_phase in numbers]
-
-    def weights(self) -> list[tuple[int, list[float]]]:
-        """(first step, weight of each of `streams`) of each phase."""
-        streams, numbers = self._streams
-        found = []
-        for phase, own in zip(self.resolved_phases, numbers, strict=True):
-            row = [0.0] * len(streams)
-            for number, corpus in zip(own, phase.config.data.named_corpora.values(), strict=True):
-                row[number] = corpus.weight
-            found.append((phase.first_step, row))
-        return found
+    def segments(self) -> Segments:
+        """What holds in each step of a run that has this recipe from its first step on."""
+        return Segments(resolve(self))
 
     def deepspeed_arguments(self, world_size: int) -> tuple[str, BatchConfig, float, int]:
         """Return what `deepspeed.read_settings` takes.
@@ -147,7 +79,7 @@ class RunConfig:
         The batch is the first phase's, as none may have the recipe's own. Its sizes change nothing
         that DeepSpeed computes.
         """
-        batch, clipping = self.phase(0).config.batch, self.optimizer.gradient_clipping
+        batch, clipping = self.segments.at(0).config.batch, self.optimizer.gradient_clipping
         return self.training.deepspeed, batch, clipping, world_size
 
     def architecture(self, vocab_size: int) -> ModelConfig:
@@ -163,13 +95,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Refuse values of different sections that do not fit together."""
         if self.phases:
-            _ = self.resolved_phases  # refuses
+            _ = self.segments  # checks them
         steps = self.training.steps
         if self.profile.steps and self.profile.steps[0] >= steps:
             raise ValueError(
                 f"profile.steps {self.profile.steps}: must begin below training.steps {steps}"
             )
-        self.schedule.refuse_misfit(steps, f"training.steps {steps}")
+        self.schedule.check_fit(steps, f"training.steps {steps}")
         if self.schedule.minimum_learning_rate > self.optimizer.learning_rate:
             raise ValueError(
                 f"schedule.minimum_learning_rate {self.schedule.minimum_learning_rate} is above "
@@ -200,12 +132,29 @@ class RunConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
-    """One phase of a run, with all its settings."""
+class Sizes:
+    """Blocks that each step of a run reads."""
 
-    number: int
-    """From 1."""
+    parts: tuple[tuple[int, int], ...]
+    """(first step, blocks of each step from it on), ascending; the first begins at 0."""
+
+    def size(self, step: int) -> int:
+        """Blocks that a step reads."""
+        return [blocks for first, blocks in self.parts if first <= step][-1]
+
+    def first_block(self, step: int) -> int:
+        """Number of blocks that the steps before a step read."""
+        ends = [*(first for first, _ in self.parts[1:]), step]
+        parts = zip(self.parts, ends, strict=True)
+        return sum(blocks * max(0, min(step, end) - first) for (first, blocks), end in parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Steps in a row that have the same settings."""
+
     name: str
+    """Such as "phase 2 (short)"; empty where the recipe has no phases."""
     first_step: int
     end_step: int
     config: RunConfig
@@ -215,13 +164,87 @@ class Phase:
     schedule_steps: int
     """Steps that the schedule is for."""
 
-    def __str__(self) -> str:
-        """What messages call the phase."""
-        return f"phase {self.number}" + (f" ({self.name})" if self.name else "")
+
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """The segments of a run."""
+
+    parts: tuple[Segment, ...]
+    """From step 0 on; each begins where the one before ends."""
+
+    @classmethod
+    def of(cls, recipes: Sequence[tuple[int, RunConfig]]) -> Segments:
+        """The segments of a run whose recipes follow each other.
+
+        Args:
+            recipes: (first step, recipe), ascending; each holds up to the next one's first step.
+        """
+        parts: list[Segment] = []
+        for first, recipe in recipes:
+            parts = [
+                dataclasses.replace(part, end_step=min(part.end_step, first))
+                for part in parts
+                if part.first_step < first
+            ]
+            parts += [
+                dataclasses.replace(part, first_step=max(part.first_step, first))
+                for part in recipe.segments.parts
+                if part.end_step > first
+            ]
+        return cls(tuple(parts))
+
+    def at(self, step: int) -> Segment:
+        """The segment of a step; of steps after the end, the last one."""
+        return [part for part in self.parts if part.first_step <= step][-1]
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes of batches by step."""
+        return Sizes(tuple((p.first_step, p.config.batch.global_batch_size) for p in self.parts))
+
+    @cached_property
+    def _streams(self) -> tuple[list[Stream], list[list[int]]]:
+        """The streams, and for each segment the number of the stream of each of its corpora."""
+        found: list[Stream] = []
+        numbers: list[list[int]] = []
+        for data in (part.config.data for part in self.parts):
+            known = {stream.key: number for number, stream in enumerate(found)}
+            numbers.append([])
+            for name, corpus in data.named_corpora.items():
+                stream = Stream(name, corpus.path, data.sequence_length, data.packing)
+                if stream.key not in known:
+                    found.append(stream)
+                numbers[-1].append(known.get(stream.key, len(found) - 1))
+        return named(found), numbers
+
+    @property
+    def streams(self) -> list[Stream]:
+        """What has an order of its own: each corpus, in each way in which segments cut it.
+
+        In the order in which segments first name it.
+        """
+        return self._streams[0]
+
+    @property
+    def stream_names(self) -> list[list[str]]:
+        """For each segment, the name of the stream of each of its corpora."""
+        found, numbers = self._streams
+        return [[found[number].name for number in of_part] for of_part in numbers]
+
+    def weights(self) -> list[tuple[int, list[float]]]:
+        """(first step, weight of each of `streams`) of each segment."""
+        streams, numbers = self._streams
+        found = []
+        for part, own in zip(self.parts, numbers, strict=True):
+            row = [0.0] * len(streams)
+            for number, corpus in zip(own, part.config.data.named_corpora.values(), strict=True):
+                row[number] = corpus.weight
+            found.append((part.first_step, row))
+        return found
 
 
-def resolve(config: RunConfig) -> tuple[Phase, ...]:
-    """Return the phases of a run, first one first.
+def resolve(config: RunConfig) -> tuple[Segment, ...]:
+    """Return the segments of a recipe, one for each phase.
 
     Raises:
         ValueError: a phase changes what it may not, has no length, ends during a warm-up, or its
@@ -229,16 +252,16 @@ def resolve(config: RunConfig) -> tuple[Phase, ...]:
     """
     steps = config.training.steps
     if not config.phases:
-        return (Phase(1, "", 0, steps, config, 0, steps),)
+        return (Segment("", 0, steps, config, 0, steps),)
     base = dataclasses.asdict(config)
     del base["phases"]
-    found: list[Phase] = []
+    found: list[Segment] = []
     first = 0
     for number, settings in enumerate(config.phases, start=1):
-        name = str(Phase(number, settings.name, 0, 0, config, 0, 0))
+        name = f"phase {number}" + (f" ({settings.name})" if settings.name else "")
         last = number == len(config.phases)
         try:
-            found.append(_resolve_one(config, base, number, first, last))
+            found.append(_resolve_one(config, base, settings, name, first, last))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         first = found[-1].end_step
@@ -253,17 +276,21 @@ def resolve(config: RunConfig) -> tuple[Phase, ...]:
         warmup = phase.config.schedule.warmup_steps
         if not goes_on and phase.end_step <= phase.schedule_start + warmup:
             raise ValueError(
-                f"{phase}: ends at step {phase.end_step}, during its warm-up: "
+                f"{phase.name}: ends at step {phase.end_step}, during its warm-up: "
                 f"schedule.warmup_steps {warmup} counted from step {phase.schedule_start}"
             )
     return tuple(found)
 
 
 def _resolve_one(
-    config: RunConfig, base: Mapping[str, Any], number: int, first: int, last: bool
-) -> Phase:
-    """Return the phase that begins at step `first`."""
-    settings = config.phases[number - 1]
+    config: RunConfig,
+    base: Mapping[str, Any],
+    settings: PhaseConfig,
+    name: str,
+    first: int,
+    last: bool,
+) -> Segment:
+    """Return the segment of the phase that begins at step `first`."""
     delta = settings.delta
     before = flatten(base)
     for key, value in flatten(delta).items():
@@ -274,8 +301,6 @@ def _resolve_one(
                 "(without objective.name)"
             )
     own = "schedule" in delta
-    if own:  # another length than the run's
-        delta["schedule"] = {"decay_steps": 0, **delta["schedule"]}
     merged = decode(type(config), merge(base, delta))
     if not (settings.steps or last):
         raise ValueError("has no steps; only the last phase may leave them out")
@@ -286,13 +311,6 @@ def _resolve_one(
             f"training.steps {config.training.steps}; give it steps, or a larger training.steps"
         )
     if own:
-        merged.schedule.refuse_misfit(length, f"the {length} steps of the phase")
-    return Phase(
-        number,
-        settings.name,
-        first,
-        first + length,
-        merged,
-        first if own else 0,
-        length if own else config.training.steps,
-    )
+        merged.schedule.check_fit(length, f"the {length} steps of the phase")
+    schedule = (first, length) if own else (0, config.training.steps)
+    return Segment(name, first, first + length, merged, *schedule)

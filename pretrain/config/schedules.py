@@ -4,41 +4,37 @@ from __future__ import annotations
 
 import math
 
-from pretrain.config.run import RunConfig
+from pretrain.config.run import RunConfig, Segments
 
 
-def learning_rate(config: RunConfig, step: int) -> float:
+def learning_rate(segments: Segments, step: int) -> float:
     """Learning rate of update `step`, counted from 0.
 
     It rises linearly from the minimum at update 0 to the peak at update `warmup`. After that
 
         cosine: minimum + (peak - minimum) / 2 * (1 + cos(pi * (step - warmup) / period))
-        linear: minimum + (peak - minimum) * (steps - step) / (steps - warmup)
+        linear: minimum + (peak - minimum) * max(0, steps - step) / (steps - warmup)
         constant: peak
         wsd: minimum + (peak - minimum) * f(1 - (steps - step) / cooldown_steps) from update
             steps - cooldown_steps on, where f(x) = 1 - sqrt(x), which ends lower than
             1 - x; peak before (Hägele et al. 2024, section 3)
 
-    where `steps` is `schedule.decay_steps`, or `training.steps` if that is 0, and period = steps,
-    or of an overestimated-cosine floor(1.1 * steps), counted from the end of the warm-up as in
-    EIFY/fairseq, so that the published run ends at 84 % of the period. The learning rate stays
-    at the minimum from the end of the period (update `warmup` + period), or from update `steps` of
-    the linear schedule and of wsd on. That is only reached if `decay_steps` is below
-    `training.steps`.
+    where `steps` is `training.steps` and period = steps, or of an overestimated-cosine
+    floor(1.1 * steps), counted from the end of the warm-up as in EIFY/fairseq, so that the
+    published run ends at 84 % of the period.
 
     In a phase that has a schedule of its own, updates count from its first, and its length takes
     the place of `training.steps`. The other phases share the run's schedule; each may have another
     peak.
     """
-    phase = config.phase(step)
-    return _learning_rate(phase.config, step - phase.schedule_start, phase.schedule_steps)
+    part = segments.at(step)
+    return _learning_rate(part.config, step - part.schedule_start, part.schedule_steps)
 
 
-def _learning_rate(config: RunConfig, step: int, length: int) -> float:
-    """Learning rate of update `step` of a schedule for `length` updates."""
+def _learning_rate(config: RunConfig, step: int, steps: int) -> float:
+    """Learning rate of update `step` of a schedule for `steps` updates."""
     peak, minimum = config.optimizer.learning_rate, config.schedule.minimum_learning_rate
     warmup = config.schedule.warmup_steps
-    steps = config.schedule.decay_steps or length
     if step < warmup:
         return minimum + (peak - minimum) * step / warmup
     if config.schedule.name == "constant":
@@ -49,8 +45,8 @@ def _learning_rate(config: RunConfig, step: int, length: int) -> float:
         cooldown = config.schedule.cooldown_steps
         if step < steps - cooldown or not cooldown:
             return peak
-        left = max(0, steps - step) / cooldown
+        left = (steps - step) / cooldown
         return minimum + (peak - minimum) * (1.0 - math.sqrt(1.0 - left))
     period = 11 * steps // 10 if config.schedule.name == "overestimated-cosine" else steps
-    phase = min(step - warmup, period) / period
+    phase = (step - warmup) / period
     return minimum + 0.5 * (peak - minimum) * (1.0 + math.cos(math.pi * phase))

@@ -153,28 +153,6 @@ class BatchConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Blocks that each step of a run reads, over all phases."""
-
-    parts: tuple[tuple[int, int], ...]
-    """(first step, blocks of each step from it on), ascending; the first begins at 0."""
-
-    def size(self, step: int) -> int:
-        """Blocks that a step reads."""
-        return [blocks for first, blocks in self.parts if first <= step][-1]
-
-    def first_block(self, step: int) -> int:
-        """Number of blocks that the steps before a step read."""
-        ends = [*(first for first, _ in self.parts[1:]), step]
-        parts = zip(self.parts, ends, strict=True)
-        return sum(blocks * max(0, min(step, end) - first) for (first, blocks), end in parts)
-
-    def to_record(self) -> list[list[int]]:
-        """For a ledger: one list a part."""
-        return [list(part) for part in self.parts]
-
-
-@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer; the files of engine/ with their names have the formulas."""
 
@@ -212,17 +190,13 @@ class ScheduleConfig:
     """Updates until the learning rate reaches its peak."""
     minimum_learning_rate: NonNegativeFloat = 6e-5
     """Learning rate that the warm-up starts from and the decay leads to."""
-    decay_steps: NonNegativeInt = 0
-    """Steps of the run for which the decay is computed; 0: training.steps. After the decay the
-    learning rate stays at the minimum. A finished run is extended by a larger training.steps and
-    the earlier one as decay_steps."""
     cooldown_steps: NonNegativeInt = 0
-    """Updates of wsd, the last ones before `decay_steps`, over which the learning rate falls to the
+    """Last updates of wsd, over which the learning rate falls to the
     minimum, as 1 - sqrt (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond
     fixed training durations", section 3)."""
 
-    def refuse_misfit(self, steps: int, named: str) -> None:
-        """Refuse a schedule that a run of so many steps does not get through.
+    def check_fit(self, steps: int, named: str) -> None:
+        """Check that a run of so many steps gets through the schedule.
 
         Args:
             steps: that the schedule is for.
@@ -231,22 +205,17 @@ class ScheduleConfig:
         Raises:
             ValueError: names both numbers.
         """
-        ends = [(steps, named)]
-        if self.decay_steps:
-            ends.append((self.decay_steps, f"schedule.decay_steps {self.decay_steps}"))
-        last, last_named = ends[-1]
-        for end, what in ends:
-            if self.warmup_steps >= end:
-                raise ValueError(f"schedule.warmup_steps {self.warmup_steps} is not below {what}")
+        if self.warmup_steps >= steps:
+            raise ValueError(f"schedule.warmup_steps {self.warmup_steps} is not below {named}")
         if self.cooldown_steps and self.name != "wsd":
             raise ValueError(
                 f"schedule.cooldown_steps {self.cooldown_steps} with schedule.name {self.name}; "
                 "accepted: schedule.name=wsd, or 0"
             )
-        if self.warmup_steps + self.cooldown_steps > last:
+        if self.warmup_steps + self.cooldown_steps > steps:
             raise ValueError(
                 f"schedule.cooldown_steps {self.cooldown_steps} and schedule.warmup_steps "
-                f"{self.warmup_steps} are more than {last_named}"
+                f"{self.warmup_steps} are more than {named}"
             )
 
 
@@ -414,30 +383,16 @@ class FaultConfig:
         return seed == recipe_seed and step in range(*(self.random_labels or (0,)))
 
 
-@dataclasses.dataclass(frozen=True)
-class ForkConfig:
-    """The checkpoint of another run that the run goes on from (records/fork.py)."""
-
-    run: str = ""
-    """Folder of the other run, which stays as it is. Empty: the run begins at step 0."""
-    step: NonNegativeInt = 0
-    """Step of one of its checkpoints. The steps before it are the other run's; the recipe may
-    differ from the other run's as where a run is resumed: in the schedule and the phases of the
-    steps to come."""
-
-
 ADVANCED = frozenset(
     {
         "model.init_from",
         "spike",
         "fault",
         "profile",
-        "fork_from",
         "optimizer.beta1",
         "optimizer.beta2",
         "optimizer.epsilon",
         "optimizer.weight_decay_on",
-        "schedule.decay_steps",
         "schedule.cooldown_steps",
         "training.data_workers",
         "training.compile",
@@ -472,8 +427,7 @@ class PhaseConfig:
     """Another learning_rate: the peak of the schedule."""
     schedule: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Another schedule. If anything is set here, warm-up and decay count from the phase's first
-    step, `training.steps` stands for the phase's length, and decay_steps is 0 unless it is set
-    here; else the run's schedule goes on."""
+    step and end with the phase; else the recipe's schedule goes on."""
     training: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Another evaluation_interval, evaluation_blocks, checkpoint_interval or checkpoints_kept."""
 

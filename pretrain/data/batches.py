@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pretrain.config.sections import BatchConfig, FaultConfig, Sizes
+from pretrain.config.run import Sizes
+from pretrain.config.sections import BatchConfig, FaultConfig
 from pretrain.data.blocks import Blocks
 from pretrain.data.lineage import digest
 from pretrain.data.order import Order
@@ -46,11 +47,11 @@ class PretrainingBatches:
     objective: PretrainingObjective
     order: Order
     batch: BatchConfig
-    """Of the phase; its micro-batches are those of all steps that are asked for."""
+    """Of the segment; its micro-batches are those of all steps that are asked for."""
     fault: FaultConfig
     recipe_seed: int
     sizes: Sizes
-    """Of all phases."""
+    """Of the run."""
 
     def seed(self, step: int) -> int:
         """The seed of the order, the objective's draws and the dropout of a step."""
@@ -81,11 +82,11 @@ class PretrainingBatches:
 
 
 @dataclasses.dataclass(frozen=True)
-class PhasedBatches:
-    """Training batches of a run, made for each step by those of its phase."""
+class SegmentedBatches:
+    """Training batches of a run, made for each step by those of its segment."""
 
     parts: Sequence[tuple[int, Batches]]
-    """(end step of the phase, its batches), ascending."""
+    """(end step of the segment, its batches), ascending."""
 
     def _of(self, step: int) -> Batches:
         return next((part for end, part in self.parts if step < end), self.parts[-1][1])

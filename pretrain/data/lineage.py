@@ -42,7 +42,7 @@ def _no_names() -> Indices:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Segment:
+class Reordering:
     """From `first_position` on, blocks are ordered by `seed`, and `skipped` is not read."""
 
     first_position: int
@@ -70,7 +70,7 @@ class Segment:
 
     def __eq__(self, other: object) -> bool:
         """Compare by `identity`."""
-        return isinstance(other, Segment) and self.identity == other.identity
+        return isinstance(other, Reordering) and self.identity == other.identity
 
     def __hash__(self) -> int:
         """Hash of `identity`."""
@@ -128,12 +128,12 @@ class Lineage:
 
     total: int
     """Number of blocks of the corpus: an epoch without skips."""
-    segments: tuple[Segment, ...]
+    reorderings: tuple[Reordering, ...]
     """Oldest first; the first begins at position 0."""
 
     def __post_init__(self) -> None:
-        """Check the segments: a gap or a wrong order would silently repeat blocks."""
-        starts = [segment.first_position for segment in self.segments]
+        """Check the reorderings: a gap or a wrong order would silently repeat blocks."""
+        starts = [each.first_position for each in self.reorderings]
         assert self.total > 0, self.total
         assert starts[:1] == [0], starts
         assert starts == sorted(set(starts)), starts
@@ -141,7 +141,7 @@ class Lineage:
     @classmethod
     def begin(cls, total: int, seed: int) -> Lineage:
         """The lineage of a run that was never rolled back."""
-        return cls(total, (Segment(0, seed),))
+        return cls(total, (Reordering(0, seed),))
 
     def rolled_back(self, position: int, seed: int, skip: tuple[int, int] | None = None) -> Lineage:
         """The lineage that follows this one up to `position`, then continues with `seed`.
@@ -153,23 +153,23 @@ class Lineage:
                 will not be read in their epochs. Blocks that it had declared skipped from
                 `position` on stay skipped.
         """
-        kept = tuple(segment for segment in self.segments if segment.first_position < position)
-        skipped = [segment.skipped for segment in self.segments[len(kept) :]]
+        kept = tuple(each for each in self.reorderings if each.first_position < position)
+        skipped = [each.skipped for each in self.reorderings[len(kept) :]]
         if skip:
             first, end = max(skip[0], position), skip[1]
             blocks, epochs = self.blocks(first, max(0, end - first))
             skipped.append(np.column_stack([epochs, blocks]))
-        return Lineage(self.total, (*kept, Segment(position, seed, _sorted_names(skipped))))
+        return Lineage(self.total, (*kept, Reordering(position, seed, _sorted_names(skipped))))
 
     def skipped(self) -> tuple[Indices, Indices]:
         """Blocks declared skipped, and the epoch of each; sorted by epoch, then block."""
-        names = _sorted_names([segment.skipped for segment in self.segments])
+        names = _sorted_names([each.skipped for each in self.reorderings])
         return names[:, 1], names[:, 0]
 
     def epoch(self, position: int) -> float:
         """Epochs read before a position; skipped blocks count as read once they are declared."""
         number = self._epoch_of(position)
-        declared = (s for s in self.segments if s.first_position <= position)
+        declared = (s for s in self.reorderings if s.first_position <= position)
         return (position + sum(s.skipped_before(number + 1) for s in declared)) / self.total
 
     def blocks(self, first_position: int, count: int) -> tuple[Indices, Indices]:
@@ -221,20 +221,20 @@ class Lineage:
     def _build_layers(self, epoch: int) -> list[_Layer]:
         layers: list[_Layer] = []
         unread = _no_names()[:, 1]
-        for segment in self.segments:
+        for each in self.reorderings:
             # A segment that skips the rest of its epoch begins in the next one.
-            begun = self._epoch_of(segment.first_position)
-            cut = segment.first_position - self._start(begun)
-            skipped = segment.skipped_in(epoch)
+            begun = self._epoch_of(each.first_position)
+            cut = each.first_position - self._start(begun)
+            skipped = each.skipped_in(epoch)
             if begun < epoch or (begun, cut) == (epoch, 0):
                 # No block of the epoch was read: its order is drawn anew.
                 unread = np.union1d(unread, skipped)
-                layers = [_Layer(0, self.total - len(unread), segment.seed, epoch, unread)]
+                layers = [_Layer(0, self.total - len(unread), each.seed, epoch, unread)]
             elif begun == epoch:
                 size = layers[-1].size - len(skipped)
                 for layer in layers:
                     skipped = layer.raised(skipped)
-                layers.append(_Layer(cut, size, segment.seed, epoch, np.sort(skipped)))
+                layers.append(_Layer(cut, size, each.seed, epoch, np.sort(skipped)))
         return layers
 
 

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pretrain.config.run import RunConfig
+from pretrain.config.run import Segments
 from pretrain.data.permutation import Indices
 
 Number = TypeVar("Number", int, Indices)
@@ -105,25 +105,17 @@ class Mixture:
         return cls(tuple(stages))
 
     @classmethod
-    def of_run(cls, config: RunConfig) -> Mixture:
-        """Which of `config.streams` each place of a run reads.
+    def of_run(cls, segments: Segments) -> Mixture:
+        """Which of `segments.streams` each place of a run reads.
 
         Raises:
             ValueError: weights that no place could follow.
         """
         try:
-            return cls.by_step(config.weights(), config.sizes.first_block)
+            return cls.by_step(segments.weights(), segments.sizes.first_block)
         except ValueError as error:
-            raise ValueError(f"data.corpora ({', '.join(config.data.corpora)}): {error}") from None
-
-    def until(self, place: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The stages that begin before a place, without the last corpora if these have no weight.
-
-        Two mixtures for which it is equal read the same corpora at all places below.
-        """
-        begun = [(first, weights) for first, weights in self.stages if first < place]
-        read = max((c + 1 for _, weights in begun for c, w in enumerate(weights) if w), default=0)
-        return tuple((first, weights[:read]) for first, weights in begun)
+            names = ", ".join(stream.name for stream in segments.streams)
+            raise ValueError(f"data.corpora ({names}): {error}") from None
 
     def shares(self, place: int) -> list[float]:
         """Each corpus's share of the weights at a place."""

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +68,38 @@ class Order:
         )
         kept = tuple((first, old) for first, old in self.seeds if first < place)
         return Order(self.mixture, lineages, (*kept, (place, seed)))
+
+    def continued(self, mixture: Mixture, totals: Sequence[int]) -> Order:
+        """The order with other weights from some place on, and with corpora behind its own.
+
+        Args:
+            mixture: of all corpora; equal to this order's at the places that count as read.
+            totals: number of blocks of each corpus.
+        """
+        seed, known = self.seeds[-1][1], len(self.lineages)
+        added = (
+            Lineage.begin(total, _seed_of(seed, known + number))
+            for number, total in enumerate(totals[known:])
+        )
+        return Order(mixture, (*self.lineages, *added), self.seeds)
+
+    def identity(self, end_place: int | None = None) -> list[Any]:
+        """What the ledger and manifests of checkpoints have of an order, [reorderings, 4].
+
+        Of several corpora it is a list of these. The last ones are left out if nothing was drawn
+        from them, so that a corpus that is added later changes no record of what was read before.
+
+        Args:
+            end_place: leave out the reorderings that nothing before this place was drawn from.
+        """
+        ends = [None] * len(self.lineages) if end_place is None else self.mixture.counts(end_place)
+        lineages = [
+            [list(r.identity) for r in lineage.reorderings if end is None or r.first_position < end]
+            for lineage, end in zip(self.lineages, ends, strict=True)
+        ]
+        while len(lineages) > 1 and not lineages[-1]:
+            lineages.pop()
+        return lineages if len(lineages) > 1 else lineages[0]
 
     @property
     def total(self) -> int:

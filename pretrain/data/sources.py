@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.blocks import best_fit, complete
+from data_prep.corpus import Corpus
 from pretrain.data.blocks import Blocks, Tables
 from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.objectives.base import Block, Ids
@@ -252,3 +254,9 @@ SOURCES: Mapping[str, type[Blocks]] = MappingProxyType(
 def algorithms(streams: Iterable[Stream]) -> list[str]:
     """Name the algorithm that cuts each stream, as the ledger does: its packing and version."""
     return [f"{stream.packing}-{SOURCES[stream.packing].algorithm}" for stream in streams]
+
+
+def open_stream(stream: Stream, split: str) -> Blocks:
+    """Return the blocks of one split of a corpus, cut in one way."""
+    corpus = Corpus(Path(stream.path), split)
+    return SOURCES[stream.packing](corpus, stream.sequence_length)

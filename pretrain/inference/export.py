@@ -42,7 +42,7 @@ def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple
         raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
     config = recipes.load(str(run / "run.yaml"))
     records = ledger.read_ledger(run / ledger.FILE_NAME)
-    state = ledger.run_state(records, config.training.seed)
+    state = ledger.run_state(records)
     step, reason = _chosen(run, state, step)
     if step:
         architecture, weights, recipe = _checkpoint(run, config, state, step)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep import tokenizer as tokenizers
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import new_folder, write_json
-from data_prep.common.records import check_format, decode
+from data_prep.common.files import check_format, new_folder, write_json
+from data_prep.common.records import decode
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import ObjectiveSettings

@@ -152,7 +152,7 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
     width, stage = needs.weight_bytes(settings), deepspeed_settings.stage_of(settings)
     count, trained = needs.parameters(model), needs.parameters(model, VOCABULARY_MULTIPLE)
     backend = choose_backend(model, training.attention_backend, on_gpu)
-    phases = [phase.config for phase in config.resolved_phases]
+    phases = [phase.config for phase in config.segments.parts]
     saved = functools.partial(_activations, model=model, backend=backend, width=width)
     heaviest = max(phases, key=saved)
     blocks, tokens, flops = _work(config, model)
@@ -193,8 +193,8 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
 def _work(config: RunConfig, model: ModelConfig) -> tuple[int, int, float]:
     """Return the blocks, tokens and FLOPs of a run, over all phases."""
     blocks, tokens, flops = 0, 0, 0.0
-    for phase in config.resolved_phases:
-        length, first_block = phase.config.data.sequence_length, config.sizes.first_block
+    for phase in config.segments.parts:
+        length, first_block = phase.config.data.sequence_length, config.segments.sizes.first_block
         read = first_block(phase.end_step) - first_block(phase.first_step)
         share = phase.config.objective.target_share
         blocks, tokens = blocks + read, tokens + read * length
@@ -213,7 +213,7 @@ def _activations(config: RunConfig, model: ModelConfig, backend: str, width: int
 
 def most_gpus(config: RunConfig) -> int:
     """Return the most GPUs, of 8 at most, that share the batches of all phases evenly."""
-    batches = [phase.config.batch for phase in config.resolved_phases]
+    batches = [phase.config.batch for phase in config.segments.parts]
     return math.gcd(8, *(batch.global_batch_size // batch.micro_batch_size for batch in batches))
 
 
@@ -234,19 +234,19 @@ def vocabulary_size(config: RunConfig) -> int:
 
 
 def _folders(config: RunConfig) -> list[Path]:
-    """Return the folders of `config.streams` that are on this machine."""
-    folders = (Path(stream.path) for stream in config.streams)
+    """Return the folders of `config.segments.streams` that are on this machine."""
+    folders = (Path(stream.path) for stream in config.segments.streams)
     return [folder for folder in folders if folder.exists()]
 
 
 def _reading(config: RunConfig, blocks: int) -> dict[str, Reading] | None:
     """Return what a run of so many blocks reads of each corpus; None if one is not here."""
     folders = _folders(config)
-    if not folders or len(folders) < len(config.streams):
+    if not folders or len(folders) < len(config.segments.streams):
         return None
     found = {}
-    draws = Mixture.of_run(config).counts(blocks)
-    for stream, folder, drawn in zip(config.streams, folders, draws, strict=True):
+    draws = Mixture.of_run(config.segments).counts(blocks)
+    for stream, folder, drawn in zip(config.segments.streams, folders, draws, strict=True):
         corpus = Corpus(folder, "train")
         source = SOURCES[stream.packing](corpus, stream.sequence_length)
         tokens, share = int(corpus.lengths.sum()), source.share_of_tokens

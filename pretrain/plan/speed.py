@@ -162,7 +162,7 @@ def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
     Raises:
         ValueError: the recipe does not fit the number of ranks, or its micro-batch the memory.
     """
-    config, vocab_size = recipe.phase(0).config, vocabulary_size(recipe)
+    config, vocab_size = recipe.segments.at(0).config, vocabulary_size(recipe)
     batch = config.batch
     if most:
         blocks = min(batch.global_batch_size, most * batch.micro_batch_size)
@@ -184,7 +184,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     training, device, began = config.training, process.device, time.perf_counter()
     architecture = config.architecture(vocab_size)
     backend = choose_backend(architecture, training.attention_backend, device.type == "cuda")
-    folder = Path(next((stream.path for stream in config.streams), ""))
+    folder = Path(next((stream.path for stream in config.segments.streams), ""))
     vocabulary = Vocabulary(vocab_size, architecture.vocab_size, folder)
     world_size, clipping = process.world_size, config.optimizer.gradient_clipping
     settings = deepspeed_json(training.deepspeed, config.batch, clipping, world_size)

@@ -16,12 +16,13 @@ from data_prep.common.files import sha256_of
 from data_prep.common.wording import count
 from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, load_manifest
-from pretrain.config.load import RUN_FILE, load
-from pretrain.config.run import RunConfig
+from pretrain.config.run import Segments
 from pretrain.config.streams import Stream
+from pretrain.data.mixture import Mixture
 from pretrain.data.sources import SOURCES, algorithms
 from pretrain.records import checkpoints, folder, ledger, metrics
 from pretrain.records.proof import Audit, committed, examine
+from pretrain.records.segments import corpora_of, lines, order_of, segments_of
 
 
 def audit(run: Path, *, content: bool = False) -> Audit:
@@ -40,10 +41,11 @@ def audit(run: Path, *, content: bool = False) -> Audit:
             f"{run}: has no {ledger.FILE_NAME}, so it is not the folder of a run that has begun"
         )
     found = examine(records, metrics.read_metrics(run / metrics.METRICS))
+    _compare_recipes(run, records, found)
     _compare_with_disk(run, records, found)
     _compare_initial_weights(run, records, found)
     if content:
-        compare_contents(load(str(run / RUN_FILE)), records, found)
+        compare_contents(segments_of(run, records), records, found)
     else:
         found.left_out.append(
             "the corpora: blocks are compared by number. Each start compared the corpora's files "
@@ -52,28 +54,26 @@ def audit(run: Path, *, content: bool = False) -> Audit:
     return found
 
 
-def compare_contents(config: RunConfig, records: Sequence[ledger.Record], found: Audit) -> None:
+def compare_contents(segments: Segments, records: Sequence[ledger.Record], found: Audit) -> None:
     """Check that the numbers of blocks still stand for the text that the run began with.
 
     Args:
-        config: the run's recipe.
+        segments: of the run.
         records: of the ledger.
         found: the findings are added to it.
     """
-    cut: list[str] = next((record["cut"] for record in reversed(records) if "cut" in record), [])
-    if ledger.created(records) is None or not cut:
-        found.unproved.append("the corpora: no attempt has begun")
+    corpora = corpora_of(records)
+    if not corpora:
+        found.unproved.append("the corpora: the run has not begun")
         return
-    digests = [digest for _, digest in ledger.corpora_digests(records)]
-    now = algorithms(config.streams)
     problems: dict[str, list[str]] = {}  # of each corpus
-    # A fork may have streams that no attempt has read yet.
-    for stream, digest, before, after in zip(config.streams, digests, cut, now, strict=False):
+    streams = segments.streams
+    for stream, corpus, cut in zip(streams, corpora, algorithms(streams), strict=True):
         path = Path(stream.path)
-        if before != after:
-            found.unproved.append(f"{path}: was cut by {before}; this version cuts by {after}")
+        if corpus["cut"] != cut:
+            found.unproved.append(f"{path}: was cut by {corpus['cut']}; this version cuts by {cut}")
         if stream.path not in problems:
-            problems[stream.path] = _content_problems(path, digest)
+            problems[stream.path] = _content_problems(path, corpus["digest"])
         if not problems[stream.path]:
             problems[stream.path] = _table_problems(stream)
     found.problems += [problem for each in problems.values() for problem in each]
@@ -104,9 +104,26 @@ def _table_problems(stream: Stream) -> list[str]:
     return []
 
 
+def _compare_recipes(run: Path, records: Sequence[ledger.Record], found: Audit) -> None:
+    """Check that the run's recipes lead to the batches and weights that the ledger has."""
+    if ledger.created(records) is None:
+        return
+    try:
+        segments = segments_of(run, records)
+    except ValueError as error:
+        found.problems.append(str(error))
+        return
+    found.segments += lines(segments, ledger.run_state(records))
+    order, sizes = order_of(records)
+    if (order.mixture, sizes) == (Mixture.of_run(segments), segments.sizes):
+        found.proved.append("the recipes give the sizes of batches and the weights of the ledger")
+    else:
+        found.problems.append("the recipes give other batches or weights than the ledger has")
+
+
 def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit) -> None:
     """Check that the checkpoints the ledger counts on are on disk as they were committed."""
-    state, hashes, on_disk = ledger.run_state(records, 0), committed(records), list[int]()
+    state, hashes, on_disk = ledger.run_state(records), committed(records), list[int]()
     for step in state.checkpoints:
         checkpoint = checkpoints.folder_of(run, step)
         if state.finished_steps and not checkpoint.exists():
@@ -150,6 +167,8 @@ def write_findings(found: Audit, write: Callable[[str], object]) -> int:
         ("note    ", found.noted),
         ("not read", found.left_out),
     )
+    for line in found.segments:
+        write(f"{line}\n")
     for mark, sentences in marks:
         for sentence in sentences:
             write(f"{mark} {sentence}\n")

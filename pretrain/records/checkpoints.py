@@ -24,7 +24,6 @@ from typing import Any
 
 from data_prep.common import files
 from data_prep.common.files import fsync, write_json
-from data_prep.common.records import check_format
 from pretrain.records.collective import Failure, Group, join_reasons, on_every_rank
 
 MANIFEST = "MANIFEST.json"
@@ -155,7 +154,7 @@ def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]
         raise ValueError(
             f"{folder}: not a checkpoint, {MANIFEST} cannot be read: {error}"
         ) from None
-    check_format(version, FORMAT_VERSION, folder / MANIFEST)
+    files.check_format(version, FORMAT_VERSION, folder / MANIFEST)
     try:
         for name, size in sizes.items():
             found = files.retried((folder / name).stat).st_size

@@ -13,16 +13,14 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `status`."""
     command.add_argument("run", type=Path, help="the run's folder")
     json = (
-        "print one JSON object: run, state (starting, training, "
-        "stopped, spiked, given-up or finished), orphaned (true: it trains, and its supervisor is "
-        "gone), step, steps, loss, tokens_per_second, eta_seconds, validation and "
-        "best_validation (step, loss, perplexity), attempts, "
-        "spikes, rollbacks, checkpoints (steps), suspected_since (step), "
-        "code_changes (sentences), init_from (path, files, sha256), corpora (of each: name, "
-        "blocks, epochs, share, skipped, share_of_tokens), fork_from (run, step), phase (number, "
-        "name, first_step, end_step), slow_rank (rank, host, seconds, "
-        "others_seconds), reason, log, next (a command); null where there is "
-        "none"
+        "print one JSON object: run, state (starting, training, stopped, spiked, given-up or "
+        "finished), orphaned (true: it trains, and its supervisor is gone), step, steps, loss, "
+        "tokens_per_second, eta_seconds, validation and best_validation (step, loss, perplexity), "
+        "attempts, spikes, rollbacks, checkpoints (steps), suspected_since (step), code_changes "
+        "(sentences), init_from (path, files, sha256), corpora (of each: name, blocks, epochs, "
+        "share, skipped, share_of_tokens), segments (of each: steps, why, recipe, seed, changes), "
+        "segment (of the next step: name, first_step, end_step), slow_rank (rank, host, seconds, "
+        "others_seconds), reason, log, next (a command); null where there is none"
     )
     chosen = command.add_mutually_exclusive_group()
     chosen.add_argument("--json", action="store_true", help=json)

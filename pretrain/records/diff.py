@@ -10,7 +10,7 @@ from typing import Any
 
 from data_prep.common.files import strict_json
 from pretrain.config.settings import flatten
-from pretrain.records import ledger, metrics
+from pretrain.records import metrics, segments
 from pretrain.records.folder import ENVIRONMENT
 from pretrain.records.metrics import Line, format_number
 from pretrain.records.status import RunView, view
@@ -69,11 +69,9 @@ def _settings(seen: RunView) -> dict[str, Any]:
 
 def _data(seen: RunView) -> dict[str, str]:
     """Digest and share of each corpus; nothing before the first attempt."""
-    if ledger.created(seen.records) is None:
-        return {}
     found = {
-        f"{name or 'corpus'}, digest": digest[:16]
-        for name, digest in ledger.corpora_digests(seen.records)
+        f"{corpus['name'] or 'corpus'}, digest": corpus["digest"][:16]
+        for corpus in segments.corpora_of(seen.records)
     }
     return found | {f"{c.name}, share of a batch": f"{c.share:.1%}" for c in seen.drawn}
 

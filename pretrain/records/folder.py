@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ import psutil
 from data_prep import contents
 from data_prep.common import files
 from data_prep.manifest import CorpusManifest
-from pretrain.config.run import RunConfig
+from pretrain.config.run import Segments
 from pretrain.records import checkpoints, control, ledger, metrics
 
 LOCK = "train.lock"
@@ -175,60 +173,21 @@ def refuse_lost_ledger(
         )
 
 
-def check_corpora(config: RunConfig, manifests: Mapping[str, CorpusManifest]) -> None:
-    """Check that the files of a recipe's corpora are those that their manifests list.
+def check_corpora(segments: Segments, manifests: Mapping[str, CorpusManifest]) -> None:
+    """Check that the files of a run's corpora are those that their manifests list.
 
     Files that may have changed since the last check are hashed, which takes about a second a GB;
     of the others, some places are.
 
     Args:
-        config: the recipe.
+        segments: of the run.
         manifests: of its corpora, by name.
 
     Raises:
         ValueError: a file is another one; it is named.
     """
-    for path, name in {stream.path: stream.name for stream in config.streams}.items():
+    for path, name in {stream.path: stream.name for stream in segments.streams}.items():
         contents.check(Path(path), manifests[name])
-
-
-def open_run(
-    config: RunConfig,
-    manifests: Mapping[str, CorpusManifest],
-    take_weights: Callable[[], Mapping[str, object]] | None = None,
-) -> ledger.RunState:
-    """Return the state of a run, after recording its creation if that is not recorded yet.
-
-    Args:
-        config: the recipe.
-        manifests: of its corpora, by name.
-        take_weights: called before the creation is recorded, if the run starts from another model:
-            copies it into the run's folder, and returns what `ledger.origin` will.
-
-    Raises:
-        ValueError: as `check_corpora`.
-    """
-    check_corpora(config, manifests)
-    path, seed = Path(config.folder) / ledger.FILE_NAME, config.training.seed
-    # A failed launch may have been recorded before.
-    if ledger.created(ledger.read_ledger(path)) is None:
-        manifest = next(iter(manifests.values()))
-        named = [{"name": name, "digest": each.digest()} for name, each in manifests.items()]
-        ledger.append(
-            path,
-            "created",
-            **({"corpora": named} if any(manifests) else {"corpus": manifest.digest()}),
-            tokenizer=manifest.tokenizer_digest,
-            vocab_size=manifest.vocab_size,
-            seed=seed,
-            batch=dataclasses.asdict(config.batch),
-            **({"init_from": take_weights()} if take_weights else {}),
-        )
-    state = ledger.run_state(ledger.read_ledger(path), seed)
-    if reason := reject_damaged_result(path.parent, state):
-        sys.stdout.write(f"the last checkpoint is damaged, its steps are done again: {reason}\n")
-        state = ledger.run_state(ledger.read_ledger(path), seed)
-    return state
 
 
 def reject_damaged_result(run: Path, state: ledger.RunState) -> str:

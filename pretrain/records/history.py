@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from data_prep.common.wording import count
-from pretrain.records import fork, metrics
-from pretrain.records.ledger import Record
+from pretrain.records import metrics
+from pretrain.records.ledger import FORK, START, USER, Record
 
 
 def sentences(records: Sequence[Record]) -> list[tuple[Record, str]]:
     """Return the records that matter to a reader, each with a sentence about it."""
-    routine = ("created", "commit", "delete")
-    return [(record, describe(record)) for record in records if record["kind"] not in routine]
+    told = (r for r in records if r["kind"] not in ("commit", "delete") and r.get("why") != START)
+    return [(record, describe(record)) for record in told]
 
 
 def since_last_attempt(records: Sequence[Record]) -> list[str]:
     """Sentences about what happened between the beginnings of the last two attempts."""
     begun = [number for number, r in enumerate(records) if r["kind"] == "attempt"]
-    kinds = ("crash", "hang", "preempted", "interrupted", "rollback", "attempt")
+    kinds = ("crash", "hang", "preempted", "interrupted", "segment", "attempt")
     first = begun[-2] + 1 if len(begun) > 1 else 0
     return [text for r, text in sentences(records[first:]) if r["kind"] in kinds]
 
@@ -65,7 +65,11 @@ _CHANNELS: Mapping[str, str] = {
 """Words before the loss in a sentence; for other channels, the name."""
 
 
-def _rollback(r: Record) -> str:
+def _segment(r: Record) -> str:
+    if r["why"] == USER:
+        return f"from step {r['step']:,} on, another recipe holds: {r['recipe']}"
+    if r["why"] == FORK:
+        return f"from here on, a fork of {r['run']} at step {r['step']:,}, recipe {r['recipe']}"
     target = f"the checkpoint of step {r['step']:,}" if r["step"] else "the initial weights"
     text = f"rolled back to {target}, continuing with seed {r['seed']}"
     if r["skip"]:
@@ -83,7 +87,7 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
         "healed": lambda r: f"healed at step {r['step']:,}: {_rise(r)}",
         "new-level": lambda r: f"new level of the loss confirmed at step {r['step']:,}: {_rise(r)}",
         "spike": lambda r: f"LOSS SPIKE confirmed at step {r['step']:,}: {_rise(r)}",
-        "rollback": _rollback,
+        "segment": _segment,
         "crash": lambda r: f"attempt {r['attempt']} failed: {r['reason']}",
         "hang": lambda r: f"attempt {r['attempt']} hung: {r['reason']}",
         "interrupted": lambda r: f"attempt {r['attempt']} was interrupted: {r['reason']}",
@@ -92,6 +96,5 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
         "preempted": lambda r: f"attempt {r['attempt']} stopped by request at step {r['step']:,}",
         "gave-up": lambda r: f"given up: {r['reason']}",
         "done": lambda r: f"done: {r['step']:,} steps{suspicion(r.get('suspected_since'))}",
-        "fork": lambda r: f"from here on, {fork.describe(r)}",
     }
 )

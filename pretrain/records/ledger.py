@@ -20,14 +20,11 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.common import files
-from data_prep.common.records import check_format
-from pretrain.data.mixture import Mixture
-from pretrain.data.order import Order
 
 Record = dict[str, Any]
 FILE_NAME = "ledger.jsonl"
@@ -35,7 +32,11 @@ FORMAT_VERSION = 1
 """Written into the first record; absent: 1."""
 ENDINGS = frozenset({"crash", "hang", "preempted", "interrupted"})
 """Kinds of records with which the supervisor says how a launch ended."""
-_START = "0" * 32
+START, SPIKE, USER, FORK = "start", "spike", "user", "fork"
+"""Why a segment began: with the run, to roll back from a spike, because the user gave another
+recipe, or because the run goes on from a checkpoint of another one."""
+_FIRST = "0" * 32
+"""In place of a hash of the line before."""
 _BEGINNING = b'{"number": '
 """Of every line."""
 _EDITED = re.compile(rb"\A\xef\xbb\xbf|\r\n|^\n", re.MULTILINE)
@@ -64,7 +65,7 @@ def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
     except FileNotFoundError:
         data = b""
     records: list[Record] = []
-    previous, size, lacks = _START, 0, b""
+    previous, size, lacks = _FIRST, 0, b""
     for line in data.splitlines(keepends=True):
         lacks = b"" if line.endswith(b"\n") else b"\n"
         try:
@@ -83,7 +84,7 @@ def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
                 f"ledger was changed by something other than zeroclap; {way}"
             )
         if not records:
-            check_format(record.get("format_version", 1), FORMAT_VERSION, path)
+            files.check_format(record.get("format_version", 1), FORMAT_VERSION, path)
         records.append(record)
         previous, size = _digest(line + lacks), size + len(line)
     return records, size, lacks, previous
@@ -142,8 +143,6 @@ def _write_at(descriptor: int, size: int, line: bytes) -> None:
 class RunState:
     """The state of a run according to its ledger; made by `run_state`."""
 
-    seed: int
-    """The recipe's."""
     attempts: int
     """Number of attempts that began."""
     next_attempt: int
@@ -151,19 +150,20 @@ class RunState:
     spikes: tuple[Record, ...]
     """Every confirmed spike."""
     rollbacks: tuple[Record, ...]
-    """Every rollback."""
+    """The segments of every rollback."""
+    seeds: frozenset[int]
+    """Seeds used so far, on any lineage."""
     last: Record | None
     """The newest record."""
-    segments: tuple[tuple[int, int], ...]
-    """(first step, seed) of the surviving lineage, oldest first."""
-    lowered: tuple[tuple[int, int, float], ...] = ()
-    """(first step, end step, factor) of lowered learning rates after rollbacks; may overlap."""
+    segments: tuple[Record, ...] = ()
+    """The segments that hold, as they were recorded. A rollback ends those of rollbacks that begin
+    at its step or later, another recipe those of recipes."""
     checkpoints: tuple[int, ...] = ()
     """Steps of the committed checkpoints on the surviving lineage that are kept, oldest first."""
     suspicions: tuple[Record, ...] = ()
     """Records about suspicions and spikes on the surviving lineage."""
     finished_steps: int = 0
-    """Steps of the recipe that the run has finished; 0 before. It may be extended since."""
+    """Steps of the recipe that the run has finished; 0 before. Another recipe may follow."""
 
     @property
     def suspected(self) -> tuple[int, ...]:
@@ -178,16 +178,13 @@ class RunState:
         return tuple(onsets.values())
 
     @property
-    def seeds(self) -> frozenset[int]:
-        """Seeds used so far, on any lineage."""
-        return frozenset([self.seed, *(record["seed"] for record in self.rollbacks)])
-
-    @property
     def unanswered_spike(self) -> Record | None:
-        """The newest spike, if no rollback has followed it."""
-        answered = self.rollbacks[-1]["number"] if self.rollbacks else -1
-        newest = self.spikes[-1] if self.spikes else None
-        return newest if newest and newest["number"] > answered else None
+        """The newest spike, unless a segment has begun since at or before its step."""
+        if not self.spikes:
+            return None
+        newest = self.spikes[-1]
+        answers = [r["number"] for r in self.segments if r["step"] <= newest["step"]]
+        return newest if max(answers, default=-1) < newest["number"] else None
 
     @property
     def suspected_since(self) -> int | None:
@@ -208,88 +205,38 @@ class RunState:
         """Number of updates in the newest surviving checkpoint; 0 without one."""
         return self.checkpoints[-1] if self.checkpoints else 0
 
+    @property
+    def seeds_by_step(self) -> list[tuple[int, int]]:
+        """(first step, seed) on the surviving lineage, ascending."""
+        return [*{r["step"]: r["seed"] for r in self.segments if "seed" in r}.items()]
+
+    @property
+    def lowered(self) -> list[tuple[int, int, float]]:
+        """(first step, end step, factor) of lowered learning rates; they may overlap."""
+        return [
+            (r["step"], r["step"] + r["learning_rate_steps"], r["learning_rate_factor"])
+            for r in self.segments
+            if r.get("learning_rate_steps")
+        ]
+
     def learning_rate_factor(self, step: int) -> float:
         """Factor on the schedule's learning rate in a step."""
         return math.prod(factor for first, end, factor in self.lowered if first <= step < end)
 
-    def order(
-        self, mixture: Mixture, totals: Sequence[int], first_block: Callable[[int], int]
-    ) -> Order:
-        """The order of blocks that results from the rollbacks.
 
-        Args:
-            mixture: of the run's corpora.
-            totals: blocks of an epoch of each corpus.
-            first_block: returns the place of a step's first block, counted over all epochs.
-        """
-        order = Order.begin(mixture, totals, self.seed)
-        for record in self.rollbacks:
-            skip = record.get("skip")
-            places = (first_block(skip[0]), first_block(skip[1])) if skip else None
-            order = order.rolled_back(first_block(record["step"]), record["seed"], places)
-        return order
+def segments(records: Iterable[Record], why: str = "") -> list[Record]:
+    """Return the records of segments, or of those that began for one reason, oldest first.
 
-
-@dataclasses.dataclass(frozen=True)
-class Corpora:
-    """What an attempt's record says of the corpora that it read."""
-
-    names: tuple[str, ...]
-    """A single one is named ""."""
-    totals: tuple[int, ...]
-    """Blocks of each."""
-    weights: tuple[tuple[int, tuple[float, ...]], ...]
-    """(first step, weight of each corpus)."""
-
-    @classmethod
-    def of(cls, record: Record) -> Corpora:
-        """The corpora of an attempt's record."""
-        if "corpora" not in record:
-            return cls(("",), (record["blocks"],), ((0, (1.0,)),))
-        names = tuple(corpus["name"] for corpus in record["corpora"])
-        totals = tuple(corpus["blocks"] for corpus in record["corpora"])
-        return cls(names, totals, tuple((step, tuple(each)) for step, each in record["weights"]))
-
-    def order(self, state: RunState, first_block: Callable[[int], int]) -> Order:
-        """The order of their blocks in a run; `first_block` returns the place of a step's first."""
-        mixture = Mixture.by_step(self.weights, first_block)
-        return state.order(mixture, self.totals, first_block)
-
-
-def lineage_record(order: Order, end_place: int | None = None) -> list[Any]:
-    """Identify an order as ledger and manifests store it: one list a segment, [segments, 4].
-
-    Of several corpora it is a list of these. The last ones are left out if they have no segment, so
-    that a corpus that is added later changes no record of what was read before.
-
-    Args:
-        order: of a run.
-        end_place: leave out the segments that nothing before this place was drawn from.
+    `why` is START, SPIKE, USER or FORK. Each has the `step` that it begins at. START, USER and FORK
+    have what their recipe lets the steps read (records/segments.py), START and SPIKE a `seed`;
+    SPIKE has the fields of `policy.Rollback`, FORK the `run` that it came from.
     """
-    ends = [None] * len(order.lineages) if end_place is None else order.mixture.counts(end_place)
-    lineages = [
-        [list(s.identity) for s in lineage.segments if end is None or s.first_position < end]
-        for lineage, end in zip(order.lineages, ends, strict=True)
-    ]
-    while len(lineages) > 1 and not lineages[-1]:
-        lineages.pop()
-    return lineages if len(lineages) > 1 else lineages[0]
+    return [r for r in records if r["kind"] == "segment" and why in ("", r["why"])]
 
 
-def corpora_digests(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """(name, digest) of each corpus of a run that was created; the name of a single one is ""."""
-    known = [
-        r["corpora"] for r in records if r["kind"] in ("created", "attempt") and "corpora" in r
-    ]
-    if known:
-        return [(corpus["name"], corpus["digest"]) for corpus in known[-1]]
-    created = next(record for record in records if record["kind"] == "created")
-    return [("", created["corpus"])]
-
-
-def created(records: Sequence[Record]) -> Record | None:
-    """Return the record of the run's creation, if there is one yet."""
-    return next((record for record in records if record["kind"] == "created"), None)
+def created(records: Iterable[Record]) -> Record | None:
+    """Return the first segment of a run, if it has begun."""
+    return next(iter(segments(records, START)), None)
 
 
 def origin(records: Sequence[Record]) -> dict[str, Any] | None:
@@ -309,16 +256,16 @@ def describe_origin(found: Mapping[str, Any]) -> str:
     return f"those of {found['path']} ({hashes})"
 
 
-def run_state(records: Sequence[Record], seed: int) -> RunState:
-    """The state that a ledger's records lead to, for a recipe with seed `seed`."""
+def run_state(records: Sequence[Record]) -> RunState:
+    """The state that a ledger's records lead to."""
+    rollbacks = segments(records, SPIKE)
     state = RunState(
-        seed,
         attempts=sum(r["kind"] == "attempt" for r in records),
         next_attempt=1 + max((r["attempt"] for r in records if "attempt" in r), default=0),
         spikes=tuple(r for r in records if r["kind"] == "spike"),
-        rollbacks=tuple(r for r in records if r["kind"] == "rollback"),
+        rollbacks=tuple(rollbacks),
+        seeds=frozenset(r["seed"] for r in (*segments(records, START), *rollbacks)),
         last=records[-1] if records else None,
-        segments=((0, seed),),
     )
     for record in records:
         _apply(state, record)
@@ -337,11 +284,8 @@ def _apply(state: RunState, record: Record) -> None:
             _remove(state, step)
         case "suspect" | "spike" | "healed" | "new-level":
             state.suspicions += (record,)
-        case "rollback":
-            _roll_back(state, record)
-        case "fork":  # only one checkpoint of the source was taken along
-            _go_back_to(state, step)
-            state.checkpoints = (step,)
+        case "segment":
+            _begin_segment(state, record)
         case "done":
             state.finished_steps = step
 
@@ -363,11 +307,16 @@ def _go_back_to(state: RunState, step: int) -> None:
     state.suspicions = tuple(r for r in state.suspicions if r["step"] < step)
 
 
-def _roll_back(state: RunState, record: Record) -> None:
-    step = record["step"]
+def _begin_segment(state: RunState, record: Record) -> None:
+    step, is_rollback = record["step"], record["why"] == SPIKE
     _go_back_to(state, step)
-    state.segments = (*(s for s in state.segments if s[0] < step), (step, record["seed"]))
-    state.checkpoints = tuple(c for c in state.checkpoints if c <= step)
-    state.lowered = tuple(span for span in state.lowered if span[0] < step)
-    if steps := record["learning_rate_steps"]:
-        state.lowered += ((step, step + steps, record["learning_rate_factor"]),)
+    kept = (
+        r
+        for r in state.segments
+        if r["step"] < step or r["why"] == START or (r["why"] == SPIKE) != is_rollback
+    )
+    state.segments = (*kept, record)
+    # Of another run, a fork has the one checkpoint alone.
+    state.checkpoints = tuple(
+        c for c in state.checkpoints if c == step or (c < step and record["why"] != FORK)
+    )

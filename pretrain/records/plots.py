@@ -99,8 +99,8 @@ def _marks(seen: RunView) -> Iterator[tuple[int, str, str]]:
         if answer := answers.get(spike["onset"]):
             text += f": back to {answer['step']:,}, seed {answer['seed']}"
         yield spike["onset"], text, pictures.RED
-    for phase in seen.config.resolved_phases[1:]:
-        yield phase.first_step, str(phase), pictures.GREY
+    for part in seen.segments.parts[1:]:
+        yield part.first_step, part.name or "another recipe", pictures.GREY
 
 
 def smoothed(values: npt.ArrayLike, width: int) -> Floats:

@@ -1,25 +1,24 @@
 """Prove from a run's records that every block was read once an epoch.
 
-Two records are compared. The ledger holds the lineage that each attempt followed, and so the blocks
-that each step must have read. Each line of metrics.jsonl holds the hash of the blocks that its step
+Two records are compared. The ledger holds the segments of the run, and so the blocks that each step
+must have read. Each line of metrics.jsonl holds the hash of the blocks that its step
 did read. A step without a line is unproved: only the ledger speaks for it. Start with `examine`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.common.records import decode
 from data_prep.common.wording import count
-from pretrain.config.sections import BatchConfig, Sizes
+from pretrain.config.run import Sizes
 from pretrain.data.lineage import Lineage
-from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
 from pretrain.records import ledger, metrics, versions
+from pretrain.records.segments import corpora_of, order_of
 
 Counts = npt.NDArray[np.uint8]
 _CHUNK = 1 << 22
@@ -40,6 +39,8 @@ class Audit:
     """What a reader should know; it does not touch which blocks were read."""
     left_out: list[str] = dataclasses.field(default_factory=list)
     """What was not examined."""
+    segments: list[str] = dataclasses.field(default_factory=list)
+    """The run's, as lines of a table."""
 
 
 def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> Audit:
@@ -52,25 +53,23 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
     found = Audit([f"ledger: {len(records):,} records, each follows from the one before"])
     found.noted += versions.changes(records)
     attempts = [record for record in records if record["kind"] == "attempt"]
-    created = next((record for record in records if record["kind"] == "created"), None)
+    created = ledger.created(records)
     if created is None or (attempts and attempts[0]["number"] < created["number"]):
         found.problems.append("no record of the run's creation stands before its first attempt")
         return found
     done: dict[int, range] = {}
-    sizes: dict[int, Sizes] = {}
     ends = [*(record["number"] for record in attempts[1:]), len(records)]
     for record, end in zip(attempts, ends, strict=False):
         attempt = record["attempt"]
-        before = ledger.run_state(records[: record["number"]], created["seed"])
-        own_sizes = sizes[attempt] = _sizes(record, created)
-        order = ledger.Corpora.of(record).order(before, own_sizes.first_block)
+        earlier = records[: record["number"]]
+        order, sizes = order_of(earlier)
         own = [line for line in lines if line["attempt"] == attempt]
         during = records[record["number"] + 1 : end]
         found.problems += [
             f"attempt {attempt}: {problem}"
             for problem in (
-                *_bad_start(record, before, order, records[: record["number"]]),
-                *_bad_steps(record, own, order, own_sizes),
+                *_bad_start(record, order, earlier),
+                *_bad_steps(record, own, order, sizes),
                 *_bad_writers(attempt, during),
             )
         ]
@@ -87,17 +86,8 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
         f"{len(lines):,} recorded steps: each read the blocks that the ledger's lineage gives it",
     ]
     recorded = {(line["attempt"], line["step"]) for line in lines}
-    state = ledger.run_state(records, created["seed"])
-    _count_blocks(state, attempts, done, sizes, recorded, found)
+    _count_blocks(records, attempts, done, recorded, found)
     return found
-
-
-def _sizes(record: ledger.Record, created: ledger.Record) -> Sizes:
-    """The sizes of batches of an attempt; those of the run's creation if its record has none."""
-    if "batches" in record:
-        return Sizes(tuple((int(first), int(blocks)) for first, blocks in record["batches"]))
-    batch = decode(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
-    return Sizes(((0, batch.global_batch_size),))
 
 
 def _steps_done(
@@ -117,21 +107,18 @@ def _steps_done(
 
 
 def _bad_start(
-    record: ledger.Record,
-    before: ledger.RunState,
-    order: Order,
-    earlier: Sequence[ledger.Record],
+    record: ledger.Record, order: Order, earlier: Sequence[ledger.Record]
 ) -> Iterator[str]:
     """Problems with the beginning of an attempt; `earlier` are the records before it."""
     step = record["step"]
     newest = max((r["attempt"] for r in earlier if r["kind"] == "attempt"), default=0)
     if record["attempt"] <= newest:
         yield f"began after attempt {newest}, whose number is not below its own"
-    if ledger.lineage_record(order) != record["lineage"]:
+    if order.identity() != record["lineage"]:
         yield f"followed the lineage {record['lineage']}, the ledger leads to another"
     if step == 0:
         return
-    if step not in before.checkpoints:
+    if step not in ledger.run_state(earlier).checkpoints:
         yield f"began at step {step}, of which no committed checkpoint was left"
     elif committed(earlier)[step] != record["manifest"]:
         yield f"loaded another checkpoint of step {step} than the one that was committed"
@@ -143,7 +130,7 @@ def committed(records: Sequence[ledger.Record]) -> dict[int, str]:
 
 
 def _bad_steps(
-    record: ledger.Record, lines: Sequence[metrics.Line], order: Order, batch: Sizes
+    record: ledger.Record, lines: Sequence[metrics.Line], order: Order, sizes: Sizes
 ) -> Iterator[str]:
     """The first problem with the steps that an attempt recorded."""
     before = record["step"] - 1
@@ -152,8 +139,8 @@ def _bad_steps(
         if step <= before:
             yield f"metrics.jsonl: step {step} follows step {before}; steps must increase"
             return
-        before, place = step, batch.first_block(step)
-        if line["blocks"] != order.digest(place, batch.size(step)):
+        before, place = step, sizes.first_block(step)
+        if line["blocks"] != order.digest(place, sizes.size(step)):
             yield f"step {step} read other blocks than the lineage has at places {place} and on"
             return
         if line["seed"] != order.seed_at(place):
@@ -198,25 +185,24 @@ def surviving_steps(
 
 
 def _count_blocks(
-    state: ledger.RunState,
+    records: Sequence[ledger.Record],
     attempts: Sequence[ledger.Record],
     done: dict[int, range],
-    sizes: Mapping[int, Sizes],
     recorded: Collection[tuple[int, int]],
     found: Audit,
 ) -> None:
     """Count how often the surviving steps read each block, and name the unproved ones.
 
     Args:
-        state: after the whole ledger.
-        attempts: their records, oldest first.
+        records: of the ledger.
+        attempts: those of attempts, oldest first.
         done: the steps that each attempt did, by number.
-        sizes: of batches, by the number of the attempt.
         recorded: (attempt, step) of each line of metrics.jsonl.
         found: the findings are added to it.
     """
     # Launches that never began an attempt may have ended since, each with a record.
-    ends = [r["step"] for r in state.rollbacks if r["number"] > attempts[-1]["number"]]
+    later = records[attempts[-1]["number"] :]
+    ends = [record["step"] for record in ledger.segments(later)]
     kept = surviving_steps(attempts, done, min(ends, default=None))
     steps = [step for _, part in kept for step in part]
     if steps != list(range(len(steps))):
@@ -229,51 +215,18 @@ def _count_blocks(
             f"{len(missing):,} of {len(steps):,} steps have no line in metrics.jsonl, so that only "
             f"the ledger says what they read: {_ranges(missing)}"
         )
-    corpora = ledger.Corpora.of(attempts[-1])
-    first_block = sizes[attempts[-1]["attempt"]].first_block
-    order = corpora.order(state, first_block)
-    by_number = {record["attempt"]: record for record in attempts}
-    for attempt, part in kept:
-        own = ledger.Corpora.of(by_number[attempt])
-        firsts = sizes[attempt].first_block, first_block
-        if part and not _continues(own, corpora, firsts, part.stop):
-            found.problems.append(
-                f"attempt {attempt}: read other corpora or weights up to step {part.stop} than the "
-                "last attempt says"
-            )
-    if found.problems:
-        return
-    end = first_block(len(steps))
-    drawn = zip(order.mixture.counts(end), order.epochs(end), corpora.names, strict=True)
+    order, sizes = order_of(records)
+    names = [corpus["name"] for corpus in corpora_of(records)]
+    end = sizes.first_block(len(steps))
+    drawn = zip(order.mixture.counts(end), order.epochs(end), names, strict=True)
     parts = (
         f"{count(blocks, 'block')}{f' of {name}' if name else ''} ({metrics.epochs(read)} epochs)"
         for blocks, read, name in drawn
     )
     found.proved.append(f"{len(steps):,} steps survive, each once: {', '.join(parts)}")
     for corpus, epoch, counts, complete in _epochs(order, end):
-        name, lineage = corpora.names[corpus], order.lineages[corpus]
+        name, lineage = names[corpus], order.lineages[corpus]
         _judge_epoch(f"{name}, epoch" if name else "epoch", lineage, epoch, counts, complete, found)
-
-
-def _continues(
-    own: ledger.Corpora,
-    last: ledger.Corpora,
-    first_blocks: tuple[Callable[[int], int], Callable[[int], int]],
-    end: int,
-) -> bool:
-    """Whether the steps before `end` read the same under an attempt's corpora and the last's.
-
-    A corpus of a phase that had not begun may have been another one, or none.
-    """
-    places = [first_block(end) for first_block in first_blocks]
-    mixtures = [
-        Mixture.by_step(corpora.weights, first_block)
-        for corpora, first_block in zip((own, last), first_blocks, strict=True)
-    ]
-    stages = mixtures[0].until(places[0])
-    read = len(stages[-1][1]) if stages else 0
-    same = own.totals[:read] == last.totals[:read] and places[0] == places[1]
-    return same and stages == mixtures[1].until(places[1])
 
 
 def _judge_epoch(

@@ -20,7 +20,8 @@ from pretrain.records.diff import machine
 from pretrain.records.history import sentences
 from pretrain.records.metrics import Line, format_number
 from pretrain.records.plots import LOSS_PLOTS, plot_loss
-from pretrain.records.status import RunView, current_activity, describe_phases, view
+from pretrain.records.segments import COLUMNS, table
+from pretrain.records.status import RunView, current_activity, view
 
 REPORT = "report.md"
 
@@ -39,15 +40,11 @@ def write_report(run: Path) -> Path:
     state = seen.state
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
     rows |= {"initial weights": seen.origin} if seen.origin else {}
-    rows |= {"began": seen.forked} if seen.forked else {}
     new_levels = sum(record["kind"] == "new-level" for record in seen.records)
     rows |= costs(seen.records, lines, seen.lines)
     rows |= {
         "attempts; loss spikes; rollbacks; new levels of the loss": (
             f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}; {new_levels}"
-        ),
-        "seeds of the surviving lineage, from step": ", ".join(
-            f"{seed} from {first:,}" for first, seed in state.segments
         ),
     }
     text = [
@@ -58,7 +55,7 @@ def write_report(run: Path) -> Path:
         f"![training and validation loss]({LOSS_PLOTS[0]})",
         "",
         *markdown_table(("figure", "value"), rows.items()),
-        *_section("Phases", describe_phases(seen.config) if seen.config.phases else []),
+        *["## Segments", "", *markdown_table(COLUMNS, table(seen.segments, state))],
         *_section("What was read", [*map(str, seen.drawn)]),
         *_validation(seen.validation),
         *_section("What happened", [text for _, text in sentences(seen.records)]),

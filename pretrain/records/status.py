@@ -13,10 +13,10 @@ from typing import Any
 from data_prep.common.arguments import as_invoked
 from data_prep.common.wording import count
 from pretrain.config.load import RUN_FILE, load
-from pretrain.config.run import Phase, RunConfig
-from pretrain.config.sections import PhaseConfig
-from pretrain.config.settings import flatten, override
-from pretrain.records import fork, ledger, metrics, pace, versions
+from pretrain.config.run import RunConfig, Segment, Segments
+from pretrain.config.settings import override
+from pretrain.records import ledger, metrics, pace, versions
+from pretrain.records import segments as run_segments
 from pretrain.records.folder import SUPERVISED, SUPERVISOR_LOCK, holder, refuse_lost_ledger
 from pretrain.records.history import sentences, suspicion
 from pretrain.records.ledger import Record
@@ -60,6 +60,7 @@ class RunView:
     records: Sequence[Record]
     """Of the ledger."""
     state: ledger.RunState
+    segments: Segments
     lines: Sequence[metrics.Line]
     """Lines of metrics.jsonl for the surviving steps."""
     validation: Sequence[metrics.Line]
@@ -88,40 +89,37 @@ class RunView:
         return ledger.describe_origin(found) if found else ""
 
     @property
-    def forked(self) -> str:
-        """The checkpoint of another run that the run branched off; "" if there is none."""
-        found = fork.forked(self.records)
-        return fork.describe(found) if found else ""
-
-    @property
-    def phase(self) -> Phase:
-        """The phase of the next step; of a finished run, the last one."""
-        return self.config.phase(self.lines[-1]["step"] + 1 if self.lines else 0)
+    def segment(self) -> Segment:
+        """That of the next step; of a finished run, the last one."""
+        return self.segments.at(self.lines[-1]["step"] + 1 if self.lines else 0)
 
     @property
     def drawn(self) -> list[CorpusUsage]:
-        """Usage of each corpus by the surviving steps; [] before the first attempt."""
-        begun = [record for record in self.records if record["kind"] == "attempt"]
-        if not begun:
+        """What the surviving steps drew from each corpus; [] before the run has begun."""
+        corpora = run_segments.corpora_of(self.records)
+        if not corpora:
             return []
-        first_block, corpora = self.config.sizes.first_block, ledger.Corpora.of(begun[-1])
-        order = corpora.order(self.state, first_block)
+        order, sizes = run_segments.order_of(self.records)
         done = self.lines[-1]["step"] + 1 if self.lines else 0
-        place = first_block(done)
+        place = sizes.first_block(done)
         rows = zip(
-            corpora.names,
-            [c["share_of_tokens"] for c in begun[-1].get("corpora", begun[-1:])],
+            corpora,
             order.mixture.counts(place),
             order.epochs(place),
-            order.mixture.shares(first_block(max(0, done - 1))),
+            order.mixture.shares(sizes.first_block(max(0, done - 1))),
             order.lineages,
             strict=True,
         )
         return [
             CorpusUsage(
-                name or "corpus", blocks, epochs, share, len(lineage.skipped()[0]), of_tokens
+                corpus["name"] or "corpus",
+                blocks,
+                epochs,
+                share,
+                len(lineage.skipped()[0]),
+                corpus["share_of_tokens"],
             )
-            for name, of_tokens, blocks, epochs, share, lineage in rows
+            for corpus, blocks, epochs, share, lineage in rows
         ]
 
     @property
@@ -164,7 +162,9 @@ def view(run: Path) -> RunView:
     config = load(str(_recipe_of(run)))
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     refuse_lost_ledger(run, records)
-    state = ledger.run_state(records, config.training.seed)
+    state = ledger.run_state(records)
+    has_begun = ledger.created(records) is not None
+    segments = run_segments.segments_of(run, records) if has_begun else config.segments
     notes: list[str] = []
     lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS, notes.append))
     measured = metrics.read_metrics(run / metrics.VALIDATION, notes.append)
@@ -174,7 +174,9 @@ def view(run: Path) -> RunView:
     # Only a supervisor keeps a log of each attempt.
     is_supervised = (run / "logs" / f"attempt-{state.next_attempt - 1:03d}.log").exists()
     orphaned = activity == TRAINING and is_supervised and not holder(run, SUPERVISOR_LOCK)
-    return RunView(run, config, records, state, lines, validation, activity, notes, slow, orphaned)
+    return RunView(
+        run, config, records, state, segments, lines, validation, activity, notes, slow, orphaned
+    )
 
 
 def _slow_rank(lines: Sequence[metrics.Line], records: Sequence[Record]) -> pace.SlowRank | None:
@@ -208,7 +210,6 @@ def describe_run(seen: RunView) -> str:
     end = "not known yet"
     if seen.lines:
         end = metrics.clock_time(metrics.seconds_left(seen.lines, config.training.steps))
-    is_done = seen.state.is_done(config.training.steps)
     parts = [
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
@@ -217,9 +218,8 @@ def describe_run(seen: RunView) -> str:
         *([str(seen.slow_rank)] if seen.slow_rank else []),
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
-        *([f"began {seen.forked}"] if seen.forked else []),
         *versions.changes(seen.records),
-        *(describe_phases(config, None if is_done else seen.phase) if config.phases else []),
+        *run_segments.lines(seen.segments, state),
         *map(str, seen.drawn),
         *seen.notes,
         "",
@@ -231,26 +231,11 @@ def describe_run(seen: RunView) -> str:
     return "\n".join(parts) + "\n"
 
 
-def describe_phases(config: RunConfig, now: Phase | None = None) -> list[str]:
-    """A line on each phase of a recipe; `now` is marked."""
-    return [
-        f"{phase}: steps {phase.first_step:,} to {phase.end_step:,}, {_settings(settings)}"
-        + (" <- now" if phase is now else "")
-        for phase, settings in zip(config.resolved_phases, config.phases, strict=True)
-    ]
-
-
-def _settings(settings: PhaseConfig) -> str:
-    """The changes of a phase."""
-    changes = flatten(settings.delta).items()
-    shown = (f"{key} {value if value != '' else repr(value)}" for key, value in changes)
-    return ", ".join(shown) or "as the recipe"
-
-
 def facts(seen: RunView) -> dict[str, Any]:
     """Describe a run as a JSON object; its keys are in the help of `status`."""
     state, steps, last = seen.state, seen.config.training.steps, seen.lines[-1:]
-    best, found = metrics.best_validation(seen.validation), fork.forked(seen.records)
+    best = metrics.best_validation(seen.validation)
+    table = run_segments.table(seen.segments, state)
     return {
         "run": str(seen.folder),
         "state": seen.activity,
@@ -269,12 +254,11 @@ def facts(seen: RunView) -> dict[str, Any]:
         "suspected_since": state.suspected_since,
         "code_changes": versions.changes(seen.records),
         "init_from": ledger.origin(seen.records),
-        "fork_from": {key: found[key] for key in ("run", "step")} if found else None,
-        "phase": {
-            "number": seen.phase.number,
-            "name": seen.phase.name,
-            "first_step": seen.phase.first_step,
-            "end_step": seen.phase.end_step,
+        "segments": [dict(zip(run_segments.COLUMNS, row, strict=True)) for row in table],
+        "segment": {
+            "name": seen.segment.name,
+            "first_step": seen.segment.first_step,
+            "end_step": seen.segment.end_step,
         },
         "corpora": [dataclasses.asdict(drawn) for drawn in seen.drawn],
         "slow_rank": dataclasses.asdict(seen.slow_rank) if seen.slow_rank else None,

@@ -9,7 +9,7 @@ from typing import Any
 
 from data_prep.manifest import load_manifest
 from pretrain.config.run import RunConfig
-from pretrain.records import ledger, metrics
+from pretrain.records import ledger, metrics, segments
 
 
 def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
         "tokens": sum(line["tokens"] for line in done),
         "attempts": max(begun, default=0),
         "loss_spikes": len(spikes),
-        "rollbacks": sum(r["kind"] == "rollback" and r["step"] < step for r in records),
+        "rollbacks": sum(r["step"] < step for r in ledger.segments(records, ledger.SPIKE)),
         "corpora": _corpora(config, records),
     }
     if before := [line for line in measured if line["step"] <= step]:
@@ -53,8 +53,9 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
 def _corpora(config: RunConfig, records: Sequence[ledger.Record]) -> list[dict[str, Any]]:
     """Describe the corpora; their sizes only where they are still there."""
     found = []
-    paths = {stream.name: Path(stream.path) for stream in config.streams}
-    for name, digest in ledger.corpora_digests(records):
+    paths = {stream.name: Path(stream.path) for stream in config.segments.streams}
+    for corpus in segments.corpora_of(records):
+        name, digest = corpus["name"], corpus["digest"]
         path = paths.get(name, Path(name))
         facts: dict[str, Any] = {"name": name or path.name, "digest": digest}
         with contextlib.suppress(OSError, ValueError):  # it may be on another machine

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from data_prep.common.exit_codes import EXIT_SPIKE
-from pretrain.config.run import RunConfig
+from pretrain.config.run import Segments
 from pretrain.loop.protocols import GO_ON, StepRecord
 from pretrain.records import metrics
 from pretrain.records.ledger import RunState
@@ -18,12 +18,12 @@ from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Evaluation, Event, Observation, Seen, in_order
 
 
-def declared_changes(config: RunConfig, state: RunState) -> list[int]:
+def declared_changes(segments: Segments, state: RunState) -> list[int]:
     """Steps at which another level or scatter of the loss is expected.
 
-    A phase begins there, or a lowered learning rate returns to its schedule.
+    A phase or another recipe begins there, or a lowered learning rate returns to its schedule.
     """
-    begun = (phase.first_step for phase in config.resolved_phases[1:])
+    begun = (part.first_step for part in segments.parts[1:])
     returned = (end for _, end, _ in state.lowered)
     return sorted({*begun, *returned})
 

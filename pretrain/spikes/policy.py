@@ -77,12 +77,12 @@ def counted_rollbacks(records: Records) -> Records:
     Restarting a run that was given up resets its budgets.
     """
     last = max((n for n, record in enumerate(records) if record["kind"] == "gave-up"), default=-1)
-    return [record for record in records[last + 1 :] if record["kind"] == "rollback"]
+    return ledger.segments(records[last + 1 :], ledger.SPIKE)
 
 
 def answer_to_spike(records: Records, config: RunConfig) -> Rollback | GiveUp | None:
     """Plan the response to the newest spike in a ledger; None if every spike has been answered."""
-    state = ledger.run_state(records, config.training.seed)
+    state = ledger.run_state(records)
     if state.unanswered_spike is None:
         return None
     rollbacks = counted_rollbacks(records)
@@ -171,8 +171,8 @@ def _no_target(spike: Mapping[str, Any], checkpoints: Collection[int], policy: S
     return (
         f"the spike began at step {onset} or later, and the oldest checkpoint left is of step "
         f"{oldest}. It would end here each time it is started. Whether to begin a new run is your "
-        f"decision; a fork of a checkpoint up to step {spike['step']} (fork_from), with a higher "
-        "spike.validation_nats, goes on from there"
+        f"decision; a fork of a checkpoint up to step {spike['step']} (`--from RUN@STEP` in a new "
+        "folder), with a higher spike.validation_nats, goes on from there"
     )
 
 
@@ -201,7 +201,7 @@ def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[i
         step: the newest step.
         config: gives the number of newest checkpoints to keep, and the policy.
     """
-    state = ledger.run_state(records, config.training.seed)
+    state = ledger.run_state(records)
     onsets = possible_onsets(step, state.suspected, counted_rollbacks(records), config.spike)
     interval = config.training.checkpoint_interval
     stops = {r["step"] for r in records if r["kind"] in ("preempted", "done") and r["step"] < step}
@@ -274,7 +274,7 @@ def protected(
 
 def usual_checkpoints_kept(config: RunConfig) -> int:
     """Most checkpoints that a run keeps if no spike is ever suspected; at times it is one fewer."""
-    return max(_usually_kept(phase.config) for phase in config.resolved_phases)
+    return max(_usually_kept(part.config) for part in config.segments.parts)
 
 
 def _usually_kept(config: RunConfig) -> int:
@@ -300,15 +300,15 @@ def max_checkpoints_kept(config: RunConfig) -> int:
     `protected` keeps most where rollbacks lie as far back as the ladder still looks: everything
     from their deepest target to the newest step. Old suspicions (validation; a small rise of the
     loss that goes on) keep their own targets as well. How far back a target lies depends on where
-    an onset falls between two checkpoints, so every such place is tried. A phase ends with a
+    an onset falls between two checkpoints, so every such place is tried. A segment ends with a
     checkpoint, which may lie between two regular ones.
     """
-    phases = config.resolved_phases
-    return max(_most_kept(phase.config) for phase in phases) + len(phases) - 1
+    parts = config.segments.parts
+    return max(_most_kept(part.config) for part in parts) + len(parts) - 1
 
 
 def _most_kept(config: RunConfig) -> int:
-    """The same for the settings of one phase."""
+    """The same for the settings of one segment."""
     interval, policy = config.training.checkpoint_interval, config.spike
     last = interval * (_longest_reach(config) // interval)
     saved = range(interval, last + 1, interval)

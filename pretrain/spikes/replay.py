@@ -26,6 +26,7 @@ from pretrain.config.run import RunConfig
 from pretrain.config.sections import SpikeConfig
 from pretrain.config.settings import apply_override
 from pretrain.records import history, metrics
+from pretrain.records.ledger import SPIKE
 from pretrain.spikes import policy
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import history_before
@@ -216,7 +217,7 @@ def detect(name: str, seen: Sequence[Seen], config: SpikeConfig, checkpoint_inte
         plan = policy.plan(events[-1], rollbacks, checkpoints, seeds, config)
         events.append({"kind": "gave-up", **dataclasses.asdict(plan)})
         if isinstance(plan, policy.Rollback):
-            events[-1] |= {"kind": "rollback", "onset": event.onset}
+            events[-1] |= {"kind": "segment", "why": SPIKE, "onset": event.onset}
             rollbacks.append(events[-1])
     return Found(name, [each for each in seen if isinstance(each, Observation)], events)
 
@@ -232,7 +233,7 @@ def table(found: Sequence[Found]) -> str:
             f"{kinds.count('healed'):>6}  {kinds.count('new-level'):>10}  "
             f"{kinds.count('spike'):>6}"
         )
-    answered = ("spike", "rollback", "gave-up")
+    answered = ("spike", "segment", "gave-up")
     for each in found:
         texts = [history.describe(event) for event in each.events if event["kind"] in answered]
         lines += [f"{each.name}: {text}" for text in texts]

@@ -49,7 +49,7 @@ class Problem:
 
 def decide(records: Sequence[ledger.Record], config: RunConfig) -> Decision:
     """Decide what to do next while no attempt is running."""
-    if ledger.run_state(records, config.training.seed).is_done(config.training.steps):
+    if ledger.run_state(records).is_done(config.training.steps):
         return Finished()
     return policy.answer_to_spike(records, config) or answer_to_endings(records, config.supervision)
 
@@ -71,14 +71,14 @@ def answer_to_endings(
 def endings_without_progress(records: Sequence[ledger.Record]) -> list[ledger.Record]:
     """Return the crashes and hangs since the last progress.
 
-    A rollback, or restarting a run that was given up, resets the count. An attempt that was asked
-    to stop did not fail.
+    A new segment, or restarting a run that was given up, resets the count. An attempt that was
+    asked to stop did not fail.
     """
     endings: list[ledger.Record] = []
     furthest = 0
     for record in records:
         kind = record["kind"]
-        if kind == "rollback" or (kind == "commit" and record["step"] > furthest):
+        if kind == "segment" or (kind == "commit" and record["step"] > furthest):
             endings, furthest = [], record["step"]
         elif kind == "gave-up":
             endings = []
@@ -97,7 +97,7 @@ def records_of(records: Sequence[ledger.Record], token: str) -> list[ledger.Reco
 
 def since_fork(records: Sequence[ledger.Record]) -> list[ledger.Record]:
     """Return the records of the run itself: of a fork those after its newest fork, else all."""
-    forks = [index for index, record in enumerate(records) if record["kind"] == "fork"]
+    forks = [record["number"] for record in ledger.segments(records, ledger.FORK)]
     return list(records[forks[-1] + 1 :] if forks else records)
 
 

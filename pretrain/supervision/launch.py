@@ -83,7 +83,7 @@ def next_control_file(
     If a supervisor was killed right after a launch, the number of that launch is in no record but
     in its control file.
     """
-    recorded = ledger.run_state(records, config.training.seed).next_attempt
+    recorded = ledger.run_state(records).next_attempt
     before = control.read_control_file(Path(config.folder))
     count = processes_per_node(config.supervision)
     return ControlFile(

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.common.files import strict_json
-from pretrain.records.ledger import Record
+from pretrain.records.ledger import SPIKE, Record
 
-KINDS = frozenset({"rollback", "gave-up", "done", "preempted", "interrupted"})
-"""Kinds of the ledger's records that are sent."""
+KINDS = frozenset({"gave-up", "done", "preempted", "interrupted"})
+"""The ledger's records that are sent, beside rollbacks."""
 COMMAND_SECONDS = 30.0
 
 
@@ -23,7 +23,7 @@ def check(command: Sequence[str]) -> None:
 
 
 def tell(command: Sequence[str], run: Path, record: Record, sentence: str) -> None:
-    """Send a record of a run's ledger, if it is one of KINDS, as JSON on standard input.
+    """Pass a rollback, or a record of one of KINDS, to a command as JSON on standard input.
 
     `text` is the key that Slack and Mattermost show.
 
@@ -31,8 +31,9 @@ def tell(command: Sequence[str], run: Path, record: Record, sentence: str) -> No
         OSError: the program cannot be started.
         subprocess.SubprocessError: it fails, or takes too long.
     """
-    if command and record["kind"] in KINDS:
-        event = {"event": record["kind"], "run": str(run.resolve()), "host": socket.gethostname()}
+    kind = "rollback" if record.get("why") == SPIKE else record["kind"]
+    if command and kind in {*KINDS, "rollback"}:
+        event = {"event": kind, "run": str(run.resolve()), "host": socket.gethostname()}
         event |= {"text": f"{run.name}: {sentence}", "record": dict(record)}
         data = strict_json(event).encode() + b"\n"
         subprocess.run(command, input=data, timeout=COMMAND_SECONDS, check=True)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from data_prep.common.arguments import as_invoked
 from data_prep.common.exit_codes import EXIT_DONE
-from data_prep.manifest import CorpusManifest
 from pretrain.checks import capacity
 from pretrain.checks.needs import least_states
 from pretrain.checks.recipe import check, data_summary, refuse_device
-from pretrain.checks.resume import refuse_other_recipe
+from pretrain.checks.resume import check_run
 from pretrain.config.run import RunConfig
 from pretrain.model.config import ModelConfig
 from pretrain.processes import gpus
-from pretrain.records import folder, fork
+from pretrain.records import folder, segments
+from pretrain.records.ledger import FORK, USER
 from pretrain.records.metrics import METRICS
 from pretrain.records.report import write_report
+from pretrain.records.segments import Course, Source
 from pretrain.records.status import view
 from pretrain.supervision import hosts, jobs, launch
 from pretrain.supervision.agent import Agent, tell_refusal
@@ -29,12 +29,19 @@ from pretrain.supervision.reach import connect
 from pretrain.supervision.supervisor import Supervisor, forecast
 
 
-def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: bool = False) -> int:
+def run_supervised(
+    config: RunConfig,
+    node: Node | None = None,
+    *,
+    source: Source | None = None,
+    is_dry_run: bool = False,
+) -> int:
     """Train a run to its end on this node, as supervisor or agent.
 
     Args:
         config: the recipe.
         node: this one; None: the only one.
+        source: where the recipe holds from, if the run has had another one.
         is_dry_run: print what would be done next, and do nothing.
 
     Returns:
@@ -48,7 +55,7 @@ def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: b
     if machines:
         node = Node(0, len(machines), machines[0])
     try:
-        manifests = _check(config, node)
+        course = _check(config, source, node)
     except ValueError as error:
         if node.rank and not is_dry_run:
             tell_refusal(config, node, str(error))
@@ -61,12 +68,14 @@ def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: b
     run = Path(config.folder)
     if machines:
         wait_seconds = config.supervision.node_wait_seconds
-        corpora = [stream.path for stream in config.streams]
+        corpora = [stream.path for stream in course.segments.streams]
         node = connect(
             machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"), corpora
         )
-    folder.check_corpora(config, manifests)
-    fork.take_alone(config)
+    folder.check_corpora(course.segments, course.manifests)
+    if course.why in (USER, FORK):  # before the supervisor prints what is new in the ledger
+        with folder.lock(run):
+            segments.begin(course)
     code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()
     _show_end(run)
     return code
@@ -92,19 +101,19 @@ def _show_end(run: Path) -> None:
         sys.stderr.write(f"{as_invoked('pretrain supervise')}: no report: {error}\n")
 
 
-def _check(config: RunConfig, node: Node) -> Mapping[str, CorpusManifest]:
-    """Run the checks before a start; return the manifests of the corpora."""
+def _check(config: RunConfig, source: Source | None, node: Node) -> Course:
+    """Check what can be checked before a start; return how the run goes on."""
     ranks = launch.world_size(config.supervision, node.count)
-    model, manifests = check(config, ranks)
-    refuse_other_recipe(config, manifests)
+    model = check(config, ranks)
+    course = check_run(config, source)
     if config.model.init_from and node.rank == 0:
         from pretrain.convert import init_from
 
-        manifest = next(iter(manifests.values()))
+        manifest = next(iter(course.manifests.values()))
         sys.stdout.write(f"{init_from.check_initial_model(config, model, manifest)}\n")
     _check_machine(config, model, ranks, node)
     sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config))
-    return manifests
+    return course
 
 
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:

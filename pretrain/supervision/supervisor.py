@@ -185,7 +185,8 @@ class Supervisor:
         if isinstance(decision, Rollback):
             spike = self._state().unanswered_spike
             assert spike is not None
-            self._record("rollback", onset=spike["onset"], **dataclasses.asdict(decision))
+            fields = dataclasses.asdict(decision)
+            self._record("segment", why=ledger.SPIKE, onset=spike["onset"], **fields)
             return None
         self._wait_until(lambda: False, decision.pause)
         if missing := self._wait_for_nodes():
@@ -287,7 +288,7 @@ class Supervisor:
 
     def _watch(self, job: Job) -> Problem | None:
         """Wait for the launcher's end; return early if there is a problem."""
-        phases = [phase.first_step for phase in self.config.resolved_phases]
+        phases = [part.first_step for part in self.config.segments.parts]
         watch = Watch(self.run_folder, job.control_file, self._settings, phases=phases)
         deadline = math.inf
         while not job.ended():
@@ -367,7 +368,7 @@ class Supervisor:
         return ledger.read_ledger(self.ledger)
 
     def _state(self) -> ledger.RunState:
-        return ledger.run_state(self._records(), self.config.training.seed)
+        return ledger.run_state(self._records())
 
     def _record(self, kind: str, **fields: object) -> None:
         ledger.append(self.ledger, kind, **fields)
@@ -425,6 +426,6 @@ def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
         return f"next: give up: {decision.reason}\n"
     if isinstance(decision, decide.Finished):
         return "next: nothing, the run is finished\n"
-    step = ledger.run_state(records, config.training.seed).resume_step()
+    step = ledger.run_state(records).resume_step()
     command = launch.command(run, launch.next_control_file(config, node, records))
     return f"next: launch an attempt\nfrom step {step}: {' '.join(command)}\n"

@@ -1,10 +1,11 @@
 """One unsupervised attempt at a run: the entry of the launcher.
 
 usage: deepspeed [--hostfile FILE] --module pretrain.train RECIPE [key=value ...]
+       [--from=[RUN@]STEP]
 
 `python -m pretrain supervise` does the same, and rolls back from loss spikes. RECIPE is a YAML file
 or a name from pretrain/recipes; key=value changes a setting, such as optimizer.learning_rate=1e-4
-or folder=runs/a.
+or folder=runs/a. --from is that of `supervise`.
 
 example: deepspeed --num_gpus 8 --module pretrain.train pile-base folder=runs/a
 """
@@ -23,9 +24,11 @@ from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from pretrain.config.load import load
 from pretrain.records import control, failures
 from pretrain.records.collective import Failure
+from pretrain.records.segments import Source
 from pretrain.train.attempt import Attempt, NotLoaded
 from pretrain.train.prepared import prepare
 
+_FROM = "--from="
 _SECONDS_TO_BE_ENDED = 3.0
 """The deepspeed launcher checks its ranks once a second."""
 
@@ -46,9 +49,11 @@ def main(arguments: Sequence[str]) -> int:
         adopt_launcher(os.environ)
         local_rank = int(os.environ["LOCAL_RANK"])
         workarounds.import_without_compiler()
-        config = load(arguments[0], arguments[1:])
+        sources = [word for word in arguments if word.startswith(_FROM)]
+        config = load(arguments[0], [word for word in arguments[1:] if word not in sources])
         run = Path(config.folder)
-        prepared = prepare(config, int(os.environ["WORLD_SIZE"]))
+        source = Source.parse(sources[-1].removeprefix(_FROM)) if sources else None
+        prepared = prepare(config, source, int(os.environ["WORLD_SIZE"]))
     except (ValueError, Failure) as error:
         # A supervisor chose the port and will choose another one.
         is_retried = isinstance(error, PortInUse) and control.token_of(os.environ)

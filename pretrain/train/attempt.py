@@ -10,8 +10,8 @@ import math
 from typing import TYPE_CHECKING
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_PREEMPTED
-from pretrain.config.run import Phase
-from pretrain.data.batches import PhasedBatches
+from pretrain.config.run import Segment
+from pretrain.data.batches import SegmentedBatches
 from pretrain.data.prefetch import prefetched
 from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
@@ -22,7 +22,7 @@ from pretrain.records.heartbeat import EVALUATE, INIT, SAVE
 from pretrain.train.log import RunLog
 from pretrain.train.observing import open_records
 from pretrain.train.prepared import Prepared
-from pretrain.train.reading import Reading
+from pretrain.train.reading import DataPipeline
 from pretrain.train.saver import Saver
 
 if TYPE_CHECKING:
@@ -56,10 +56,12 @@ class Attempt:
         self.engine = _engine(prepared)
         self.log = RunLog(config, start)
         self.saver = Saver(prepared, self.log, self.engine.save)
-        self.phase = config.phase(max(0, start.step - 1))
-        left = [phase for phase in config.resolved_phases if phase.end_step > start.step]
-        self.readings = {phase.number: Reading(prepared, phase) for phase in (self.phase, *left)}
-        self.reading = self.readings[self.phase.number]
+        self.segment = prepared.segments.at(max(0, start.step - 1))
+        self.left = [part for part in prepared.segments.parts if part.end_step > start.step]
+        self.pipelines = {
+            part.first_step: DataPipeline(prepared, part) for part in (self.segment, *self.left)
+        }
+        self.pipeline = self.pipelines[self.segment.first_step]
         supervisor.report_setup()
         self.watch, self.observers = open_records(prepared, self.log)
         window = [] if group.rank else config.profile.steps
@@ -73,12 +75,12 @@ class Attempt:
         """
         verdict = self._evaluate_if_missed()
         self.profiler.begin_if_due(self.start.step)
-        parts = [(each.phase.end_step, each.batches) for each in self.readings.values()]
+        parts = [(each.segment.end_step, each.batches) for each in self.pipelines.values()]
         workers = self.config.training.data_workers
-        with prefetched(PhasedBatches(parts), workers) as batches:
-            for phase in self.config.resolved_phases:
-                if verdict == GO_ON and phase.end_step > self.start.step:
-                    verdict = self._train(phase, batches)
+        with prefetched(SegmentedBatches(parts), workers) as batches:
+            for segment in self.left:
+                if verdict == GO_ON:
+                    verdict = self._train(segment, batches)
         self._end_trace()
         self.log.close()
         if verdict == GO_ON:
@@ -88,18 +90,19 @@ class Attempt:
             self._save_and_leave()
         return verdict
 
-    def _train(self, phase: Phase, batches: Batches) -> int:
-        """Train to the end of a phase; returns the loop's verdict."""
-        if phase is not self.phase:
+    def _train(self, segment: Segment, batches: Batches) -> int:
+        """Train to the end of a segment; returns the loop's verdict."""
+        if segment is not self.segment:
             enter = self.supervisor.in_stage(
-                EVALUATE, lambda step: self._begin_phase(phase), after=INIT
+                EVALUATE, lambda step: self._begin_segment(segment), after=INIT
             )
-            if (verdict := enter(phase.first_step)) != GO_ON:
+            if (verdict := enter(segment.first_step)) != GO_ON:
                 return verdict
-        training, first = phase.config.training, max(phase.first_step, self.start.step)
-        if self.config.phases:
+        training, first = segment.config.training, max(segment.first_step, self.start.step)
+        if len(self.prepared.segments.parts) > 1:
+            name = segment.name or "the recipe"
             self.group.on_rank_0(
-                lambda: self.log.say(f"{phase}: steps {first} to {phase.end_step}")
+                lambda: self.log.say(f"{name}: steps {first} to {segment.end_step}")
             )
         hooks = [
             Hook(training.evaluation_interval, self.supervisor.in_stage(EVALUATE, self._evaluate)),
@@ -108,23 +111,24 @@ class Attempt:
         return run_loop(
             self.engine,
             batches,
-            self.reading.objective,
+            self.pipeline.objective,
             learning_rate=self.prepared.learning_rate,
-            steps=range(first, phase.end_step),
+            steps=range(first, segment.end_step),
             observers=[*self.observers, self._trace, self.watch, self.supervisor.verdict],
             hooks=hooks,
             measure=self._measure,
         )
 
-    def _begin_phase(self, phase: Phase) -> int:
-        """Enter a phase; where it validates on something else, measure what its losses begin at.
+    def _begin_segment(self, segment: Segment) -> int:
+        """Enter a segment; where it validates on other data, measure what its losses begin at.
 
         Returns:
             The watch's verdict.
         """
-        before = self.reading.measure
-        self.phase, self.reading = phase, self.readings[phase.number]
-        return GO_ON if self.reading.measure == before else self._evaluate_once(phase.first_step)
+        before = self.pipeline.measure
+        self.segment, self.pipeline = segment, self.pipelines[segment.first_step]
+        same = self.pipeline.measure == before
+        return GO_ON if same else self._evaluate_once(segment.first_step)
 
     def _measure(self, data_seconds: float) -> dict[str, float]:
         """What this rank tells of itself before a step."""
@@ -155,19 +159,19 @@ class Attempt:
 
         What the detector finds is recorded first: an attempt that ends in between measures again.
         """
-        sums = self.engine.evaluate(self.reading.validation, self.reading.sums)
+        sums = self.engine.evaluate(self.pipeline.validation, self.pipeline.sums)
 
         def judge() -> int:
-            scores, record = self.reading.scores(sums)
-            verdict = self.watch.evaluated(step, scores.total.loss, self.reading.measure)
-            self.log.validated(step, record, self.reading.measure)
+            scores, record = self.pipeline.scores(sums)
+            verdict = self.watch.evaluated(step, scores.total.loss, self.pipeline.measure)
+            self.log.validated(step, record, self.pipeline.measure)
             return verdict
 
         return self.group.on_rank_0(judge)
 
     def _evaluate_once(self, step: int) -> int:
         """The same, unless an earlier attempt has done it."""
-        measure = self.reading.measure
+        measure = self.pipeline.measure
         if self.group.on_rank_0(lambda: self.watch.has_evaluated(step, measure)):
             return GO_ON
         return self._evaluate(step)
@@ -182,8 +186,8 @@ class Attempt:
         step = self.start.step
         if not step and not self.config.model.init_from:
             return GO_ON
-        interval = self.phase.config.training.evaluation_interval
-        if not Hook(interval, self._evaluate).is_due(step, self.phase.end_step):
+        interval = self.segment.config.training.evaluation_interval
+        if not Hook(interval, self._evaluate).is_due(step, self.segment.end_step):
             return GO_ON
         return self.supervisor.in_stage(EVALUATE, self._evaluate_once, after=INIT)(step)
 
@@ -200,10 +204,9 @@ class Attempt:
         What only the last evaluations or steps showed can neither heal nor be confirmed.
         """
         records = ledger.read_ledger(self.prepared.run_folder / ledger.FILE_NAME)
-        training = self.config.training
-        since = ledger.run_state(records, training.seed).suspected_since
+        since = ledger.run_state(records).suspected_since
         suspected = {} if since is None else {"suspected_since": since}
-        self.log.record("done", step=training.steps, **suspected)
+        self.log.record("done", step=self.config.training.steps, **suspected)
 
 
 def _engine(prepared: Prepared) -> Engine:

@@ -49,14 +49,14 @@ def _open(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
         for name in (metrics.METRICS, metrics.VALIDATION)
     )
     observers = log.open(validation)
-    changes = declared_changes(config, start.state)
+    changes = declared_changes(prepared.segments, start.state)
     watch = SpikeWatch(
         SpikeDetector(config.spike, changes),
         history_before(start.step, lines, validation),
         lambda event: log.suspicion(**dataclasses.asdict(event)),
     )
     records = ledger.read_ledger(run / ledger.FILE_NAME)
-    micro_batch_size = config.phase(start.step).config.batch.micro_batch_size
+    micro_batch_size = prepared.segments.at(start.step).config.batch.micro_batch_size
     recorded = recorded_loss(lines, records, start, micro_batch_size)
     continuity = continuity_check(start.step, recorded, log.discontinuity)
     observers += [continuity, _slow_rank_warning(prepared, log)]
@@ -73,7 +73,7 @@ def _open(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
 def _announcement(prepared: Prepared) -> Iterator[str]:
     """Lines that say what the attempt is, each short enough for a screen; the ledger says more."""
     config, start, computing = prepared.config, prepared.start, prepared.computing
-    table, now = prepared.model.encoder.embeddings.tokens, config.phase(start.step).config
+    table, now = prepared.model.encoder.embeddings.tokens, prepared.segments.at(start.step).config
     padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
     yield (
         f"attempt {start.attempt}: {config.model.variant} {config.model.size}, "
@@ -82,39 +82,41 @@ def _announcement(prepared: Prepared) -> Iterator[str]:
         f"{count(prepared.group.world_size, 'rank')} ({prepared.process.device}, "
         f"{config.training.deepspeed}, {computing.backend})"
     )
-    shares = start.order.mixture.shares(config.sizes.first_block(start.step))
-    for corpus, share in zip(start.corpora, shares, strict=False):
-        yield f"{corpus['name']}: {share:.1%} of the blocks, of {corpus['blocks']:,}"
+    shares = start.order.mixture.shares(prepared.segments.sizes.first_block(start.step))
+    for corpus, share in zip(start.corpora, shares, strict=True):
+        if corpus["name"]:
+            yield f"{corpus['name']}: {share:.1%} of the blocks, of {corpus['blocks']:,}"
     yield validation_note(now.objective)
 
 
 def _figures(prepared: Prepared, watch: SpikeWatch) -> Callable[[StepRecord], dict[str, float]]:
     """What computes the figures that are shown beside each step's loss."""
-    config, start = prepared.config, prepared.start
+    segments, start = prepared.segments, prepared.start
     flops = {
-        phase.number: needs.flops_per_token(
+        part.first_step: needs.flops_per_token(
             prepared.architecture,
-            phase.config.data.sequence_length,
-            phase.config.objective.target_share,
+            part.config.data.sequence_length,
+            part.config.objective.target_share,
         )
-        for phase in config.resolved_phases
+        for part in segments.parts
     }
 
     def blocks(step: int) -> dict[str, int]:
-        places = map(config.sizes.first_block, (step, step + 1))
+        places = map(segments.sizes.first_block, (step, step + 1))
         counts = zip(*map(start.order.mixture.counts, places), strict=True)
-        names = (f"{BLOCKS}{corpus['name']}" for corpus in start.corpora)
-        return {name: end - first for name, (first, end) in zip(names, counts, strict=False)}
+        names = [corpus["name"] for corpus in start.corpora]
+        of_names = zip(names, counts, strict=True)
+        return {f"{BLOCKS}{name}": end - first for name, (first, end) in of_names if name}
 
     def of_step(record: StepRecord) -> dict[str, float]:
         step = record.step
-        phase = config.phase(step)
-        positions = config.sizes.size(step) * phase.config.data.sequence_length
+        segment = segments.at(step)
+        positions = segments.sizes.size(step) * segment.config.data.sequence_length
         return figures(
             record,
             positions,
             {**watch.deviations(record), **blocks(step)},
-            flops[phase.number] * positions,
+            flops[segment.first_step] * positions,
             prepared.computing.peak_flops,
         )
 

@@ -16,19 +16,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_prep.manifest import CorpusManifest
 from pretrain.checks import devices
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks import resume as resume_checks
 from pretrain.config.deepspeed import compiles, refuse_other
 from pretrain.config.load import public
-from pretrain.config.run import RunConfig
+from pretrain.config.run import RunConfig, Segments
 from pretrain.config.schedules import learning_rate
-from pretrain.data.mixture import Mixture
-from pretrain.data.sources import Joined
+from pretrain.data.sources import Joined, open_stream
 from pretrain.model.backends import choose_backend
 from pretrain.model.config import ModelConfig
-from pretrain.records import checkpoints, control, folder, fork, ledger, versions
+from pretrain.records import checkpoints, control, folder, ledger, versions
+from pretrain.records import segments as run_segments
 from pretrain.records.collective import Group
+from pretrain.records.segments import Course, Source, corpora_of, order_of
 from pretrain.spikes.policy import max_checkpoints_kept
 from pretrain.train import resume
 from pretrain.train.client import SupervisorClient
@@ -57,8 +59,12 @@ class Prepared:
     """An attempt that the ledger knows, before its engine is built."""
 
     config: RunConfig
+    """The newest recipe."""
+    segments: Segments
+    """Of the run."""
     architecture: ModelConfig
-    manifests: recipe_checks.Manifests
+    manifests: Mapping[str, CorpusManifest]
+    """Of `segments.streams`, by name."""
     settings: dict[str, Any]
     """DeepSpeed's."""
     process: Process
@@ -84,38 +90,38 @@ class Prepared:
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a step, lowered where a rollback asked for it."""
-        return learning_rate(self.config, step) * self.start.state.learning_rate_factor(step)
+        return learning_rate(self.segments, step) * self.start.state.learning_rate_factor(step)
 
     def facts(self, step: int) -> dict[str, object]:
         """What a reader of a checkpoint needs to know without the run's folder."""
-        blocks, order = self.config.sizes.first_block(step), self.start.order
+        blocks, order = self.segments.sizes.first_block(step), self.start.order
         (manifest, *_) = self.manifests.values()
         return {
             "architecture": self.architecture.to_dict(),
             "recipe": public(self.config),
             "deepspeed": self.settings,
             "ranks": self.group.world_size,
-            "lineage": ledger.lineage_record(order, blocks),
+            "lineage": order.identity(blocks),
             "position": {
                 "blocks": blocks,
                 "epoch": order.epoch(blocks),
                 "learning_rate": self.learning_rate(step),
             },
             "corpus": {
-                "digest": manifest.digest(),
                 "tokenizer_digest": manifest.tokenizer_digest,
                 "vocab_size": manifest.vocab_size,
             },
-            **({"corpora": self.start.corpora} if self.start.corpora else {}),
+            "corpora": self.start.corpora,
             "environment": self.computing.environment,
         }
 
 
-def prepare(config: RunConfig, world_size: int) -> Prepared | None:
+def prepare(config: RunConfig, source: Source | None, world_size: int) -> Prepared | None:
     """Check the recipe, join the other ranks, build the model, choose where the run resumes.
 
     Args:
         config: the recipe.
+        source: where it holds from, if the run has had another recipe.
         world_size: number of ranks.
 
     Returns:
@@ -130,9 +136,9 @@ def prepare(config: RunConfig, world_size: int) -> Prepared | None:
     from pretrain.engine.engine import deepspeed_json, start
     from pretrain.inference.initial_weights import initial_model
 
-    architecture, manifests = recipe_checks.check(config, world_size)
+    architecture = recipe_checks.check(config, world_size)
     settings = deepspeed_json(*config.deepspeed_arguments(world_size))
-    resume_checks.refuse_other_recipe(config, manifests)
+    course = resume_checks.check_run(config, source)
     run = Path(config.folder)
     if config.training.deterministic:
         make_deterministic(run, os.environ)
@@ -140,8 +146,8 @@ def prepare(config: RunConfig, world_size: int) -> Prepared | None:
     group = Group(process.rank, process.world_size, gather)
     computing = _computing(config, architecture, settings, process.device.type, group)
     lock: list[contextlib.ExitStack] = []
-    copy = _copy_of_initial_weights(config, architecture, manifests)
-    state, token = group.on_rank_0_slowly(lambda: _enter(config, manifests, copy, lock))
+    copy = _copy_of_initial_weights(course, architecture)
+    state, token = group.on_rank_0_slowly(lambda: _enter(course, copy, lock))
     supervisor = SupervisorClient(run, token, group.rank, config.training.steps)
     model = initial_model(config, architecture, computing.backend, read=not state.checkpoints)
     parameters = sum(each.numel() for each in model.parameters())
@@ -150,37 +156,37 @@ def prepare(config: RunConfig, world_size: int) -> Prepared | None:
         if group.rank == 0:
             sys.stdout.write(f"{run} is done already; nothing to train\n")
         return None
-    blocks = Joined(tuple(recipe_checks.open_stream(each, "train") for each in config.streams))
+    blocks = Joined(tuple(open_stream(each, "train") for each in course.segments.streams))
     hosts = group.gather(socket.gethostname())
     point = checkpoints.find_resume_point(run, state.checkpoints, group)
 
     def begin() -> Start:
-        order = state.order(
-            Mixture.of_run(config), [len(each) for each in blocks.sources], config.sizes.first_block
-        )
+        records = ledger.read_ledger(run / ledger.FILE_NAME)
+        order, sizes = order_of(records)
         size = checkpoints.BYTES_PER_PARAMETER * parameters
         if point.manifest:
             size = checkpoints.size_of(point.manifest)
-            before = ledger.lineage_record(order, config.sizes.first_block(point.step))
-            resume_checks.refuse_other_checkpoint(point.manifest, point.step, architecture, before)
+            before = order.identity(sizes.first_block(point.step))
+            resume_checks.check_checkpoint(point.manifest, point.step, architecture, before)
             saved = point.manifest["deepspeed"]
             refuse_other(config.training.deepspeed, settings, saved, point.step)
         launched = control.read_control_file(run)
         number = state.next_attempt
         if launched and launched.token == token:
             number = launched.attempt
-        share, corpora = blocks.share_of_tokens, _corpora(config, manifests, blocks)
+        share, corpora = blocks.share_of_tokens, corpora_of(records)
         start = Start(number, token, point.step, state, order, share, size, corpora)
         most_kept = max_checkpoints_kept(config)
-        resume.begin(config, settings, start, point, hosts, most_kept, computing.environment)
+        resume.begin(course, settings, start, point, hosts, most_kept, computing.environment)
         return start
 
     begun = group.on_rank_0(begin)
     supervisor.report_setup()
     return Prepared(
         config,
+        course.segments,
         architecture,
-        manifests,
+        course.manifests,
         settings,
         process,
         group,
@@ -228,43 +234,30 @@ def _computing(
 
 
 def _copy_of_initial_weights(
-    config: RunConfig, architecture: ModelConfig, manifests: recipe_checks.Manifests
+    course: Course, architecture: ModelConfig
 ) -> Callable[[], dict[str, object]] | None:
     """What copies the model that the run starts from into its folder; None without one."""
-    if not config.model.init_from:
+    if not course.config.model.init_from:
         return None
     from pretrain.convert import init_from
 
-    manifest = next(iter(manifests.values()))
-    return lambda: init_from.copy_initial_model(config, architecture, manifest)
+    manifest = next(iter(course.manifests.values()))
+    return lambda: init_from.copy_initial_model(course.config, architecture, manifest)
 
 
 def _enter(
-    config: RunConfig,
-    manifests: recipe_checks.Manifests,
+    course: Course,
     copy: Callable[[], dict[str, object]] | None,
     lock: list[contextlib.ExitStack],
 ) -> tuple[ledger.RunState, str]:
-    """Lock the run; returns its state and this attempt's token."""
-    token = control.token_of(os.environ)
-    control.check_not_superseded(Path(config.folder), token)
-    lock.append(folder.lock(Path(config.folder)))
-    fork.take(config)
-    return folder.open_run(config, manifests, copy), token or secrets.token_hex(8)
-
-
-def _corpora(
-    config: RunConfig, manifests: recipe_checks.Manifests, blocks: Joined
-) -> list[dict[str, object]]:
-    """Of several corpora, or ways to cut them, what the ledger says of each."""
-    if not config.data.corpora and len(config.streams) == 1:
-        return []
-    return [
-        {
-            "name": stream.name,
-            "digest": manifests[stream.name].digest(),
-            "blocks": len(source),
-            "share_of_tokens": source.share_of_tokens,
-        }
-        for stream, source in zip(config.streams, blocks.sources, strict=True)
-    ]
+    """Lock the run and record how it goes on; returns its state and this attempt's token."""
+    run, token = Path(course.config.folder), control.token_of(os.environ)
+    control.check_not_superseded(run, token)
+    lock.append(folder.lock(run))
+    folder.check_corpora(course.segments, course.manifests)
+    run_segments.begin(course, copy)
+    state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
+    if reason := folder.reject_damaged_result(run, state):
+        sys.stdout.write(f"the last checkpoint is damaged, its steps are done again: {reason}\n")
+        state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
+    return state, token or secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""What one phase of a run reads: its objective, and batches for training and validation."""
+"""What one segment of a run reads: its objective, and batches for training and validation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pretrain.checks import recipe as recipe_checks
-from pretrain.config.run import Phase
+from pretrain.config.run import Segment
 from pretrain.data.batches import PretrainingBatches, validation_batches
 from pretrain.loop.protocols import MicroBatch, Model
 from pretrain.objectives.base import Vocabulary
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
     from pretrain.inference.evaluate import Scores
 
 
-class Reading:
-    """The reading of one phase, on one rank."""
+class DataPipeline:
+    """The objective and the batches of one segment, on one rank."""
 
-    def __init__(self, prepared: Prepared, phase: Phase) -> None:
+    def __init__(self, prepared: Prepared, segment: Segment) -> None:
         """Build objective and batches."""
-        self.prepared, self.phase = prepared, phase
-        config, architecture, blocks = prepared.config, prepared.architecture, prepared.blocks
-        data, sizes, training = phase.config.data, phase.config.batch, phase.config.training
-        names = config.stream_names[phase.number - 1]
+        self.prepared, self.segment = prepared, segment
+        architecture, blocks, segments = prepared.architecture, prepared.blocks, prepared.segments
+        config = segment.config
+        names = segments.stream_names[segments.parts.index(segment)]
+        data, training = config.data, config.training
         self._corpora = dict(
             zip(data.named_corpora, map(prepared.manifests.__getitem__, names), strict=True)
         )
         self._has_several = bool(data.corpora)
         (manifest, *_), corpus = self._corpora.values(), blocks.sources[0].corpus.folder
         vocabulary = Vocabulary(manifest.vocab_size, architecture.vocab_size, corpus)
-        objective = phase.config.objective
+        objective = config.objective
         self.objective = objective.build(vocabulary, compiled=prepared.computing.compiled)
         validated = objective.for_validation()
         self._measure = validated.build(vocabulary)
@@ -49,16 +50,16 @@ class Reading:
             dataclasses.replace(blocks, longest=data.sequence_length),
             self.objective,
             prepared.start.order,
-            sizes,
-            phase.config.fault,
+            config.batch,
+            config.fault,
             training.seed,
-            config.sizes,
+            segments.sizes,
         )
 
     @functools.cached_property
     def validation(self) -> list[MicroBatch]:
         """This rank's batches of all validation splits, which the first evaluation opens."""
-        config, group = self.phase.config, self.prepared.group
+        config, group = self.segment.config, self.prepared.group
         subsets = [len(manifest.subsets) for manifest in self._corpora.values()]
         firsts = itertools.accumulate(subsets[:-1], initial=0)
         sources = recipe_checks.open_sources(config.data, "valid")

@@ -16,13 +16,11 @@ from typing import Any
 from data_prep import tokenizer as tokenizers
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import write_json
-from data_prep.common.records import decode
-from pretrain.config.load import dump
+from pretrain.config.load import RUN_FILE, digest, dump
 from pretrain.config.run import RunConfig
-from pretrain.config.sections import BatchConfig
-from pretrain.data import sources
 from pretrain.data.order import Order
 from pretrain.records import checkpoints, folder, ledger
+from pretrain.records.segments import RECIPES, Course
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +40,13 @@ class Start:
     """Share of the training splits' tokens that the blocks hold."""
     checkpoint_size: int
     """Bytes of a checkpoint; before the first one, an upper bound."""
-    corpora: Sequence[Mapping[str, object]] = ()
-    """Of several corpora, for the ledger: name, digest, blocks and share_of_tokens of each."""
+    corpora: Sequence[Mapping[str, Any]]
+    """As `segments.corpora_of` gives them."""
 
     @property
     def seed(self) -> int:
         """The seed in force from the first step on."""
-        return self.state.segments[-1][1]
+        return self.state.seeds_by_step[-1][1]
 
 
 def refuse_spike(config: RunConfig, state: ledger.RunState) -> None:
@@ -66,7 +64,7 @@ def refuse_spike(config: RunConfig, state: ledger.RunState) -> None:
 
 
 def begin(
-    config: RunConfig,
+    course: Course,
     settings: Mapping[str, Any],
     start: Start,
     resume_point: checkpoints.ResumePoint,
@@ -77,7 +75,7 @@ def begin(
     """Write down that an attempt begins, with which settings and from which step.
 
     Args:
-        config: the recipe.
+        course: of the run.
         settings: DeepSpeed's.
         start: how the attempt begins.
         resume_point: the checkpoint that it continues from.
@@ -89,6 +87,7 @@ def begin(
         ValueError: the newest attempt ended in a spike that was not answered, or the disk has no
             room for the checkpoints that may be kept.
     """
+    config = course.config
     refuse_spike(config, start.state)
     run = Path(config.folder)
     path = run / ledger.FILE_NAME
@@ -104,16 +103,12 @@ def begin(
     # One more than are kept: the oldest is deleted after the newest is committed.
     missing = max(1, most_kept + 1 - len(kept))
     checkpoints.check_disk_space(run, missing, start.checkpoint_size)
-    dump(config, run / "run.yaml")
+    for name in (RUN_FILE, f"{RECIPES}/{digest(config)}.yaml"):
+        dump(config, run / name)
     write_json(run / "deepspeed.json", settings)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_json(run / folder.ENVIRONMENT, {**environment, "started": started})
-    tokenizers.load(Path(config.streams[0].path)).save(run / "tokenizer.json")
-    mixed: dict[str, object] = {}
-    if start.corpora:
-        mixed = {"corpora": start.corpora, "weights": config.weights()}
-    if config.phases or _other_sizes(config, records):
-        mixed["batches"] = config.sizes.to_record()
+    tokenizers.load(Path(course.segments.streams[0].path)).save(run / "tokenizer.json")
     ledger.append(
         path,
         "attempt",
@@ -121,28 +116,12 @@ def begin(
         token=start.token,
         step=start.step,
         ranks=len(hosts),
-        micro_batch_size=config.phase(start.step).config.batch.micro_batch_size,
+        micro_batch_size=course.segments.at(start.step).config.batch.micro_batch_size,
         seed=start.seed,
-        blocks=start.order.total,
-        share_of_tokens=start.share_of_tokens,
-        cut=sources.algorithms(config.streams),
-        **mixed,
-        lineage=ledger.lineage_record(start.order),
+        lineage=start.order.identity(),
         manifest=checkpoints.manifest_hash(run, start.step) if start.step else "",
         host=hosts[0],
         hosts=hosts,
         pid=os.getpid(),
         versions=environment["versions"],
     )
-
-
-def _other_sizes(config: RunConfig, records: Sequence[ledger.Record]) -> bool:
-    """Whether a recipe without phases has other sizes of batches than the run was created with.
-
-    So it is where the run had phases before, whose sizes the recipe now has.
-    """
-    created = ledger.created(records)
-    if created is None:
-        return False
-    then = decode(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
-    return then.global_batch_size != config.batch.global_batch_size

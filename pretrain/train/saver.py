@@ -27,7 +27,7 @@ class Saver:
             log: used on rank 0.
             write: writes this rank's part below a folder (`Engine.save`).
         """
-        self._config, self._start, self._group = prepared.config, prepared.start, prepared.group
+        self._segments, self._start, self._group = prepared.segments, prepared.start, prepared.group
         self._run, self._facts = prepared.run_folder, prepared.facts
         self._log, self._write = log, write
 
@@ -66,8 +66,8 @@ class Saver:
     def _delete_old(self, step: int) -> None:
         """Delete the checkpoints that neither the recipe nor a possible rollback needs."""
         records = ledger.read_ledger(self._run / ledger.FILE_NAME)
-        steps = ledger.run_state(records, self._config.training.seed).checkpoints
-        keep = checkpoints_to_keep(records, step, self._config.phase(step - 1).config)
+        steps = ledger.run_state(records).checkpoints
+        keep = checkpoints_to_keep(records, step, self._segments.at(step - 1).config)
         for old in steps:
             if old not in keep:
                 self._log.record("delete", step=old)

@@ -35,7 +35,7 @@ def test_an_attempt_that_is_asked_to_stop_saves_and_the_next_one_continues(
 ):
     control.request_stop(chaos.run, "first")
     assert attempt("first") == [EXIT_PREEMPTED] * 2
-    assert chaos.kinds() == ["created", "attempt", "commit", "preempted"]
+    assert chaos.kinds() == ["segment", "attempt", "commit", "preempted"]
     assert chaos.records()[-1]["step"] == 1
     assert heartbeat.read_heartbeat(chaos.run, "first").stage == "step"
     assert attempt("second") == [0, 0]

@@ -5,7 +5,8 @@ import itertools
 
 import pytest
 
-from pretrain.config.sections import FaultConfig, Sizes
+from pretrain.config.run import Sizes
+from pretrain.config.sections import FaultConfig
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order

@@ -1,24 +1,57 @@
 """Runs that never trained: ledger and metrics as an attempt writes them, from a random history."""
 
+import dataclasses
 import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.sections import BatchConfig, PhaseConfig, Sizes
+from pretrain.config.load import RUN_FILE, digest, dump
+from pretrain.config.run import RunConfig, Segments
+from pretrain.config.sections import (
+    BatchConfig,
+    CorpusConfig,
+    DataConfig,
+    PhaseConfig,
+    ScheduleConfig,
+    TrainingConfig,
+)
 from pretrain.records import ledger, metrics, proof
+from pretrain.records.segments import RECIPES, order_of
 
 TOTAL = 37
 """Blocks of an epoch."""
-BATCH = BatchConfig(global_batch_size=6, micro_batch_size=1)
-PHASES = [*(PhaseConfig(steps=3, batch={"global_batch_size": n}) for n in (2, 4)), PhaseConfig()]
+SIZES = ((0, 2), (3, 4), (6, 6))
 """Of the recipe: the batch grows."""
-SIZES = Sizes(((0, 2), (3, 4), (6, 6)))
 SEED = 5
 
 
 Weights = Sequence[tuple[int, Sequence[float]]]
+
+
+def recipe(
+    sizes: Sequence[tuple[int, int]], names: Sequence[str] = (), weights: Weights = ()
+) -> RunConfig:
+    """A recipe with these blocks a step, and weights of corpora, by step."""
+    steps = sorted({first for first, _ in (*sizes, *weights)})
+    phases = []
+    for first, end in zip(steps, [*steps[1:], 0], strict=True):
+        size = [blocks for step, blocks in sizes if step <= first][-1]
+        rows = [row for step, row in weights if step <= first][-1:]
+        shares = {n: {"weight": w} for row in rows for n, w in zip(names, row, strict=False)}
+        data = {"corpora": shares} if shares else {}
+        length = end - first if end else 0
+        phases.append(PhaseConfig(steps=length, batch={"global_batch_size": size}, data=data))
+    first = dict(zip(names, weights[0][1], strict=False)) if weights else {}
+    corpora = {name: CorpusConfig(name, float(first.get(name, 1))) for name in names}
+    return RunConfig(
+        data=DataConfig(corpora=corpora) if names else DataConfig("one"),
+        batch=BatchConfig(global_batch_size=sizes[0][1], micro_batch_size=1),
+        training=TrainingConfig(seed=SEED),
+        schedule=ScheduleConfig(warmup_steps=0),
+        phases=phases if len(phases) > 1 else [],
+    )
 
 
 class History:
@@ -27,26 +60,38 @@ class History:
     def __init__(
         self,
         total: int = TOTAL,
-        sizes: Sizes = SIZES,
+        sizes: Sequence[tuple[int, int]] = SIZES,
         totals: dict[str, int] | None = None,
         weights: Weights = (),
+        corpus: str = "0" * 64,
     ) -> None:
         """Of one corpus with `total` blocks, or of several with `totals`, by name."""
-        self.sizes, self.totals, self.weights = sizes, totals, list(weights)
-        self.total = sum(totals.values()) if totals else total
         self.records: list[dict[str, Any]] = []
         self.lines: list[dict[str, Any]] = []
-        self.add("created", corpus="0" * 64, seed=SEED, batch={**vars(BATCH)})
+        self.recipes: list[RunConfig] = []
+        self.totals, self.digest = totals or {"": total}, corpus
+        self.segment("start", 0, recipe(sizes, [*(totals or {})], weights), seed=SEED)
         self.attempt, self.step = 0, 0
-        self.digest = "0" * 64
         self.versions = {"zeroclap": "1a2b", "torch": "2.13"}
+
+    def segment(self, why: str, step: int, config: RunConfig, **fields: Any) -> None:
+        """What begins with a recipe."""
+        self.recipes.append(config)
+        corpora = [
+            {"name": n, "digest": self.digest, "cut": "c-1", "blocks": b, "share_of_tokens": 0.75}
+            for n, b in self.totals.items()
+        ]
+        parts = Segments.of([(step, config)])
+        read = {"batches": parts.sizes.parts, "weights": parts.weights()}
+        recorded = {"recipe": digest(config), "corpora": corpora, **read, **fields}
+        self.add("segment", why=why, step=step, **recorded)
 
     def add(self, kind: str, **fields: Any) -> None:
         self.records.append({"number": len(self.records), "time": 0.0, "kind": kind, **fields})
 
     @property
     def state(self) -> ledger.RunState:
-        return ledger.run_state(self.records, SEED)
+        return ledger.run_state(self.records)
 
     def begin(self) -> None:
         """An attempt from the newest surviving checkpoint."""
@@ -60,23 +105,15 @@ class History:
             ),
             "",
         )
-        read: dict[str, Any] = {"blocks": self.total, "share_of_tokens": 0.75}
-        if self.totals:
-            read["digest"] = self.digest
-            corpora = [{**read, "name": n, "blocks": blocks} for n, blocks in self.totals.items()]
-            read |= {"corpora": corpora, "weights": self.weights}
-        if len(self.sizes.parts) > 1:
-            read["batches"] = self.sizes.to_record()
-        self.order = ledger.Corpora.of(read).order(state, self.sizes.first_block)
+        self.order, self.sizes = order_of(self.records)
         self.add(
             "attempt",
             attempt=self.attempt,
             step=self.step,
-            **read,
-            lineage=ledger.lineage_record(self.order),
+            lineage=self.order.identity(),
             manifest=manifest if self.step else "",
             ranks=2,
-            seed=state.segments[-1][1],
+            seed=state.seeds_by_step[-1][1],
             host="here",
             hosts=["here", "there"],
             versions=dict(self.versions),
@@ -120,7 +157,8 @@ class History:
 
     def roll_back(self, step: int, skip: tuple[int, int] | None = None) -> None:
         self.add(
-            "rollback",
+            "segment",
+            why="spike",
             step=step,
             seed=max(self.state.seeds) + 1,
             skip=list(skip) if skip else None,
@@ -135,6 +173,10 @@ class History:
 
     def write(self, run: Path) -> None:
         run.mkdir()
+        dump(dataclasses.replace(self.recipes[-1], folder=str(run)), run / RUN_FILE)
+        for config in self.recipes:
+            (run / RECIPES).mkdir(exist_ok=True)
+            dump(config, run / RECIPES / f"{digest(config)}.yaml")
         for record in self.records:
             fields = {k: v for k, v in record.items() if k not in ("number", "time", "kind")}
             ledger.append(run / ledger.FILE_NAME, record["kind"], **fields)
@@ -142,8 +184,20 @@ class History:
         (run / metrics.METRICS).write_text(lines)
 
 
+def other_recipe(history: History, draw: random.Random) -> None:
+    """The user goes on with other batches and weights, maybe with one more corpus."""
+    kept = history.state.checkpoints
+    newest = kept[-1] if kept else 0
+    step = draw.choice([*kept, newest + 1, newest + draw.randint(1, 9)])
+    if "" not in history.totals and draw.random() < 0.5:
+        history.totals |= {f"more{len(history.totals)}": draw.randint(1, 30)}
+    names = [name for name in history.totals if name]
+    weights = [(0, [draw.randint(0, 3) for _ in names[1:]] + [1])] if names else []
+    history.segment("user", step, recipe([(0, draw.randint(1, 8))], names, weights))
+
+
 def random_history(seed: int) -> History:
-    """Crashes, commits, spikes, rollbacks and skips, at random."""
+    """Crashes, commits, spikes, rollbacks, skips and other recipes, at random."""
     draw = random.Random(seed)
     history = History(total=draw.randint(1, 40))
     if seed % 2:
@@ -167,4 +221,6 @@ def random_history(seed: int) -> History:
                 first = draw.randint(target, history.step)
                 skip = (first, draw.randint(first, history.step))
             history.roll_back(target, skip)
+        if draw.random() < 0.3:
+            other_recipe(history, draw)
     return history

@@ -82,7 +82,7 @@ def curve(run):
     lines = metrics.read_metrics(run / metrics.METRICS)
     validation = metrics.read_metrics(run / metrics.VALIDATION)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
-    last = ledger.run_state(records, 1).resume_step()
+    last = ledger.run_state(records).resume_step()
     weights = consolidated_weights(checkpoints.folder_of(run, last))
     return {
         "steps": [line["step"] for line in lines],
@@ -188,9 +188,10 @@ def train_rolled_back(run_ranks, recipe, folder):
     assert run_ranks(2, work) == [EXIT_SPIKE] * 2
     config = recipes.load(str(recipe), [f"folder={run}", *words])
     records = ledger.read_ledger(run / ledger.FILE_NAME)
-    onset = ledger.run_state(records, 1).unanswered_spike["onset"]
+    onset = ledger.run_state(records).unanswered_spike["onset"]
     answer = answer_to_spike(records, config)
-    ledger.append(run / ledger.FILE_NAME, "rollback", onset=onset, **dataclasses.asdict(answer))
+    fields = {"why": ledger.SPIKE, "onset": onset, **dataclasses.asdict(answer)}
+    ledger.append(run / ledger.FILE_NAME, "segment", **fields)
     assert run_ranks(2, work) == [0, 0]
     return {"rollback": curve(run)}
 

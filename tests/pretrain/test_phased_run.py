@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from pretrain.__main__ import main as pretrain
+from pretrain.checks.resume import check_run
 from pretrain.config.load import load
-from pretrain.records import checkpoints, fork, ledger, metrics
+from pretrain.records import checkpoints, ledger, metrics, segments
 from pretrain.train import __main__ as train
 from tests.pretrain.builders import slow
 
@@ -119,7 +120,7 @@ def test_every_step_has_the_settings_of_its_phase(straight):
     measures = [line["measure"] for line in measured]
     assert measures == [measures[0]] * 2 + [measures[2]] * 4 + [measures[0]] * 3
     assert measures[0] != measures[2]
-    steps = ledger.run_state(ledger.read_ledger(straight / ledger.FILE_NAME), 1).checkpoints
+    steps = ledger.run_state(ledger.read_ledger(straight / ledger.FILE_NAME)).checkpoints
     assert 9 in steps  # the end of the second phase
 
 
@@ -155,36 +156,31 @@ def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
     assert main("audit", tmp_path / "run")[0] == 0
 
 
-def test_phases_to_come_may_change_and_those_begun_may_not(attempt, phases, straight, tmp_path):
+def test_phases_to_come_change_with_another_recipe_from_a_step_on(
+    attempt, phases, straight, tmp_path
+):
     run = tmp_path / "run"
     attempt(run, phases, fails_at=10)
-    changed = yaml.safe_load(phases.removeprefix("phases="))
-    changed[1]["objective"]["probability"] = 0.2
-    code, said = attempt(run, "phases=" + json.dumps(changed))
-    assert code == 2
-    assert "from step 5 on, objective.probability: 0.3, now 0.2" in said
-    changed[1]["objective"]["probability"] = 0.3
-    changed[1]["batch"]["global_batch_size"] = 8
-    code, said = attempt(run, "phases=" + json.dumps(changed))
-    assert code == 2
-    assert "from step 5 on, batch.global_batch_size: 4, now 8" in said
-    # The checkpoint of step 9 ends the second phase: the third may still become another.
     later = yaml.safe_load(phases.removeprefix("phases="))
     later[2] = {"data": {"sequence_length": 32}, "schedule": {"warmup_steps": 0}}
-    code, said = attempt(run, "phases=" + json.dumps(later))
+    changed = "phases=" + json.dumps(later)
+    code, said = attempt(run, changed)
+    assert (code, "phases: [" in said, "add `--from STEP`" in said) == (2, True, True)
+    code, said = attempt(run, changed, "--from=9")
     assert code == 0, said
     code, said = main("audit", run)
     assert code == 0, said
     assert "first@32, epoch 0: 40 blocks" in said
     assert "first@64, epoch 0: 40 blocks" in said
+    assert "9 to 14  user, phase 3" in said
 
 
-def test_a_run_with_phases_that_goes_on_without_them_is_audited_as_it_read(attempt, tmp_path):
+def test_a_recipe_without_phases_goes_on_from_one_with_them(attempt, tmp_path):
     run, branch = tmp_path / "run", tmp_path / "branch"
     plain = "batch.global_batch_size=4"
     attempt(run, "phases=[{batch: {global_batch_size: 4}}]", fails_at=7)
-    for folder, words in ((branch, [forked(run, 4)]), (run, [])):
-        code, said = attempt(folder, plain, *words)
+    for folder, source in ((branch, f"{run}@4"), (run, "6")):
+        code, said = attempt(folder, plain, f"--from={source}")
         assert code == 0, said
         code, said = main("audit", folder)
         assert code == 0, said
@@ -200,7 +196,7 @@ def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
     rise = {"channel": "fast", "loss": 9.0, "baseline": 5.0}
     ledger.append(path, "spike", attempt=1, step=8, onset=6, **rise)
     answer = {"rung": 2, "skip": [6, 8], "learning_rate_factor": 1.0, "learning_rate_steps": 0}
-    ledger.append(path, "rollback", onset=6, step=4, seed=2, **answer)
+    ledger.append(path, "segment", why="spike", onset=6, step=4, seed=2, **answer)
     code, said = attempt(run, phases)
     assert code == 0, said
     before, after = (
@@ -215,13 +211,18 @@ def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
     assert "declared skipped" in said
 
 
+def recipe_of(run):
+    """The digest of the newest recipe."""
+    return ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME)).segments[-1]["recipe"]
+
+
 def contents(run):
     """The bytes of every file of a run."""
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def forked(source, step):
-    return f"fork_from={{run: {source}, step: {step}}}"
+    return f"--from={source}@{step}"
 
 
 def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
@@ -240,11 +241,12 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     code, said = main("audit", run)
     assert code == 0, said
     assert "14 steps survive, each once: 80 blocks of first@64 (" in said
-    assert ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME), 1).checkpoints[0] == 6
+    assert ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME)).checkpoints[0] == 6
     code, said = main("status", run)
-    assert f"began as a fork of {straight} at step 6" in said
+    assert f"from here on, a fork of {straight} at step 6" in said
     main("status", run, "--report")
-    assert f"| began | as a fork of {straight} at step 6 |" in (run / "report.md").read_text()
+    row = f"| 6 to 9 | fork, phase 2 (short) | {recipe_of(run)} | 1 | from {straight} |"
+    assert row in (run / "report.md").read_text()
     # Done, and taken once: the same command trains nothing.
     code, said = attempt(run, phases, forked(straight, 6))
     assert (code, "is done already" in said) == (0, True)
@@ -256,8 +258,8 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
 def test_a_fork_that_has_not_begun_to_train_has_its_own_recipe(straight, tmp_path):
     """`status` names it as what to run next."""
     run = tmp_path / "run"
-    own = load(str(straight / "run.yaml"), [f"folder={run}", forked(straight, 6)])
-    fork.take(own)
+    own = load(str(straight / "run.yaml"), [f"folder={run}"])
+    segments.begin(check_run(own, segments.Source(6, straight)))
     assert load(str(run / "run.yaml")) == own
 
 
@@ -282,21 +284,21 @@ def test_a_decay_branch_has_the_sources_steps_and_a_schedule_of_its_own(
     ("step", "changes", "message"),
     [
         (7, [], "no checkpoint of step 7; it kept 2, 4, 5, 6, 8"),
-        (8, ["training.seed=5"], "had another recipe up to step 8: training.seed: 1, now 5"),
-        (8, ["optimizer.learning_rate=1e-3"], "optimizer.learning_rate: 0.003, now 0.001"),
+        (8, ["training.seed=5"], "training.seed: 1, now 5 (the first weights"),
+        (8, ["optimizer.beta2=0.9"], "optimizer.beta2: 0.98, now 0.9 (its state goes on"),
     ],
 )
 def test_a_fork_that_cannot_be_is_refused_before_it_begins(
     phases, straight, recipe, tmp_path, step, changes, message
 ):
     words = [recipe.path, f"folder={tmp_path / 'run'}", *SETTINGS, phases]
-    code, said = main("supervise", *words, forked(straight, step), *changes)
+    code, said = main("supervise", *words, *changes, "--from", f"{straight}@{step}")
     assert (code, message in said) == (2, True), said
     assert not (tmp_path / "run").exists()
 
 
 def test_a_fork_needs_a_run(recipe, tmp_path):
-    words = [recipe.path, f"folder={tmp_path / 'run'}", forked(tmp_path / "none", 5)]
+    words = [recipe.path, f"folder={tmp_path / 'run'}", "--from", f"{tmp_path / 'none'}@5"]
     code, said = main("supervise", *words)
     assert (code, "is not the folder of a run that has begun" in said) == (2, True)
 

@@ -5,15 +5,15 @@ import re
 
 import pytest
 
+from data_prep.manifest import load_manifest
 from pretrain import __main__ as command_line
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks.recipe import check
 
 
-def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path):
-    model, manifests = check(recipe.load(tmp_path), 2)
-    manifest = manifests[""]
-    assert model.vocab_size == manifest.vocab_size - 1
+def test_a_valid_recipe_gives_the_model(recipe, corpus, tmp_path):
+    model = check(recipe.load(tmp_path), 2)
+    assert model.vocab_size == load_manifest(corpus).vocab_size - 1
     assert model.position == "alibi"
 
 
@@ -173,7 +173,7 @@ def test_a_wrong_recipe_of_pairs_is_refused(words, message, sentence_corpus, rec
 def test_a_recipe_of_pairs_gives_a_model_with_a_pair_head(task, sentence_corpus, recipe, tmp_path):
     words = [f"data.corpus={sentence_corpus}", *PAIRS, f"objective.pair_task={task}"]
     config = recipe.load(tmp_path, *words)
-    assert check(config, 2)[0].pair_head
+    assert check(config, 2).pair_head
     train, _ = recipe_checks.data_summary(config)
     assert re.search(r"[\d,]+ tokens of documents of one sentence, .* are dropped", train)
 

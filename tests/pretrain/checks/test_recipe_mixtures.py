@@ -7,8 +7,7 @@ from pretrain.checks.recipe import check, data_summary
 
 def test_a_mixture_is_checked_and_each_corpus_summarised(mixed):
     config = mixed("a: weight: 2", "b: weight: 1")
-    _, manifests = check(config, 2)
-    assert list(manifests) == ["a", "b"]
+    check(config, 2)
     summary = data_summary(config)
     assert [sentence.partition(":")[0] for sentence in summary] == [
         *("a, train", "b, train", "a, valid", "b, valid")

@@ -26,10 +26,10 @@ def phased(recipe, corpus, other_corpus, other_vocabulary, tmp_path):
 
 def test_each_corpus_is_summarised_in_each_way_it_is_cut(phased):
     config = phased({"data": {"sequence_length": 48}})
-    _, manifests = check(config, 2)
-    assert list(manifests) == ["made@64", "made@48"]
+    check(config, 2)
     starts = [sentence.split(" blocks")[0].split(":")[0] for sentence in data_summary(config)]
-    assert starts == [f"{name}, {split}" for split in ("train", "valid") for name in manifests]
+    names = ("made@64", "made@48")
+    assert starts == [f"{name}, {split}" for split in ("train", "valid") for name in names]
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,17 @@
 """What may change in a run that is resumed, and what its checkpoints must agree with."""
 
 import dataclasses
-import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from pretrain.checks.recipe import check
-from pretrain.checks.resume import _other_recipe, refuse_other_checkpoint, refuse_other_recipe
-from pretrain.config.load import RUN_FILE, dump, load
+from pretrain.checks.resume import check_checkpoint, check_run
 from pretrain.data.sources import SOURCES
 from pretrain.records import folder as run_folder
-from pretrain.records import ledger
-
-
-def test_steps_with_the_learning_rate_0_are_not_added_to_a_run():
-    linear = ["schedule.name=linear", "schedule.minimum_learning_rate=0"]
-    old = load("small", [*linear, "training.steps=200"])
-    longer = load("small", [*linear, "training.steps=300", "schedule.decay_steps=200"])
-    (refused,) = _other_recipe(old, longer, 200, 200)
-    assert refused.startswith("training.steps 300: the learning rate of the last steps would be 0")
+from pretrain.records import ledger, segments
+from pretrain.records.segments import Source
 
 
 def manifest_of(model, step=30, lineage=((0, 1), (20, 2)), **changed):
@@ -31,9 +24,9 @@ def manifest_of(model, step=30, lineage=((0, 1), (20, 2)), **changed):
 
 
 def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, corpus, tmp_path):
-    model, _ = check(recipe.load(tmp_path), 2)
+    model = check(recipe.load(tmp_path), 2)
     before = [[0, 1], [20, 2]]
-    refuse_other_checkpoint(manifest_of(model), 30, model, before)
+    check_checkpoint(manifest_of(model), 30, model, before)
     for manifest, message in [
         (manifest_of(model, step=31), "step: 31, now 30"),
         (manifest_of(model, lineage=[(0, 1)]), r"lineage: .*, now \[\[0, 1\], \[20, 2\]\]"),
@@ -41,113 +34,122 @@ def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, corp
         (manifest_of(model, gates="open"), r": missing \[\], unknown \['gates'\]"),
     ]:
         with pytest.raises(ValueError, match=f"checkpoint of step 30.*{message}"):
-            refuse_other_checkpoint(manifest, 30, model, before)
+            check_checkpoint(manifest, 30, model, before)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_its_record_means(
     recipe, corpus, tmp_path
 ):
-    model, _ = check(recipe.load(tmp_path), 2)
+    model = check(recipe.load(tmp_path), 2)
     before = [[0, 1], [20, 2]]
     older = manifest_of(model)
     del older["architecture"]["layer_norm_epsilon"]
-    refuse_other_checkpoint(older, 30, model, before)
+    check_checkpoint(older, 30, model, before)
     other = dataclasses.replace(model, layer_norm_epsilon=1e-6)
     with pytest.raises(ValueError, match="layer_norm_epsilon: 1e-05, now 1e-06"):
-        refuse_other_checkpoint(older, 30, other, before)
-
-
-def by_step(*stages):
-    """Settings of a run on a and b by (first step, weight of a, weight of b, batch)."""
-    phases = []
-    for number, (first, a, b, *batch) in enumerate(stages):
-        later = stages[number + 1][:1] if number + 1 < len(stages) else ()
-        weights = {"a": {"weight": a}, "b": {"weight": b}}
-        phase = {"steps": later[0] - first} if later else {}
-        phase |= {"data": {"corpora": weights}} | ({"batch": batch[0]} if batch else {})
-        phases.append(phase)
-    return ["phases=" + json.dumps(phases)]
-
-
-CHANGED = [(0, 2, 1), (10, 2, 3)]
-"""What the run read so far."""
+        check_checkpoint(older, 30, other, before)
 
 
 @pytest.fixture
-def resumed(mixed, tmp_path):
-    """Check a recipe against a run on a and b of which 20 steps are done and 22 to 25 skipped."""
-    old = mixed("a: weight: 1", "b: weight: 1", words=by_step(*CHANGED))
-    path = tmp_path / "run" / ledger.FILE_NAME
-    path.parent.mkdir()
-    run_folder.open_run(old, check(old, 2)[1])
-    dump(old, path.parent / RUN_FILE)
-    ledger.append(path, "commit", step=20, manifest="")
-    ledger.append(path, "rollback", step=20, seed=2, skip=[22, 26], learning_rate_steps=0)
-    return lambda config: refuse_other_recipe(config, check(config, 2)[1])
+def began(recipe, tmp_path):
+    """`began(*words)`: a run of 60 steps, with checkpoints of steps 10 and 20."""
+
+    def begin(*words, kept=(10, 20)):
+        config = recipe.load(tmp_path / "run", "training.steps=60", *words)
+        segments.begin(check_run(config))
+        for step in kept:
+            ledger.append(tmp_path / "run" / ledger.FILE_NAME, "commit", step=step, manifest="")
+        return lambda *other: recipe.load(tmp_path / "run", "training.steps=60", *other)
+
+    return begin
+
+
+def test_what_decides_nothing_of_the_weights_may_change_at_any_start(began, corpus, tmp_path):
+    load = began()
+    moved = Path(shutil.copytree(corpus, tmp_path / "moved"))
+    for word in ("batch.micro_batch_size=1", "spike.window=39", f"data.corpus={moved}"):
+        assert check_run(load(word)).why == ""
 
 
 @pytest.mark.parametrize(
-    "stages",
-    [CHANGED, [*CHANGED, (26, 0, 3)], [(0, 4, 2), (10, 4, 6)]],  # the same shares
-)
-def test_weights_of_steps_to_come_may_change(resumed, mixed, stages):
-    resumed(mixed("a: weight: 1", "b: weight: 1", words=by_step(*stages)))
-
-
-@pytest.mark.parametrize(
-    ("corpora", "stages", "message"),
+    ("word", "message"),
     [
-        (["a: weight: 1", "b: weight: 1"], [*CHANGED, (25, 0, 3)],
-         r"weights by step were .*10, \[2.0, 3.0\].*, now .*25, \[0.0, 3.0\].*, but the steps "
-         r"before 26 are done; change the weights from step 26 on"),
-        (["a: weight: 2", "b: weight: 1"], [], "change the weights from step 26 on"),
-        (["b: weight: 1", "a: weight: 1"], CHANGED, "data.corpora.b digest: .*, now"),
-        (["a: weight: 2"], [], "data.corpora: b is missing"),
+        (
+            "optimizer.learning_rate=0.5",
+            r"learning_rate: .*, now 0.5; .*add `--from STEP`",
+        ),
+        ("training.steps=70", "training.steps: 60, now 70; .*--from STEP"),
+        ("phases=[{steps: 30}, {}]", r"phases: \[\], now .*--from STEP"),
+        ("model.size=small", "model.size: .*the weights have its shapes.*; name a new folder"),
+        ("optimizer.beta2=0.9", r"optimizer.beta2: .*\(its state goes on"),
+        ("training.seed=3", "training.seed: .*name a new folder"),
     ],
-)  # fmt: skip
-def test_what_was_read_or_skipped_stays(resumed, mixed, corpora, stages, message):
-    with pytest.raises(ValueError, match=message):
-        resumed(mixed(*corpora, words=by_step(*stages) if stages else []))
+)
+def test_another_recipe_is_refused_with_its_differences_and_the_way_out(began, word, message):
+    load = began()
+    with pytest.raises(ValueError, match=f"is a run with another recipe.*{message}"):
+        check_run(load(word))
 
 
-def test_batch_sizes_of_steps_that_were_skipped_stay(resumed, mixed):
-    def larger_from(step):
-        stages = [*CHANGED, (step, 2, 3, {"global_batch_size": 16})]
-        return mixed("a: weight: 1", "b: weight: 1", words=by_step(*stages))
-
-    resumed(larger_from(26))
-    for step in (22, 25):
-        message = rf"batch sizes of completed or skipped steps changed \(first: step {step}\)"
-        with pytest.raises(ValueError, match=message):
-            resumed(larger_from(step))
-
-
-def test_a_corpus_may_follow_those_of_a_run_of_one(mixed, recipe, corpus, tmp_path):
-    old = recipe.load(tmp_path / "run")
-    path = tmp_path / "run" / ledger.FILE_NAME
-    path.parent.mkdir()
-    run_folder.open_run(old, check(old, 2)[1])
-    dump(old, path.parent / RUN_FILE)
-    ledger.append(path, "commit", step=20, manifest="")
-    later = mixed("a: weight: 1", "b: weight: 0", words=by_step((0, 1, 0), (20, 1, 1)))
-    refuse_other_recipe(later, check(later, 2)[1])
-    sooner = mixed("a: weight: 1", "b: weight: 0", words=by_step((0, 1, 0), (19, 1, 1)))
-    with pytest.raises(ValueError, match="change the weights from step 20 on"):
-        refuse_other_recipe(sooner, check(sooner, 2)[1])
+@pytest.mark.parametrize(
+    ("step", "steps", "holds"),
+    [(10, [0, 10], True), (20, [0, 20], True), (33, [0, 33], True), (60, [0, 60], True)]
+    + [(step, [], False) for step in (0, 9, 15, 61)],
+)
+def test_another_recipe_holds_from_a_kept_checkpoint_or_a_step_to_come(began, step, steps, holds):
+    load = began()
+    config = load("training.steps=80", "optimizer.learning_rate=0.5")
+    if not holds:
+        with pytest.raises(ValueError, match=f"--from {step}: accepted: .*: 10, 20 to 60"):
+            check_run(config, Source(step))
+        return
+    course = check_run(config, Source(step))
+    assert [part.first_step for part in course.segments.parts] == steps
+    assert course.segments.at(step).config.optimizer.learning_rate == 0.5
+    assert course.segments.at(step - 1).config.optimizer.learning_rate < 0.5
+    segments.begin(course)
+    # The same command goes on, without beginning anything again.
+    assert check_run(config, Source(step)).why == ""
+    assert check_run(config).segments == course.segments
+    with pytest.raises(ValueError, match=f"training.steps {step} is not above --from {step}"):
+        check_run(load(f"training.steps={step}"), Source(step))
 
 
-def test_a_run_goes_on_only_with_the_algorithm_that_cut_its_blocks(recipe, tmp_path, monkeypatch):
-    config = recipe.load(tmp_path / "run")
-    manifests = check(config, 1)[1]
-    run_folder.lock(tmp_path / "run").close()
-    run_folder.open_run(config, manifests)
-    ledger.append(
-        tmp_path / "run" / ledger.FILE_NAME, "attempt", attempt=1, step=0, cut=["chunked-1"]
-    )
-    refuse_other_recipe(config, manifests)
+def test_a_run_that_has_not_begun_goes_on_from_nowhere(recipe, tmp_path):
+    with pytest.raises(ValueError, match="--from 5: .* has not begun"):
+        check_run(recipe.load(tmp_path / "run"), Source(5))
+
+
+def test_corpora_may_be_added_and_those_that_were_read_stay(mixed, recipe, tmp_path):
+    words = ["training.steps=60"]
+    old = recipe.load(tmp_path / "run", *words)
+    segments.begin(check_run(old))
+    ledger.append(tmp_path / "run" / ledger.FILE_NAME, "commit", step=20, manifest="")
+    course = check_run(mixed("a: weight: 1", "b: weight: 3", words=words), Source(20))
+    segments.begin(course)
+    order, _ = segments.order_of(ledger.read_ledger(tmp_path / "run" / ledger.FILE_NAME))
+    place = course.segments.sizes.first_block(20)
+    assert order.mixture.counts(place) == [place, 0]
+    assert [order.mixture.shares(place + n) for n in (-1, 0)] == [[1, 0], [0.25, 0.75]]
+
+
+def test_another_corpus_in_the_place_of_one_that_was_read_is_refused(
+    began, other_corpus, corpus, tmp_path
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus, copy)
+    load = began(f"data.corpus={copy}")
+    shutil.rmtree(copy)
+    shutil.copytree(other_corpus, copy)
+    with pytest.raises(ValueError, match=f"{copy}: is not the corpus that the run has read"):
+        check_run(load(f"data.corpus={copy}"))
+
+
+def test_a_run_goes_on_only_with_the_algorithm_that_cut_its_blocks(began, monkeypatch):
+    load = began()
     monkeypatch.setattr(SOURCES["chunked"], "algorithm", 2)
     with pytest.raises(ValueError, match="cut by chunked-1, .* by chunked-2"):
-        refuse_other_recipe(config, manifests)
+        check_run(load())
 
 
 @pytest.mark.parametrize("content", [None, "", '{"number": 0, "kind": "crash"}'])
@@ -162,10 +164,10 @@ def test_what_a_run_has_saved_is_not_replaced_where_its_ledger_is_lost(
         ledger.append(path, "crash", attempt=1, reason="its launcher ended")
     elif content is not None:
         path.touch()
-    refuse_other_recipe(config, check(config, 1)[1])
+    check_run(config)
     if left == "metrics.jsonl":
         (tmp_path / "run" / left).write_text("{}\n")
     else:
         (tmp_path / "run" / left).mkdir(parents=True)
     with pytest.raises(ValueError, match=f"{path}: .* {left}.* a backup.* new folder"):
-        refuse_other_recipe(config, check(config, 1)[1])
+        check_run(config)

@@ -6,6 +6,7 @@ import pytest
 
 from pretrain.__main__ import main
 from pretrain.config.load import dump, load
+from pretrain.config.run import Segments
 from pretrain.config.schedules import learning_rate
 from pretrain.data.mixture import Mixture
 
@@ -29,31 +30,31 @@ def phased(tmp_path):
 
 
 def spans(config):
-    return [(phase.first_step, phase.end_step) for phase in config.resolved_phases]
+    return [(phase.first_step, phase.end_step) for phase in config.segments.parts]
 
 
 def test_without_phases_a_run_is_one_phase(phased):
     config = phased("[]")
-    (phase,) = config.resolved_phases
+    (phase,) = config.segments.parts
     assert (phase.first_step, phase.end_step, phase.config) == (0, 100, config)
-    assert [stream.name for stream in config.streams] == [""]
-    assert config.weights() == [(0, [1.0])]
+    assert [stream.name for stream in config.segments.streams] == [""]
+    assert config.segments.weights() == [(0, [1.0])]
 
 
 def test_a_step_has_the_settings_of_its_phase_and_the_recipes_others(phased):
     config = phased(f"[{{steps: 60}}, {LONG}]")
     assert spans(config) == [(0, 60), (60, 100)]
-    first, second = (config.phase(step).config for step in (59, 60))
+    first, second = (config.segments.at(step).config for step in (59, 60))
     assert (first.data.sequence_length, second.data.sequence_length) == (128, 256)
     assert (first.objective.probability, second.objective.probability) == (0.15, 0.2)
     assert first == dataclasses.replace(config, phases=[])
     assert second.optimizer == config.optimizer
-    assert str(config.phase(100)) == "phase 2 (long)"
+    assert config.segments.at(100).name == "phase 2 (long)"
 
 
 def test_a_phase_changes_the_recipe_and_not_the_phase_before(phased):
     config = phased("[{steps: 30, batch: {global_batch_size: 16}}, {steps: 30}, {}]")
-    sizes = [config.phase(step).config.batch.global_batch_size for step in (0, 30, 60)]
+    sizes = [config.segments.at(step).config.batch.global_batch_size for step in (0, 30, 60)]
     assert sizes == [16, 8, 8]
 
 
@@ -90,17 +91,16 @@ def test_what_a_phase_cannot_be_is_refused_by_name(phased, phases, message):
 
 def test_the_runs_warmup_may_go_on_in_the_next_phase(phased):
     config = phased("[{steps: 5}, {}]")
-    rates = [learning_rate(config, step) for step in range(101)]
-    assert rates == [learning_rate(phased("[]"), step) for step in range(101)]
+    rates = [learning_rate(config.segments, step) for step in range(101)]
+    assert rates == [learning_rate(phased("[]").segments, step) for step in range(101)]
 
 
 def test_a_schedule_of_a_phase_counts_from_its_first_step(phased):
     own = "schedule: {name: wsd, warmup_steps: 4, cooldown_steps: 10}"
     peak = "{optimizer: {learning_rate: 2e-3}}"
-    # The decay_steps of the run are for another length than the phase's.
     phases = f"[{{steps: 60}}, {{steps: 20, {own}}}, {peak}]"
-    config = phased(phases, "schedule.decay_steps=15")
-    rates = [learning_rate(config, step) for step in range(100)]
+    config = phased(phases)
+    rates = [learning_rate(config.segments, step) for step in range(100)]
     assert rates[10:60] == [1e-3] * 50
     assert rates[60:64] == pytest.approx([1e-4, 3.25e-4, 5.5e-4, 7.75e-4])
     assert rates[64:70] == [1e-3] * 6
@@ -110,7 +110,7 @@ def test_a_schedule_of_a_phase_counts_from_its_first_step(phased):
 
 def test_places_follow_each_other_over_phases(phased):
     config = phased("[{steps: 40}, {steps: 30, batch: {global_batch_size: 16}}, {steps: 30}]")
-    sizes = config.sizes
+    sizes = config.segments.sizes
     for step in range(120):
         assert sizes.first_block(step + 1) - sizes.first_block(step) == sizes.size(step)
     assert [sizes.size(step) for step in (0, 39, 40, 69, 70)] == [8, 8, 16, 16, 8]
@@ -124,20 +124,32 @@ def test_a_corpus_goes_on_where_it_was_cut_alike(phased):
         f"[{{steps: 20}}, {{steps: 20, {both}}}, {{steps: 20, {LONG[1:-1]}}}, {{{only}}}]"
     )
     names = ["web@128", "books@128", "web@256", "books@64"]
-    assert [stream.name for stream in config.streams] == names
-    assert config.stream_names == [[names[0]], names[:2], [names[2]], [names[3]]]
-    assert config.weights() == [
+    assert [stream.name for stream in config.segments.streams] == names
+    assert config.segments.stream_names == [[names[0]], names[:2], [names[2]], [names[3]]]
+    assert config.segments.weights() == [
         (0, [1, 0, 0, 0]),
         (20, [1, 3, 0, 0]),
         (40, [0, 0, 1, 0]),
         (60, [0, 0, 0, 1]),
     ]
-    counts = Mixture.of_run(config).counts(config.sizes.first_block(100))
+    counts = Mixture.of_run(config.segments).counts(config.segments.sizes.first_block(100))
     assert counts == [20 * 8 + 5 * 8, 15 * 8, 20 * 8, 40 * 8]
 
 
 def test_a_phase_may_change_the_weights_of_the_same_corpora(phased):
     both = ("data.corpus=''", "data.corpora={a: {path: a}, b: {path: b}}")
     config = phased("[{steps: 20}, {data: {corpora: {a: {weight: 3}}}}]", *both)
-    assert [stream.name for stream in config.streams] == ["a", "b"]
-    assert config.weights() == [(0, [1, 1]), (20, [3, 1])]
+    assert [stream.name for stream in config.segments.streams] == ["a", "b"]
+    assert config.segments.weights() == [(0, [1, 1]), (20, [3, 1])]
+
+
+def test_another_recipe_holds_from_its_step_on_and_the_one_before_up_to_it(phased):
+    first = phased("[{steps: 30}, {steps: 40, batch: {global_batch_size: 16}}, {}]")
+    second = phased("[{steps: 50}, {optimizer: {learning_rate: 2e-3}}]", "training.steps=90")
+    segments = Segments.of([(0, first), (40, second)])
+    spans = [(part.first_step, part.end_step) for part in segments.parts]
+    assert spans == [(0, 30), (30, 40), (40, 50), (50, 90)]
+    assert [segments.sizes.size(step) for step in (29, 30, 39, 40)] == [8, 16, 16, 8]
+    for step in range(90):
+        own = first if step < 40 else second
+        assert learning_rate(segments, step) == learning_rate(own.segments, step)

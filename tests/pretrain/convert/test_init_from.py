@@ -97,7 +97,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
 ):
     """Continued, interrupted before its first checkpoint, and begun again without the model."""
     model, run = source(), tmp_path / "run"
-    begin = [f"model.init_from={model}", "training.steps=2", "schedule.decay_steps=4"]
+    begin = [f"model.init_from={model}", "training.steps=2"]
     expected = evaluated(model, corpus, tmp_path)
     code, output = attempt(run, *begin)
     assert code == 0, output
@@ -114,7 +114,9 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
     (again / metrics.METRICS).unlink()
     (again / "train.lock").unlink()
     assert attempt(again, *begin)[0] == 0
-    assert attempt(run, *begin, "training.steps=4")[0] == 0, "resumed from its checkpoint"
+    assert attempt(run, *begin, "training.steps=4", "--from=2")[0] == 0, (
+        "resumed from its checkpoint"
+    )
     first, second = (metrics.read_metrics(path / metrics.METRICS)[:2] for path in (run, again))
     assert [line["loss"] for line in first] == [line["loss"] for line in second]
     capsys.readouterr()

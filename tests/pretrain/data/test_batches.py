@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from data_prep.corpus import Corpus
-from pretrain.config.sections import BatchConfig, FaultConfig, Sizes
+from pretrain.config.run import Sizes
+from pretrain.config.sections import BatchConfig, FaultConfig
 from pretrain.data.batches import (
     refuse_other_packing,
     refuse_without_targets,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pretrain.data import permutation
-from pretrain.data.lineage import Lineage, Segment, digest
+from pretrain.data.lineage import Lineage, Reordering, digest
 
 
 def start(total, seed=1):
@@ -128,7 +128,7 @@ def test_declared_skips_stay_when_a_later_rollback_goes_further_back():
     declared = skipped_names(first)
     assert declared == sorted(names(start(50), 25, 10))
     further = first.rolled_back(10, 3, (12, 14))
-    assert [segment.first_position for segment in further.segments] == [0, 10]
+    assert [segment.first_position for segment in further.reorderings] == [0, 10]
     assert skipped_names(further) == sorted(declared + names(first, 12, 2))
     assert not set(names(further, 0, 38)) & set(skipped_names(further))
     assert names(further, 38, 1)[0][0] == 1
@@ -166,16 +166,16 @@ def test_a_rollback_changes_the_order_after_it_and_not_before_it():
 
 def test_a_rollback_past_an_earlier_one_drops_its_seed():
     lineage = start(100).rolled_back(50, 2).rolled_back(80, 3).rolled_back(30, 4)
-    assert lineage == Lineage(100, (Segment(0, 1), Segment(30, 4)))
+    assert lineage == Lineage(100, (Reordering(0, 1), Reordering(30, 4)))
     again = start(100).rolled_back(50, 2).rolled_back(50, 3)
-    assert again == Lineage(100, (Segment(0, 1), Segment(50, 3)))
+    assert again == Lineage(100, (Reordering(0, 1), Reordering(50, 3)))
     assert start(100).rolled_back(0, 3) == start(100, 3)
 
 
-@pytest.mark.parametrize("segments", [(), (Segment(1, 1),), (Segment(0, 1), Segment(0, 2))])
-def test_a_lineage_that_would_repeat_blocks_is_an_error(segments):
+@pytest.mark.parametrize("seeds", [(), ((1, 1),), ((0, 1), (0, 2))])
+def test_a_lineage_that_would_repeat_blocks_is_an_error(seeds):
     with pytest.raises(AssertionError):
-        Lineage(10, segments)
+        Lineage(10, tuple(Reordering(*each) for each in seeds))
 
 
 def test_segments_compare_by_all_their_fields():
@@ -186,11 +186,11 @@ def test_segments_compare_by_all_their_fields():
         start(50).rolled_back(20, 2, (20, 25)),
         start(50).rolled_back(20, 2, (21, 26)),
     ]
-    identities = [lineage.segments[-1].identity for lineage in lineages]
+    identities = [lineage.reorderings[-1].identity for lineage in lineages]
     assert len(set(identities)) == len(set(lineages)) == 5
     assert identities[3] == (20, 2, 5, identities[3][3])
     assert lineages[3] == start(50).rolled_back(20, 2, (20, 25))
-    assert lineages[3].segments[-1] != identities[3]
+    assert lineages[3].reorderings[-1] != identities[3]
 
 
 def test_a_digest_depends_on_blocks_epochs_and_order():

@@ -100,14 +100,6 @@ def test_weights_that_no_place_could_follow_are_refused(weights, words):
         mixture(weights)
 
 
-def test_mixtures_agree_up_to_a_place_if_they_read_the_same_there():
-    old = mixture([(0, [1, 2])])
-    longer = mixture([(0, [1, 2, 0]), (30, [1, 2, 4])])
-    assert old.until(30) == longer.until(30)
-    assert old.until(31) != longer.until(31)
-    assert np.array_equal(old.draws(0, 30), longer.draws(0, 30))
-
-
 class Walk:
     """A run on an order: the names it read, in order, and those declared skipped."""
 
@@ -185,7 +177,7 @@ def test_a_mixture_of_one_is_the_corpus_alone(number):
     assert order.lineages == (alone,)
     assert np.array_equal(order.blocks(3, 300), alone.blocks(3, 300))
     for place in range(200):
-        begun = [s.seed for s in alone.segments if s.first_position <= place]
+        begun = [s.seed for s in alone.reorderings if s.first_position <= place]
         assert order.seed_at(place) == begun[-1]
         assert order.epoch(place) == alone.epoch(place)
         assert order.digest(place, 5) == digest(*alone.blocks(place, 5))

@@ -14,7 +14,7 @@ import pytest
 
 from data_prep.corpus import Corpus
 from pretrain.config.sections import BatchConfig
-from pretrain.data.batches import PhasedBatches
+from pretrain.data.batches import SegmentedBatches
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES
 from pretrain.loop.loop import run
@@ -121,7 +121,7 @@ def test_as_many_steps_are_made_ahead_as_are_promised_each_by_its_phase(tmp_path
     def made():
         return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
 
-    with prefetched(PhasedBatches(parts), 1) as batches:
+    with prefetched(SegmentedBatches(parts), 1) as batches:
         batches.micro_batches(5, 0, 1)
         until(lambda: len(made()) >= 3)
         batches.micro_batches(6, 0, 1)

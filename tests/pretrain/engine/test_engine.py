@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config.deepspeed import DS_CONFIGS
-from pretrain.config.sections import BatchConfig, OptimizerConfig, Sizes, SpikeConfig
+from pretrain.config.run import Sizes
+from pretrain.config.sections import BatchConfig, OptimizerConfig, SpikeConfig
 from pretrain.engine import engine, optimizers, workarounds
 from pretrain.engine.consolidated import consolidated_weights
 from pretrain.loop.loop import run as run_loop

@@ -141,7 +141,7 @@ def test_show_has_every_field_of_the_model_and_what_decides_it(capsys):
 
 
 def test_show_leaves_out_advanced_settings_that_nothing_sets(capsys):
-    words = ["training.deterministic=false", "fork_from.run=runs/a", "profile.steps=[1, 3]"]
+    words = ["training.deterministic=false", "profile.steps=[1, 3]"]
     shown = []
     for more in ([], ["--all"]):
         assert main(["show", "pile-base", *words, *more]) == 0
@@ -150,7 +150,7 @@ def test_show_leaves_out_advanced_settings_that_nothing_sets(capsys):
     advanced = {key for key in every if any(is_within(key, name) for name in ADVANCED)}
     set_here = set(sources("pile-base", words))
     assert every.keys() - usual.keys() == advanced - set_here
-    assert advanced & set_here >= {"training.deterministic", "fork_from.run", "optimizer.beta1"}
+    assert advanced & set_here >= {"training.deterministic", "optimizer.beta1"}
     assert "spike" not in shown[0]
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from data_prep.manifest import load_manifest
 from pretrain import __main__ as command_line
-from pretrain.checks.recipe import open_stream
-from pretrain.config.sections import Sizes
 from pretrain.data.order import Order
-from pretrain.data.sources import algorithms
+from pretrain.data.sources import algorithms, open_stream
 from pretrain.records import audit, ledger, metrics, proof
+from pretrain.records.segments import RECIPES
 from tests.pretrain.histories import TOTAL, History, random_history
+from tests.pretrain.histories import recipe as recipe_of
 
 
 def finished(epochs=3, **parts):
@@ -71,19 +71,10 @@ def test_each_corpus_of_a_mixture_is_proved_by_itself():
     assert sum(skipped) == 24
 
 
-def test_weights_that_change_for_steps_that_were_done_are_found():
-    history = finished(totals=TOTALS, weights=WEIGHTS)
-    history.weights = [(0, [1, 1])]
-    history.begin()
-    history.train(2)
-    assert "attempt 3: read other corpora or weights up to step" in problems(history)[-1]
-
-
-def test_weights_may_change_and_a_corpus_be_added_for_steps_to_come():
+def test_another_recipe_may_add_a_corpus_and_change_the_weights_from_a_step_on():
     history = finished(totals=TOTALS, weights=WEIGHTS)
     history.totals = {**TOTALS, "code": 7}
-    weights = [(step, [*each, 0]) for step, each in WEIGHTS]
-    history.weights = [*weights, (history.step, [1, 1, 5])]
+    history.segment("user", history.step, recipe_of([(0, 6)], history.totals, [(0, [1, 1, 5])]))
     history.begin()
     history.train(2)
     found = history.audit()
@@ -130,16 +121,6 @@ def test_a_step_that_read_other_blocks_is_found():
     assert problems(history) == []
 
 
-def test_a_run_of_a_later_version_is_refused_by_name():
-    """Its record of the batch has one more field."""
-    history = finished(sizes=Sizes(((0, 6),)))
-    assert problems(history) == []
-    (created,) = (r for r in history.records if r["kind"] == "created")
-    created["batch"]["shrink"] = 2
-    with pytest.raises(ValueError, match=r"unknown key 'ledger.jsonl: created.batch.shrink'"):
-        history.audit()
-
-
 def first(history, kind):
     return next(record for record in history.records if record["kind"] == kind)
 
@@ -156,7 +137,9 @@ BROKEN = {
     "loaded another checkpoint of step 8": lambda h: next(
         r for r in h.records if r["kind"] == "attempt" and r["step"]
     ).update(manifest="other"),
-    "attempt 3: followed the lineage": lambda h: first(h, "rollback").update(skip=[10, 13]),
+    "attempt 3: followed the lineage": lambda h: ledger.segments(h.records)[-1].update(
+        skip=[10, 13]
+    ),
     "was written by attempt 1, which was over": lambda h: h.records[-2].update(attempt=1),
     "no record of the run's creation": lambda h: h.records[0].update(kind="note"),
 }
@@ -323,19 +306,18 @@ def test_surviving_steps_end_where_the_next_attempt_began():
 def began(corpus, recipe, tmp_path):
     """A copy of the corpus, and `compare()`: the findings on the contents of a run that read it."""
     folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
-    config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
-    records = [
-        {"kind": "created", "corpus": load_manifest(folder).digest()},
-        {"kind": "attempt", "cut": algorithms(config.streams)},
-    ]
-    open_stream(config.streams[0], "train")[0]
+    segments = recipe.load(tmp_path / "run", f"data.corpus={folder}").segments
+    (cut,) = algorithms(segments.streams)
+    corpus = {"digest": load_manifest(folder).digest(), "cut": cut}
+    open_stream(segments.streams[0], "train")[0]
 
     def compare():
         found = proof.Audit()
-        audit.compare_contents(config, records, found)
+        records = [{"kind": "segment", "why": "start", "corpora": [corpus]}]
+        audit.compare_contents(segments, records, found)
         return found
 
-    return SimpleNamespace(folder=folder, records=records, compare=compare)
+    return SimpleNamespace(folder=folder, recorded=corpus, compare=compare)
 
 
 def test_the_corpus_that_a_run_began_with_is_proved_to_be_unchanged(began):
@@ -359,22 +341,29 @@ def test_another_table_of_blocks_is_found_though_its_hash_was_made_anew(began):
 
 
 def test_another_corpus_or_none_is_found_and_another_algorithm_is_not_proved(began):
-    began.records[1]["cut"] = ["chunked-0"]
+    began.recorded["cut"] = "chunked-0"
     assert "chunked-0; this version cuts by chunked-1" in began.compare().unproved[0]
-    began.records[0]["corpus"] = "0" * 64
+    began.recorded["digest"] = "0" * 64
     assert "is not the corpus" in began.compare().problems[0]
     shutil.rmtree(began.folder)
     assert "no such folder" in began.compare().problems[0]
 
 
-def test_streams_that_no_attempt_has_read_are_not_compared(began, recipe, tmp_path):
-    phases = "phases=[{steps: 2, data: {sequence_length: 32}}, {}]"
-    config = recipe.load(tmp_path / "run", f"data.corpus={began.folder}", phases)
-    assert len(config.streams) == 2
-    for records in (began.records[:1], began.records):
-        found = proof.Audit()
-        audit.compare_contents(config, records, found)
-        assert found.problems == []
-        expected = [] if records[1:] else ["the corpora: no attempt has begun"]
-        assert found.unproved == expected
-        assert len(found.proved) == len(records) - 1
+def test_a_recipe_that_was_changed_or_gives_other_batches_than_the_ledger_is_found(tmp_path):
+    history = finished()
+    history.write(tmp_path / "run")
+    (path,) = (tmp_path / "run" / RECIPES).iterdir()
+    text = path.read_text()
+    path.write_text(text.replace("learning_rate: 0.0006", "learning_rate: 0.0007"))
+    assert f"{path}: was changed" in " ".join(audit.audit(tmp_path / "run").problems)
+    path.write_text(text)
+    segments = audit.audit(tmp_path / "run").segments
+    assert [line.split("  ")[0] for line in segments] == [
+        *("steps", "0 to 3", "3 to 6", "6 to 8", "8 to 133,082")
+    ]
+    history.records[0]["batches"] = [[0, 2], [3, 4], [6, 5]]
+    other = History()
+    other.recipes, other.records = history.recipes, history.records[:1]
+    other.write(tmp_path / "other")
+    found = audit.audit(tmp_path / "other")
+    assert found.problems == ["the recipes give other batches or weights than the ledger has"]

@@ -1,15 +1,15 @@
 """What `diff` says of two runs."""
 
+import dataclasses
 import json
 
 import pytest
 
 from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
-from pretrain.config.run import RunConfig
-from pretrain.config.sections import OptimizerConfig, PhaseConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.records import metrics
-from tests.pretrain.histories import BATCH, PHASES, History
+from tests.pretrain.histories import History, recipe
 
 
 def make_run(folder, *, history=None, loss=5.0, validation=4.0, accelerator="cpu", **sections):
@@ -26,7 +26,7 @@ def make_run(folder, *, history=None, loss=5.0, validation=4.0, accelerator="cpu
     (folder / metrics.VALIDATION).write_text(text)
     found = {"versions": {"torch": "2.13"}, "accelerator": accelerator, "started": str(folder)}
     (folder / "environment.json").write_text(json.dumps(found))
-    config = RunConfig(**{"folder": str(folder), "batch": BATCH, "phases": PHASES, **sections})
+    config = dataclasses.replace(history.recipes[-1], folder=str(folder), **sections)
     recipes.dump(config, folder / "run.yaml")
     return str(folder)
 
@@ -51,9 +51,9 @@ def test_runs_that_differ_in_their_folders_alone_are_the_same(tmp_path, capsys):
 def test_each_kind_of_difference_is_shown_with_both_values(tmp_path, capsys):
     totals = {"web": 50, "books": 20}
     one = make_run(tmp_path / "a", history=History(totals=totals, weights=[(0, [3, 1])]))
-    history = History(totals=totals, weights=[(0, [1, 1])])
-    history.digest = "f" * 64
+    history = History(totals=totals, weights=[(0, [1, 1])], corpus="f" * 64)
     history.versions["zeroclap"] = "3c4d"
+    *others, last = history.recipes[-1].phases
     other = make_run(
         tmp_path / "b",
         history=history,
@@ -61,11 +61,13 @@ def test_each_kind_of_difference_is_shown_with_both_values(tmp_path, capsys):
         validation=4.625,
         accelerator="H100",
         optimizer=OptimizerConfig(learning_rate=1e-3),
-        phases=[*PHASES[:2], PhaseConfig(objective={"probability": 0.15})],
+        phases=[*others, dataclasses.replace(last, objective={"probability": 0.15})],
     )
     found = cells(shown(capsys, one, other))
     assert found == {
         "optimizer.learning_rate": ("0.0006", "0.001"),
+        "data.corpora.web.weight": ("3.0", "1.0"),
+        **{f"phases.{n}.data.corpora.web.weight": ("3", "1") for n in (1, 2, 3)},
         "phases.3.objective.probability": ("-", "0.15"),
         "web, digest": ("0" * 16, "f" * 16),
         "books, digest": ("0" * 16, "f" * 16),
@@ -83,7 +85,7 @@ def test_each_kind_of_difference_is_shown_with_both_values(tmp_path, capsys):
 
 def test_a_run_that_has_not_begun_is_compared_by_its_settings(tmp_path, capsys):
     (tmp_path / "new").mkdir()
-    recipes.dump(RunConfig(folder="new", batch=BATCH), tmp_path / "new" / "supervised.yaml")
+    recipes.dump(recipe([(0, 6)]), tmp_path / "new" / "supervised.yaml")
     found = cells(shown(capsys, make_run(tmp_path / "a"), str(tmp_path / "new")))
     assert found["steps"] == ("6", "0")
     assert found["last validation loss"] == ("4.0000 after 6", "-")

@@ -16,10 +16,9 @@ import pytest
 from data_prep import cache, contents
 from data_prep.common import files
 from pretrain.checks import recipe as recipe_checks
-from pretrain.data.mixture import Mixture
-from pretrain.data.order import Order
-from pretrain.records import checkpoints, ledger
+from pretrain.checks.resume import check_run
 from pretrain.records import folder as run_folder
+from pretrain.records import ledger, segments
 from pretrain.train import resume
 
 
@@ -95,74 +94,39 @@ def test_an_attempt_is_superseded_by_any_later_one_and_by_nothing_else():
         run_folder.refuse_superseded([{"kind": "crash"}], "a")
 
 
-def test_a_run_is_created_once_even_where_a_launch_failed_before(recipe, tmp_path):
+def test_a_run_begins_once_even_where_a_launch_failed_before(recipe, tmp_path):
     config = recipe.load(tmp_path / "run")
-    _, manifest = recipe_checks.check(config, 2)
     path = tmp_path / "run" / ledger.FILE_NAME
     path.parent.mkdir()
     ledger.append(path, "crash", attempt=1, reason="the launcher ended with code 1")
     for _ in range(2):
-        run_folder.open_run(config, manifest)
-    assert [record["kind"] for record in ledger.read_ledger(path)] == ["crash", "created"]
+        segments.begin(check_run(config))
+    assert [record["kind"] for record in ledger.read_ledger(path)] == ["crash", "segment"]
 
 
 def test_no_attempt_resumes_from_checkpoints_that_a_spike_may_have_spoiled(recipe, tmp_path):
     config = recipe.load(tmp_path / "run")
     records = [
         {"number": 0, "kind": "commit", "step": 10},
-        {"number": 1, "kind": "spike", "onset": 7, "channel": "fast"},
+        {"number": 1, "kind": "spike", "step": 9, "onset": 7, "channel": "fast"},
     ]
-    resume.refuse_spike(config, ledger.run_state(records[:1], 1))
+    resume.refuse_spike(config, ledger.run_state(records[:1]))
     with pytest.raises(ValueError, match=r"spiked since step 7 .* `zeroclap supervise`"):
-        resume.refuse_spike(config, ledger.run_state(records, 1))
-
-
-def begun(config):
-    """The record of an attempt that begins at step 0."""
-    _, manifests = recipe_checks.check(config, 1)
-    state = run_folder.open_run(config, manifests)
-    order = Order.begin(Mixture.of_run(config), [50], 1)
-    start = resume.Start(state.next_attempt, "t", 0, state, order, 1.0, 0)
-    point, environment = checkpoints.ResumePoint(0, None, {}), {"versions": {}}
-    resume.begin(config, {}, start, point, ["here"], 4, environment)
-    return ledger.read_ledger(Path(config.folder) / ledger.FILE_NAME)[-1]
-
-
-@pytest.mark.parametrize(
-    ("settings", "recorded"),
-    [
-        ([], False),
-        (["batch.micro_batch_size=1"], False),
-        (["phases=[{}]"], True),
-        (["batch.global_batch_size=4"], True),
-    ],
-)
-def test_an_attempt_records_sizes_of_batches_that_the_creation_does_not_tell(
-    recipe, tmp_path, settings, recorded
-):
-    run_folder.open_run(recipe.load(tmp_path), recipe_checks.check(recipe.load(tmp_path), 1)[1])
-    assert ("batches" in begun(recipe.load(tmp_path, *settings))) == recorded
+        resume.refuse_spike(config, ledger.run_state(records))
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])
-def test_a_run_is_neither_begun_nor_resumed_on_other_ids_of_the_same_size(
-    is_noticed, recipe, corpus, tmp_path
-):
+def test_other_ids_of_the_same_size_are_refused(is_noticed, recipe, corpus, tmp_path):
     folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
     config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
-    manifests = recipe_checks.check(config, 1)[1]
-    run_folder.lock(tmp_path / "run").close()
-    run_folder.open_run(config, manifests)
+    run_folder.check_corpora(config.segments, check_run(config).manifests)
     file = folder / "train" / "shard-00000.bin"
     state = file.stat()
     np.random.default_rng(0).permutation(np.fromfile(file, np.uint16)).tofile(file)
     if not is_noticed:
         os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
-    for name in ("run", "another"):
-        config = recipe.load(tmp_path / name, f"data.corpus={folder}")
-        with pytest.raises(ValueError, match=f"{file}: its sha256 is .* the manifest has"):
-            run_folder.open_run(config, recipe_checks.check(config, 1)[1])
-    assert not (tmp_path / "another" / ledger.FILE_NAME).exists()
+    with pytest.raises(ValueError, match=f"{file}: its sha256 is .* the manifest has"):
+        run_folder.check_corpora(config.segments, check_run(config).manifests)
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -171,19 +135,20 @@ def test_kept_tables_of_blocks_are_compared_with_their_hashes_once(
 ):
     folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
     config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
-    manifests = recipe_checks.check(config, 1)[1]
-    file, *_ = folder.glob(f"blocks/train-*-{config.streams[0].sequence_length}-*/ranges.npy")
+    recipe_checks.check(config, 1)
+    manifests = check_run(config).manifests
+    file, *_ = folder.glob(f"blocks/train-*-{config.data.sequence_length}-*/ranges.npy")
     if is_known:
-        run_folder.check_corpora(config, manifests)
+        run_folder.check_corpora(config.segments, manifests)
         with monkeypatch.context() as patch:
             patch.setattr(cache, "sha256_of", None)
             patch.setattr(contents, "sha256_of", None)
-            run_folder.check_corpora(config, manifests)
+            run_folder.check_corpora(config.segments, manifests)
     np.save(file, np.load(file)[::-1])
     for _ in range(2):
         with pytest.raises(
             ValueError, match=f"{file}: is not as it was made; delete {file.parent}"
         ):
-            run_folder.check_corpora(config, manifests)
+            run_folder.check_corpora(config.segments, manifests)
     shutil.rmtree(file.parent)
-    run_folder.check_corpora(config, manifests)
+    run_folder.check_corpora(config.segments, manifests)

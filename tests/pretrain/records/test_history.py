@@ -24,18 +24,22 @@ def test_every_kind_of_record_that_is_written_has_its_sentence():
         "skip": [1, 3],
         "learning_rate_factor": 0.7,
         "learning_rate_steps": 10,
+        "recipe": "0a1b",
     }
     kinds = [
-        *("attempt", "suspect", "healed", "new-level", "spike", "rollback", "crash", "reject"),
+        *("attempt", "suspect", "healed", "new-level", "spike", "crash", "reject"),
         *("hang", "interrupted", "discontinuity", "preempted", "gave-up"),
-        *("done", "fork"),
+        "done",
     ]
     for kind in kinds:
         text = history.describe({"kind": kind, **everything})
         assert text != kind
-    assert "with 0.7 times the learning rate until step 13" in history.describe(
-        {"kind": "rollback", **everything}
-    )
+    of_why = {
+        why: history.describe({"kind": "segment", "why": why, **everything})
+        for why in ("spike", "user", "fork")
+    }
+    assert len({*of_why.values()}) == 3
+    assert "with 0.7 times the learning rate until step 13" in of_why["spike"]
 
 
 @pytest.mark.parametrize("kind", ["suspect", "healed", "new-level", "spike"])

@@ -12,11 +12,9 @@ import subprocess
 import pytest
 
 from pretrain.config.sections import SpikeConfig
-from pretrain.data.lineage import Lineage
 from pretrain.records import ledger
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Evaluation, Observation, Seen
-from tests.pretrain.builders import ONE
 
 
 @pytest.fixture
@@ -185,12 +183,16 @@ def test_any_change_of_an_earlier_line_is_refused_with_its_place(path):
             ledger.append(path, "done")
 
 
-def state(*events, seed=1):
-    """The state after (kind, fields) events."""
+START = ("segment", {"why": "start", "step": 0, "seed": 1})
+
+
+def state(*events):
+    """The state of a run that has begun, after (kind, fields) events."""
     records = [
-        {"number": number, "kind": kind, **fields} for number, (kind, fields) in enumerate(events)
+        {"number": number, "kind": kind, **fields}
+        for number, (kind, fields) in enumerate([START, *events])
     ]
-    return ledger.run_state(records, seed)
+    return ledger.run_state(records)
 
 
 def commits(*steps):
@@ -199,7 +201,7 @@ def commits(*steps):
 
 def rollback(step, seed, **fields):
     plain = {"skip": None, "learning_rate_factor": 1.0, "learning_rate_steps": 0}
-    return ("rollback", {"step": step, "seed": seed, **plain, **fields})
+    return ("segment", {"why": "spike", "step": step, "seed": seed, **plain, **fields})
 
 
 def attempt(step=0):
@@ -211,10 +213,9 @@ def suspicion(kind, onset, channel="fast"):
 
 
 def test_an_empty_ledger_is_a_run_that_has_not_begun():
-    empty = state(seed=7)
-    assert empty.segments == ((0, 7),)
+    empty = ledger.run_state([])
     assert (empty.attempts, empty.checkpoints, empty.resume_step()) == (0, (), 0)
-    assert empty.seeds == {7}
+    assert (empty.segments, empty.seeds) == ((), frozenset())
     assert empty.last is None
     assert not empty.is_done(1)
 
@@ -234,7 +235,7 @@ def test_a_step_committed_again_replaces_what_lies_beyond_it():
 def test_a_rollback_drops_what_lies_beyond_its_step():
     rolled = state(*commits(10, 20, 30), rollback(20, 2))
     assert rolled.checkpoints == (10, 20)
-    assert rolled.segments == ((0, 1), (20, 2))
+    assert rolled.seeds_by_step == [(0, 1), (20, 2)]
     assert rolled.seeds == {1, 2}
     assert rolled.resume_step() == 20
 
@@ -242,23 +243,24 @@ def test_a_rollback_drops_what_lies_beyond_its_step():
 def test_a_rollback_past_an_earlier_reseed_forgets_its_segment_but_not_its_seed():
     rolled = state(*commits(10, 20, 30), rollback(20, 2), *commits(30), rollback(10, 3))
     assert rolled.checkpoints == (10,)
-    assert rolled.segments == ((0, 1), (10, 3))
+    assert rolled.seeds_by_step == [(0, 1), (10, 3)]
     assert rolled.seeds == {1, 2, 3}
     assert [record["step"] for record in rolled.rollbacks] == [20, 10]
 
 
 def test_a_rollback_to_the_initial_weights_leaves_one_segment():
     rolled = state(*commits(10), rollback(0, 2))
-    assert rolled.segments == ((0, 2),)
+    assert rolled.seeds_by_step == [(0, 2)]
     assert rolled.checkpoints == ()
 
 
 def test_two_rollbacks_to_one_step_leave_the_newer_seed():
-    assert state(*commits(10), rollback(10, 2), rollback(10, 3)).segments == ((0, 1), (10, 3))
+    twice = state(*commits(10), rollback(10, 2), rollback(10, 3))
+    assert twice.seeds_by_step == [(0, 1), (10, 3)]
 
 
 def test_attempts_are_counted_spikes_kept_and_done_is_done():
-    events = [("created", {}), attempt(), suspicion("spike", 5), attempt()]
+    events = [attempt(), suspicion("spike", 5), attempt()]
     end = state(*events, ("done", {"step": 9}))
     assert end.attempts == 2
     assert [spike["onset"] for spike in end.spikes] == [5]
@@ -408,17 +410,33 @@ def test_a_lowered_learning_rate_holds_for_its_steps_and_falls_with_its_rollback
     assert [rolled.learning_rate_factor(step) for step in (0, 19, 20, 29, 30)] == [
         *(1.0, 1.0, 0.5, 0.5, 1.0)
     ]
-    assert state(lowered, rollback(20, 3)).lowered == ()
-    assert state(lowered, rollback(30, 3)).lowered == ((20, 30, 0.5),)
+    assert state(lowered, rollback(20, 3)).lowered == []
+    assert state(lowered, rollback(30, 3)).lowered == [(20, 30, 0.5)]
     twice = state(lowered, rollback(25, 3, learning_rate_factor=0.5, learning_rate_steps=10))
     assert twice.learning_rate_factor(27) == 0.25
 
 
-def test_the_lineage_counts_places_in_blocks_and_skips_what_was_declared():
-    events = [*commits(10), rollback(10, 2, skip=[12, 14]), rollback(11, 3)]
-    found = state(*events).order(ONE, [1000], lambda step: 32 * step)
-    expected = Lineage.begin(1000, 1).rolled_back(320, 2, (384, 448)).rolled_back(352, 3)
-    assert found.lineages == (expected,)
-    assert len(expected.skipped()[0]) == 64
-    assert ledger.lineage_record(found) == [list(s.identity) for s in expected.segments]
-    assert ledger.lineage_record(found, 352) == [list(s.identity) for s in expected.segments[:2]]
+def user(step, why="user"):
+    return ("segment", {"why": why, "step": step})
+
+
+def test_another_recipe_goes_back_to_its_step_and_ends_the_recipes_from_there_on():
+    events = [*commits(10, 20, 30), rollback(20, 2), user(25), user(40)]
+    found = state(*events, user(20))
+    assert found.checkpoints == (10, 20)
+    assert [(r["step"], r["why"]) for r in found.segments] == [
+        *((0, "start"), (20, "spike"), (20, "user"))
+    ]
+    assert found.seeds_by_step == [(0, 1), (20, 2)]
+    # A rollback ends no recipe: what holds from step 25 on will hold there again.
+    assert [r["step"] for r in state(*events, rollback(10, 3)).segments] == [0, 25, 40, 10]
+
+
+def test_a_spike_is_answered_by_what_begins_at_or_before_its_confirmation():
+    spiked = [*commits(10, 20), suspicion("spike", 12)]
+    for answer, is_open in ((user(20), True), (user(17), False), (rollback(10, 2), False)):
+        assert (state(*spiked, answer).unanswered_spike is not None) == is_open
+
+
+def test_a_fork_has_the_one_checkpoint_that_it_took_along():
+    assert state(*commits(10, 20), user(20, "fork")).checkpoints == (20,)

@@ -49,7 +49,7 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
         "finished: 20,000 of 20,000 steps in 2 attempts.",
         "![training and validation loss](loss.png)",
         "| steps computed; lost to rollbacks and crashes | 34; 5 (14.7%) |",
-        "| seeds of the surviving lineage, from step | 5 from 0, 6 from 9 |",
+        "| 9 to 133,082 | spike | ",
         "- corpus: ",
         "## Validation after 20 steps",
         "| B | 1,200 | 5.1000 | 164.00 |",
@@ -83,6 +83,6 @@ def test_a_report_of_several_terms_gives_each_and_no_perplexity_of_their_sum(his
 def test_a_run_without_steps_has_no_report_yet(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
-    ledger.append(run / ledger.FILE_NAME, "created", seed=1)
+    ledger.append(run / ledger.FILE_NAME, "crash", attempt=1)
     assert command_line.main(["status", str(run), "--report"]) == 2
     assert "has no steps to draw" in capsys.readouterr().err

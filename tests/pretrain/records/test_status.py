@@ -11,7 +11,7 @@ from pretrain.config.run import RunConfig
 from pretrain.config.sections import TrainingConfig
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics, pace, status
-from tests.pretrain.histories import BATCH, PHASES, SEED, History
+from tests.pretrain.histories import SEED, History
 
 
 @pytest.fixture
@@ -68,8 +68,6 @@ def test_it_says_what_was_drawn_from_each_corpus(tmp_path, capsys):
     history.begin()
     history.train(2)
     history.write(tmp_path / "run")
-    config = RunConfig(folder=str(tmp_path / "run"), batch=BATCH, phases=PHASES)
-    recipes.dump(config, tmp_path / "run" / "run.yaml")
     text = shown(tmp_path / "run", capsys)
     place = history.sizes.first_block(11)
     web, books = history.order.mixture.counts(place)
@@ -87,8 +85,6 @@ def test_what_the_blocks_hold_and_what_was_read_are_two_figures(tmp_path, capsys
     history.begin()
     history.train(2)
     history.write(tmp_path / "run")
-    config = RunConfig(folder=str(tmp_path / "run"), batch=BATCH, phases=PHASES)
-    recipes.dump(config, tmp_path / "run" / "run.yaml")
     text = shown(tmp_path / "run", capsys)
     assert "corpus: 4 blocks drawn, 4e-05 epochs; its blocks hold 75.0% of its tokens\n" in text
     assert "reads" not in text

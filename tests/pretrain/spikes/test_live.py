@@ -136,19 +136,20 @@ def test_phases_are_declared():
         PhaseConfig(data={"sequence_length": 128}, batch={"global_batch_size": 64}),
     ]
     config = RunConfig(data=DataConfig("corpora/a"), phases=phases)
-    assert declared_changes(config, run_state([], 1)) == [30000, 60000]
+    assert declared_changes(config.segments, run_state([])) == [30000, 60000]
 
 
 def test_returning_learning_rates_are_declared():
-    assert declared_changes(RunConfig(), run_state([], 1)) == []
+    assert declared_changes(RunConfig().segments, run_state([])) == []
     phased = RunConfig(phases=[PhaseConfig(steps=30000), PhaseConfig()])
     rollback = {
-        "kind": "rollback",
+        "kind": "segment",
+        "why": "spike",
         "step": 150,
         "seed": 2,
         "skip": None,
         "learning_rate_factor": 0.7,
         "learning_rate_steps": 1000,
     }
-    lowered = run_state([{"number": 0, **rollback}], 1)
-    assert declared_changes(phased, lowered) == [1150, 30000]
+    lowered = run_state([{"number": 0, **rollback}])
+    assert declared_changes(phased.segments, lowered) == [1150, 30000]

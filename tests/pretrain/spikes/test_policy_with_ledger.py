@@ -28,7 +28,10 @@ CONFIG = RunConfig(
 
 
 def records(*events):
-    return [{"number": n, "kind": kind, **fields} for n, (kind, fields) in enumerate(events)]
+    start = ("segment", {"why": "start", "step": 0, "seed": 1})
+    return [
+        {"number": n, "kind": kind, **fields} for n, (kind, fields) in enumerate([start, *events])
+    ]
 
 
 def commit(step):
@@ -41,8 +44,9 @@ def spike(onset):
 
 def as_record(answer, onset):
     return (
-        "rollback",
+        "segment",
         {
+            "why": "spike",
             "step": answer.step,
             "seed": answer.seed,
             "rung": answer.rung,
@@ -84,11 +88,11 @@ def test_a_spike_is_answered_once_and_climbs_the_ladder_when_it_recurs():
 
 
 def test_budgets_count_rollbacks_since_the_run_was_last_given_up():
-    rollbacks = [("rollback", {"step": step}) for step in (1, 2, 3)]
+    rollbacks = [("segment", {"why": "spike", "step": step}) for step in (1, 2, 3)]
     gave_up = ("gave-up", {})
     kept = records(rollbacks[0], gave_up, rollbacks[1], gave_up, commit(4), rollbacks[2])
     assert [record["step"] for record in counted_rollbacks(kept)] == [3]
-    assert counted_rollbacks(kept[:1]) == kept[:1]
+    assert counted_rollbacks(kept[:2]) == kept[1:2]
 
 
 @pytest.mark.parametrize("kind", ["preempted", "done"])
@@ -117,7 +121,7 @@ def test_the_usual_number_of_checkpoints_is_what_a_run_without_a_spike_keeps(int
     for step in [*range(interval, steps, interval), steps]:
         events.append(commit(step))
         keep = checkpoints_to_keep(records(*events), step, config)
-        saved = ledger.run_state(records(*events), 1).checkpoints
+        saved = ledger.run_state(records(*events)).checkpoints
         events = [commit(old) for old in saved if old in keep]
         most = max(most, len(keep))
     assert most <= usual_checkpoints_kept(config) <= len(keep) + 1
@@ -140,7 +144,7 @@ def test_retention_never_deletes_a_target_of_the_ladder(seed):
         events.append(commit(step))
         everything.append(step)
         keep = checkpoints_to_keep(records(*events), step, CONFIG)
-        state = ledger.run_state(records(*events), 1)
+        state = ledger.run_state(records(*events))
         assert {*state.checkpoints[-4:]} <= keep
         events += [("delete", {"step": s}) for s in state.checkpoints if s not in keep]
     onset = draw.randint(max(0, step - CONFIG.spike.longest_delay), step)
@@ -150,7 +154,7 @@ def test_retention_never_deletes_a_target_of_the_ladder(seed):
         events.append(commit(step))
         everything.append(step)
         keep = checkpoints_to_keep(records(*events), step, CONFIG)
-        checkpoints = ledger.run_state(records(*events), 1).checkpoints
+        checkpoints = ledger.run_state(records(*events)).checkpoints
         events += [("delete", {"step": s}) for s in checkpoints if s not in keep]
     for rung in (1, 2, 3):
         events.append(("spike", {"onset": onset, "step": step, "channel": "fast"}))
@@ -169,7 +173,7 @@ def test_a_checkpoint_from_before_every_rise_that_adds_up_is_kept():
     events = []
     for step in range(50, 30_001, 50):
         events.append(commit(step))
-        saved = ledger.run_state(records(*events), 1).checkpoints
+        saved = ledger.run_state(records(*events)).checkpoints
         if step % 500 == 0:
             keep = checkpoints_to_keep(records(*events), step, CONFIG)
             events = [commit(each) for each in saved if each in keep]
@@ -193,7 +197,7 @@ def test_retention_keeps_the_target_of_a_spike_found_over_the_whole_window(perio
             events.append(commit(step + 1))
             everything.append(step + 1)
             keep = checkpoints_to_keep(records(*events), step + 1, config)
-            saved = ledger.run_state(records(*events), 1).checkpoints
+            saved = ledger.run_state(records(*events)).checkpoints
             events += [("delete", {"step": s}) for s in saved if s not in keep]
     spike = events[-1][1]
     assert (spike["channel"], spike["onset"]) == ("non-finite", -(-300 // period) * period)

@@ -189,7 +189,7 @@ def test_the_command_prints_a_table_and_writes_json_and_a_figure(files, tmp_path
     assert (spike["kind"], spike["channel"], suspect["kind"]) == ("spike", "fast", "suspect")
     assert abs(spike["onset"] - onset) <= 2
     assert spike["onset"] < suspect["step"] <= onset + 8 < spike["step"]
-    assert (rollback["kind"], rollback["step"] % 500) == ("rollback", 0)
+    assert (rollback["why"], rollback["step"] % 500) == ("spike", 0)
     assert rollback["step"] <= onset - 100
     counts = {Path(line.split()[0]).stem: line.split()[1:] for line in out.splitlines()[1:5]}
     assert (counts["fast"][0], counts["fast"][-1], counts["clean"][-1]) == ("6,000", "1", "0")
@@ -204,7 +204,7 @@ def test_a_run_is_judged_by_its_own_recipe_unless_a_threshold_is_named(tmp_path,
     assert "SPIKE" not in replay(capsys, tmp_path)[1]
     replay(capsys, tmp_path, "spike.deviations=6", "--json", tmp_path / "found.json")
     (events,) = json.loads((tmp_path / "found.json").read_text()).values()
-    assert [e["step"] % 77 for e in events if e["kind"] == "rollback"] == [0]
+    assert [e["step"] % 77 for e in events if e["kind"] == "segment"] == [0]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_nearby_spikes_climb_the_ladder_of_the_policy():
     losses = curve("clean", 2).losses.copy()
     for first in (2000, 2500, 5000):
         losses[first:] += 0.8
-    plans = [event for event in found_on(losses.tolist()) if event["kind"] == "rollback"]
+    plans = [event for event in found_on(losses.tolist()) if event["kind"] == "segment"]
     assert [(plan["rung"], plan["seed"]) for plan in plans] == [(1, 2), (2, 3), (1, 4)]
 
 

@@ -27,7 +27,8 @@ CONFIG = RunConfig(
     supervision=SupervisionConfig(max_retries=2),
 )
 
-CREATED, DONE = ("created", {}), ("done", {"step": CONFIG.training.steps})
+CREATED = ("segment", {"why": "start", "step": 0, "seed": 1})
+DONE = ("done", {"step": CONFIG.training.steps})
 ATTEMPT = ("attempt", {"step": 0, "attempt": 1})
 PREEMPTED = ("preempted", {"step": 5, "reason": "it was asked to stop"})
 
@@ -50,7 +51,10 @@ def hang(reason="no sign of life"):
 
 def rollback(step, seed):
     fields = {"step": step, "seed": seed, "rung": 1, "onset": 350, "skip": None}
-    return ("rollback", {**fields, "learning_rate_factor": 1.0, "learning_rate_steps": 0})
+    return (
+        "segment",
+        {"why": "spike", **fields, "learning_rate_factor": 1.0, "learning_rate_steps": 0},
+    )
 
 
 def records(events):
@@ -70,7 +74,7 @@ def records(events):
         ("asked to stop", [CREATED, ATTEMPT, commit(5), PREEMPTED], Launch()),
         (
             "rolled back already",
-            [ATTEMPT, commit(100), spike(350), rollback(100, 2)],
+            [CREATED, ATTEMPT, commit(100), spike(350), rollback(100, 2)],
             Launch(),
         ),
     ],
@@ -80,7 +84,7 @@ def test_decision_for_a_ledger(case, events, decision):
 
 
 def test_a_spike_is_rolled_back_even_if_its_launcher_crashed_afterwards():
-    spiked = [ATTEMPT, commit(100), commit(200), commit(300), spike(350)]
+    spiked = [CREATED, ATTEMPT, commit(100), commit(200), commit(300), spike(350)]
     for events in (spiked, [*spiked, crash()]):
         decision = decide(records(events), CONFIG)
         assert isinstance(decision, Rollback)
@@ -142,7 +146,7 @@ def test_record_of_an_attempt_s_end(recorded, seen, preempting, kind):
 
 def test_an_attempt_is_open_until_a_record_says_how_it_ended():
     assert open_attempt([]) is None
-    of_a_fork = records([ATTEMPT, commit(100), ("fork", {"step": 100})])
+    of_a_fork = records([ATTEMPT, commit(100), ("segment", {"why": "fork", "step": 100})])
     assert open_attempt(of_a_fork) is None
     of_a_fork += records([ATTEMPT])
     assert open_attempt(of_a_fork) == of_a_fork[-1]

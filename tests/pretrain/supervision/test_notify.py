@@ -8,7 +8,7 @@ import pytest
 
 from pretrain.supervision import notify
 
-RECORD = {"number": 5, "kind": "rollback", "step": 300, "attempt": 1}
+RECORD = {"number": 5, "kind": "segment", "why": "spike", "step": 300}
 
 
 def test_an_event_is_given_to_the_command(tmp_path):
@@ -16,8 +16,9 @@ def test_an_event_is_given_to_the_command(tmp_path):
     script = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
     received = tmp_path / "event; $HOME"
     command = [sys.executable, "-c", script, str(received)]
-    for kind in ("attempt", "commit", "crash", "rollback", "suspect"):
-        notify.tell(command, tmp_path / "run", {**RECORD, "kind": kind}, "rolled back")
+    for kind, why in (("attempt", ""), ("commit", ""), ("segment", "start"), ("segment", "spike")):
+        record = {**RECORD, "kind": kind, "why": why}
+        notify.tell(command, tmp_path / "run", record, "rolled back")
     event = json.loads(received.read_text())
     assert event == {
         "event": "rollback",

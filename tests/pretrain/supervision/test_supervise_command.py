@@ -126,12 +126,15 @@ sys.exit(command_line.main(["supervise", *sys.argv[3:]]))
 """
 ATTEMPT = """
 import json, shutil
+from pretrain.checks.resume import check_run
+from pretrain.config.load import load
+from pretrain.records import segments
+segments.begin(check_run(load(str(run / "supervised.yaml"))))
 shutil.copy(run / "supervised.yaml", run / "run.yaml")
 from pretrain.records import metrics
 line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": 0, "skipped": False}
 (run / "metrics.jsonl").write_text(json.dumps(line) + chr(10))
-record("created")
-record("attempt", blocks=1, share_of_tokens=1.0)
+record("attempt")
 """
 
 

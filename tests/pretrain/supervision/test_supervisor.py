@@ -110,12 +110,12 @@ def test_exit_code_0_without_a_finished_run_is_a_crash(opened, tmp_path, monkeyp
 
 def test_the_first_launch_of_a_fork_that_is_refused_is_no_crash(opened, tmp_path, monkeypatch):
     """The attempts before the fork are the source's."""
-    for kind in ("attempt", "commit", "fork"):
-        ledger.append(tmp_path / "ledger.jsonl", kind, step=4, attempt=1)
+    for kind in ("attempt", "commit", "segment"):
+        ledger.append(tmp_path / "ledger.jsonl", kind, step=4, attempt=1, why="fork", run="a")
     launcher = Launcher(monkeypatch, "print('error: no such thing'); raise SystemExit(2)")
     assert supervise(opened, tmp_path, []) == 2
     assert launcher.started == 2  # numbers go on
-    assert kinds(tmp_path) == ["attempt", "commit", "fork"]
+    assert kinds(tmp_path) == ["attempt", "commit", "segment"]
 
 
 FAILS = """
@@ -298,6 +298,7 @@ def test_a_spike_is_rolled_back_and_told_as_is_the_end(opened, tmp_path, monkeyp
     run, told, output = tmp_path / "run", tmp_path / "told", []
     Launcher(
         monkeypatch,
+        "record('segment', why='start', step=0, seed=1)\n"
         "record('attempt'); record('commit', step=100)\n"
         "record('spike', onset=250, step=260, loss=9.0, baseline=3.0, channel='fast')\n"
         "raise SystemExit(75)",
@@ -306,8 +307,8 @@ def test_a_spike_is_rolled_back_and_told_as_is_the_end(opened, tmp_path, monkeyp
     notify = NotifyConfig(["sh", "-c", f"cat >> {told}"])
     config = RunConfig(folder=str(run), notify=notify)
     assert opened(config, write=output.append, poll_seconds=0.05).run() == 0
-    assert kinds(run) == ["attempt", "commit", "spike", "rollback", "attempt", "done"]
-    assert ledger.read_ledger(run / "ledger.jsonl")[3]["onset"] == 250
+    assert kinds(run)[1:] == ["attempt", "commit", "spike", "segment", "attempt", "done"]
+    assert ledger.read_ledger(run / "ledger.jsonl")[4]["onset"] == 250
     assert "LOSS SPIKE" in "".join(output)
     rolled_back = "rolled back to the checkpoint of step 100, continuing with seed 2"
     assert rolled_back in "".join(output)
@@ -573,7 +574,6 @@ HEAD = {HEAD!r}
 from pretrain.checks import recipe as recipe_checks, resume as resume_checks
 from pretrain.records import report
 from pretrain.supervision import agent, launch, supervisor
-from pretrain.config.run import RunConfig
 script = HEAD.format(run={str(tmp_path)!r}) + "record('attempt'); time.sleep(1); record('done')"
 launch.command = lambda *a: [sys.executable, "-c", script]
 def measured(self, job, watch=supervisor.Supervisor._watch):

@@ -15,8 +15,8 @@ def log(tmp_path):
     ledger.append(
         path, "attempt", attempt=1, token="t", step=0, pid=1, host="here", ranks=1, seed=1
     )
-    state = ledger.run_state(ledger.read_ledger(path), 1)
-    start = Start(1, "t", 0, state, Lineage.begin(10, 1), share_of_tokens=1.0, checkpoint_size=100)
+    state = ledger.run_state(ledger.read_ledger(path))
+    start = Start(1, "t", 0, state, Lineage.begin(10, 1), 1.0, 100, [])
     return RunLog(RunConfig(folder=str(tmp_path)), start)
 
 

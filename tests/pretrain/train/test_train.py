@@ -175,7 +175,7 @@ def records(run, kind=None):
 
 
 def committed(run):
-    return list(ledger.run_state(records(run), 1).checkpoints)
+    return list(ledger.run_state(records(run)).checkpoints)
 
 
 def interrupted(run, folder, after=4):
@@ -265,9 +265,9 @@ def broken_evaluations(*steps, stop_after=None):
     def sabotage(rank):
         from pretrain.train.attempt import Attempt
         from pretrain.train.client import SupervisorClient
-        from pretrain.train.reading import Reading
+        from pretrain.train.reading import DataPipeline
 
-        evaluate, scores, verdict = Attempt._evaluate, Reading.scores, SupervisorClient.verdict
+        evaluate, scores, verdict = Attempt._evaluate, DataPipeline.scores, SupervisorClient.verdict
         now = []
 
         def noted(self, step):
@@ -287,7 +287,7 @@ def broken_evaluations(*steps, stop_after=None):
                 control.request_stop(self._run, self._token)
             return verdict(self, record)
 
-        Attempt._evaluate, Reading.scores, SupervisorClient.verdict = noted, broken, ask
+        Attempt._evaluate, DataPipeline.scores, SupervisorClient.verdict = noted, broken, ask
 
     return sabotage
 
@@ -450,17 +450,18 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
 # --- a finished run is extended ------------------------------------------------------------------
 
 
-def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(straight, attempt, tmp_path):
-    """Also if it is killed meanwhile; what would change the steps done is refused."""
-    longer = ["training.steps=10", "schedule.decay_steps=6"]
+def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(attempt, tmp_path):
+    """Also if it is killed meanwhile; without the step that it goes on from it is refused."""
+    constant = "schedule.name=constant"
+    longer = [constant, "training.steps=10", "--from=6"]
     run, whole = tmp_path / "run", tmp_path / "whole"
-    assert attempt(whole, *longer)[0][0] == 0
-    shutil.copytree(straight, run)
+    assert attempt(whole, *longer[:2])[0][0] == 0
+    assert attempt(run, constant)[0][0] == 0
     before = records(run)
     for words, message in (
-        (longer[:1], "training.steps: 6, now 10; step 2, which is done, had the learning rate "),
-        (longer[:1], "; to change the number of steps, add schedule.decay_steps=6, which keeps"),
-        ([*longer, "training.seed=2"], "/run.yaml: training.seed: 1, now 2\n"),
+        (longer[:2], "training.steps: 6, now 10; resume it unchanged, with the recipe "),
+        ([*longer, "training.seed=2"], "training.seed: 1, now 2 (the first weights, "),
+        ([*longer[:2], "--from=7"], "--from 7: accepted: the step of a checkpoint"),
     ):
         code, _, errors = attempt(run, *words, ranks=1)[0]
         assert (code, message in errors) == (2, True), errors
@@ -479,8 +480,8 @@ def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(straight, 
     assert "finished: 10 of 10 steps in 3 attempts" in status.describe_run(status.view(run))
     assert export_checkpoint(run, tmp_path / "extended") == (10, "")
     assert "done already" in attempt(run, *longer, ranks=1)[0][1]
-    code, _, errors = attempt(run, "training.steps=8", longer[1], ranks=1)[0]
-    assert (code, "training.steps 8 is below the 10 steps that are done" in errors) == (2, True)
+    code, _, errors = attempt(run, constant, "training.steps=8", "--from=8", ranks=1)[0]
+    assert (code, "training.steps 8 is not above --from 8" in errors) == (2, True)
 
 
 # --- saves that fail -----------------------------------------------------------------------------

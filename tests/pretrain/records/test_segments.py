@@ -1,0 +1,39 @@
+"""What the segments of a ledger lead to, and what they look like to a reader."""
+
+import pytest
+
+from pretrain.data.lineage import Lineage
+from pretrain.records.segments import Source, _copy_lines, order_of
+from tests.pretrain.histories import History
+
+
+def test_the_order_counts_places_in_blocks_and_skips_what_was_declared():
+    history = History(total=1000, sizes=[(0, 32)])
+    history.roll_back(10, skip=(12, 14))
+    history.roll_back(11)
+    found, _ = order_of(history.records)
+    expected = Lineage.begin(1000, 5).rolled_back(320, 6, (384, 448)).rolled_back(352, 7)
+    assert found.lineages == (expected,)
+    assert len(expected.skipped()[0]) == 64
+    assert found.identity() == [list(each.identity) for each in expected.reorderings]
+    assert found.identity(352) == [list(each.identity) for each in expected.reorderings[:2]]
+
+
+def test_a_source_is_a_step_or_a_run_and_a_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Source.parse("400") == Source(400)
+    assert Source.parse("runs/a@b@400") == Source(400, tmp_path / "runs" / "a@b")
+    for text in ("", "runs/a", "runs/a@", "-1", "4.5", "runs/a@x"):
+        with pytest.raises(ValueError, match=r"write a step, or a run's folder and step"):
+            Source.parse(text)
+
+
+def test_lines_are_copied_byte_by_byte_and_damaged_ones_are_left_out(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    for data, copied in (
+        (b'{"a": 1.0}\n{"b"', b'{"a": 1.0}\n'),
+        (b'{"a": 1.0}', b'{"a": 1.0}\n'),
+    ):
+        source.write_bytes(data)
+        _copy_lines(source, target, lambda record: True)
+        assert target.read_bytes() == copied
