@@ -1,7 +1,7 @@
 """One attempt at a run: train, evaluate, save, stop.
 
 Read `Attempt.run`; `prepared.prepare` comes before it. The other parts of this room: `resume` (what
-an attempt begins with), `saver` (checkpoints), `observing` and `log` (records).
+an attempt begins with), `saver` (checkpoints), `log` (what rank 0 writes).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pretrain.records import checkpoints, ledger, pace
 from pretrain.records.figures import BETA, MEMORY, SECONDS
 from pretrain.records.heartbeat import EVALUATE, INIT, SAVE
 from pretrain.train.log import RunLog
-from pretrain.train.observing import open_records
 from pretrain.train.prepared import Prepared
 from pretrain.train.reading import DataPipeline
 from pretrain.train.saver import Saver
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class NotLoaded(ValueError):
-    """A checkpoint that this rank, maybe this one alone, cannot load."""
+    """This rank cannot load the checkpoint; others may."""
 
 
 class Attempt:
@@ -54,7 +53,7 @@ class Attempt:
         self.forward_timer = ForwardTimer(prepared.model, prepared.process.device)
         self.beta: Tensor | None = getattr(prepared.model.head, "beta", None)
         self.engine = _engine(prepared)
-        self.log = RunLog(config, start)
+        self.log = RunLog(prepared)
         self.saver = Saver(prepared, self.log, self.engine.save)
         self.segment = prepared.segments.at(max(0, start.step - 1))
         self.left = [part for part in prepared.segments.parts if part.end_step > start.step]
@@ -63,7 +62,7 @@ class Attempt:
         }
         self.pipeline = self.pipelines[self.segment.first_step]
         supervisor.report_setup()
-        self.watch, self.observers = open_records(prepared, self.log)
+        group.on_rank_0(self.log.open)
         window = [] if group.rank else config.profile.steps
         self.profiler = Profiler(window, prepared.run_folder, start.attempt, self.log.say)
 
@@ -114,7 +113,7 @@ class Attempt:
             self.pipeline.objective,
             learning_rate=self.prepared.learning_rate,
             steps=range(first, segment.end_step),
-            observers=[*self.observers, self._trace, self.watch, self.supervisor.verdict],
+            observers=[self.log.step, self._trace, self.log.watch, self.supervisor.verdict],
             hooks=hooks,
             measure=self._measure,
         )
@@ -163,7 +162,7 @@ class Attempt:
 
         def judge() -> int:
             scores, record = self.pipeline.scores(sums)
-            verdict = self.watch.evaluated(step, scores.total.loss, self.pipeline.measure)
+            verdict = self.log.watch.evaluated(step, scores.total.loss, self.pipeline.measure)
             self.log.validated(step, record, self.pipeline.measure)
             return verdict
 
@@ -172,7 +171,7 @@ class Attempt:
     def _evaluate_once(self, step: int) -> int:
         """The same, unless an earlier attempt has done it."""
         measure = self.pipeline.measure
-        if self.group.on_rank_0(lambda: self.watch.has_evaluated(step, measure)):
+        if self.group.on_rank_0(lambda: self.log.watch.has_evaluated(step, measure)):
             return GO_ON
         return self._evaluate(step)
 

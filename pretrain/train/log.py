@@ -6,22 +6,32 @@ attempt like any other error; the supervisor waits for room before the next one.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from data_prep.common.wording import count
+from pretrain.checks import needs
 from pretrain.config.load import public
-from pretrain.config.run import RunConfig
+from pretrain.data.batches import validation_note
 from pretrain.loop.protocols import StepRecord
-from pretrain.records import control, folder, ledger, metrics
-from pretrain.records.figures import curves
+from pretrain.records import control, folder, ledger, metrics, pace
+from pretrain.records.figures import BLOCKS, curves, figures
 from pretrain.records.history import describe, since_last_attempt
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
+from pretrain.train.prepared import Prepared
 from pretrain.train.resume import Start
 from pretrain.train.trackers.tensorboard_run import TensorBoard
 from pretrain.train.trackers.tracker import Shown, Tracker
 from pretrain.train.trackers.wandb_run import WandbRun
+
+_TOLERANCE = 1e-5
+"""Relative. A step that is done again has the same loss but for the last bits."""
 
 
 class RunLog:
@@ -30,42 +40,116 @@ class RunLog:
     Only rank 0 opens its own: the others have no files of curves and no trackers.
     """
 
-    def __init__(self, config: RunConfig, start: Start) -> None:
+    def __init__(self, prepared: Prepared) -> None:
         """Prepare to write the records of an attempt that the ledger knows."""
-        self._config, self._start = config, start
-        self._run = Path(config.folder)
+        self._prepared, self._config, self._start = prepared, prepared.config, prepared.start
+        self._run = prepared.run_folder
         self._ledger = self._run / ledger.FILE_NAME
         self._warned: set[str] = set()
-        self._progress: metrics.ProgressPrinter | None = None
         self._trackers: list[Tracker] = []
+        self._progress: metrics.ProgressPrinter | None = None
         self._metrics: metrics.MetricsWriter | None = None
         self._validation: metrics.JsonLines | None = None
         self._measures: list[str] = []
+        self._paces: deque[Mapping[str, float]] = deque(maxlen=pace.STEPS)
+        self._loss_before = math.nan
+        """`recorded_loss` of the attempt's first step."""
+        self.watch = SpikeWatch(SpikeDetector(self._config.spike), [], lambda event: None)
+        """Judges steps and evaluations on rank 0; of other ranks nobody asks it."""
 
-    def open(self, validation: Sequence[metrics.Line]) -> list[Callable[[StepRecord], None]]:
-        """Open the files for the attempt's first step; returns the observers that write them.
+    def open(self) -> None:
+        """Open the files, announce the attempt and bring the detector to its first step.
 
-        Args:
-            validation: the lines of validation.jsonl.
+        Raises:
+            ValueError: a file is a symbolic link.
+            OSError: names a file that cannot be opened.
         """
-        start = self._start
-        shown = Shown(self._run, public(self._config), start.attempt, start.step, self.say)
+        config, start = self._config, self._start
+        for text in self._announcement():
+            self.say(text)
+        lines, validation = (
+            metrics.read_metrics(self._run / name, lambda text: self.say(f"WARNING: {text}"))
+            for name in (metrics.METRICS, metrics.VALIDATION)
+        )
+        records = ledger.read_ledger(self._ledger)
+        shown = Shown(self._run, public(config), start.attempt, start.step, self.say)
         self._trackers.append(TensorBoard(shown))
-        if self._config.tracker == "wandb":
+        if config.tracker == "wandb":
             self._trackers.append(WandbRun(shown))
-        for text in since_last_attempt(ledger.read_ledger(self._ledger)):
+        for text in since_last_attempt(records):
             self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         self._measures += [line["measure"] for line in validation]
-        self._progress = metrics.ProgressPrinter(
-            self._config.training.steps, renews=sys.stdout.isatty()
+        self._progress = metrics.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
+        segments = self._prepared.segments
+        micro_batch_size = segments.at(start.step).config.batch.micro_batch_size
+        self._loss_before = recorded_loss(lines, records, start, micro_batch_size)
+        self.watch = SpikeWatch(
+            SpikeDetector(config.spike, declared_changes(segments, start.state)),
+            history_before(start.step, lines, validation),
+            lambda event: self._suspicion(**dataclasses.asdict(event)),
         )
-        return [
-            self._metrics,
-            lambda record: self._scalars(record.step, curves(record)),
-            self._progress,
-        ]
+
+    def _announcement(self) -> Iterator[str]:
+        """Lines that say what the attempt is, each short enough for a screen."""
+        prepared, config, start = self._prepared, self._config, self._start
+        table = prepared.model.encoder.embeddings.tokens
+        padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
+        yield (
+            f"attempt {start.attempt}: {config.model.variant} {config.model.size}, "
+            f"{prepared.parameters - padding:,} parameters, {start.share_of_tokens:.1%} of the "
+            f"corpus, steps {start.step} to {config.training.steps}, "
+            f"{count(prepared.group.world_size, 'rank')} ({prepared.process.device}, "
+            f"{config.training.deepspeed}, {prepared.computing.backend})"
+        )
+        shares = start.order.mixture.shares(prepared.segments.sizes.first_block(start.step))
+        for corpus, share in zip(start.corpora, shares, strict=True):
+            if corpus["name"]:
+                yield f"{corpus['name']}: {share:.1%} of the blocks, of {corpus['blocks']:,}"
+        yield validation_note(prepared.segments.at(start.step).config.objective)
+
+    def step(self, record: StepRecord) -> None:
+        """Write a finished step; an observer of the loop."""
+        assert self._metrics
+        assert self._progress
+        record = dataclasses.replace(record, figures=self._figures(record))
+        self._metrics(record)
+        self._scalars(record.step, curves(record))
+        self._progress(record)
+        if record.step == self._start.step:
+            self._compare_with(self._loss_before, record)
+        self._paces.append(record.figures)
+        if not record.step % pace.STEPS:
+            slow = pace.slow_rank(self._paces, self._prepared.hosts)
+            if slow:
+                text = "is slow and every step waits for it; `status` says how slow"
+                self.warn_once(f"WARNING: {slow.who} {text}")
+
+    def _figures(self, record: StepRecord) -> dict[str, float]:
+        """The figures that are shown beside a step's loss."""
+        segments, start, step = self._prepared.segments, self._start, record.step
+        now, sizes = segments.at(step).config, segments.sizes
+        length, target_share = now.data.sequence_length, now.objective.target_share
+        flops = needs.flops_per_token(self._prepared.architecture, length, target_share)
+        positions = sizes.size(step) * length
+        places = map(sizes.first_block, (step, step + 1))
+        counts = zip(*map(start.order.mixture.counts, places), strict=True)
+        drawn = zip((corpus["name"] for corpus in start.corpora), counts, strict=True)
+        blocks = {f"{BLOCKS}{name}": end - first for name, (first, end) in drawn if name}
+        return figures(
+            record,
+            positions,
+            {**self.watch.deviations(record), **blocks},
+            flops * positions,
+            self._prepared.computing.peak_flops,
+        )
+
+    def _compare_with(self, recorded: float, record: StepRecord) -> None:
+        """Warn if the loss of the attempt's first step is not the one that was recorded before."""
+        if reason := discontinuity(record.result.loss, recorded):
+            self.record("discontinuity", step=record.step, reason=reason)
+            self.say(f"WARNING: the run does not continue from step {record.step}: {reason}")
 
     def _scalars(self, step: int, values: Mapping[str, float]) -> None:
         for tracker in self._trackers:
@@ -131,7 +215,7 @@ class RunLog:
 
         Args:
             step: number of updates.
-            measure: `Reading.measure`: losses of equal measures can be compared.
+            measure: `DataPipeline.measure`: losses of equal measures can be compared.
             scores: `total` with loss, perplexity and number of targets; `subsets`, and `terms` and
                 `corpora` if there are several, with the same by name.
         """
@@ -153,15 +237,46 @@ class RunLog:
         self._scalars(step, {f"{name}{other}": value for name, value in values.items()})
         self.say(metrics.validation_line([line]))
 
-    def suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values
+    def _suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values
         """Record what the spike detector found: the fields of an `Event`."""
         text = describe({"kind": kind, **fields})
         self.say(text)
         self._text(fields["step"], text)
         self.record(kind, **fields)
 
-    def discontinuity(self, step: int, reason: str) -> None:
-        """Warn that the losses after the resume do not continue the run."""
-        self.record("discontinuity", step=step, reason=reason)
-        first = self._start.step
-        self.say(f"WARNING: the run does not continue from step {first}: {reason}")
+
+def recorded_loss(
+    lines: Sequence[Mapping[str, Any]],
+    records: Sequence[ledger.Record],
+    start: Start,
+    micro_batch_size: int,
+) -> float:
+    """Return the loss that the attempt's first step had before; NaN if it had none that is finite.
+
+    No seed is used twice, so an equal seed means an equal history.
+
+    Args:
+        lines: of metrics.jsonl, from before the attempt.
+        records: of the ledger.
+        start: how the attempt begins.
+        micro_batch_size: of its first step, which keys the dropout.
+    """
+    attempts = {
+        record["attempt"]
+        for record in records
+        if record["kind"] == "attempt" and record["micro_batch_size"] == micro_batch_size
+    }
+    found = [
+        metrics.loss_of(line)
+        for line in lines
+        if (line["step"], line["seed"]) == (start.step, start.seed) and line["attempt"] in attempts
+    ]
+    return found[-1] if found else math.nan
+
+
+def discontinuity(loss: float, recorded: float) -> str:
+    """Return why a loss is not the one that the same step had before; "" if it is, or had none."""
+    # Not `>`, which would be false for NaN.
+    if math.isnan(recorded) or abs(loss - recorded) <= _TOLERANCE * abs(recorded):
+        return ""
+    return f"loss {loss:.6f} where the same step, done before, had {recorded:.6f}"

@@ -1,11 +1,14 @@
 """What rank 0 writes while an attempt runs."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 
 from pretrain.config.run import RunConfig
 from pretrain.data.lineage import Lineage
 from pretrain.records import ledger
-from pretrain.train.log import RunLog
+from pretrain.train.log import RunLog, discontinuity, recorded_loss
 from pretrain.train.resume import Start
 
 
@@ -17,7 +20,8 @@ def log(tmp_path):
     )
     state = ledger.run_state(ledger.read_ledger(path))
     start = Start(1, "t", 0, state, Lineage.begin(10, 1), 1.0, 100, [])
-    return RunLog(RunConfig(folder=str(tmp_path)), start)
+    config = RunConfig(folder=str(tmp_path))
+    return RunLog(SimpleNamespace(config=config, start=start, run_folder=tmp_path))
 
 
 def kinds(folder):
@@ -45,7 +49,8 @@ def test_a_log_without_files_of_its_own_still_records(log, tmp_path):
 
 def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
     shown = []
-    log.open([])
+    monkeypatch.setattr(log, "_announcement", list)
+    log.open()
     monkeypatch.setattr(log, "_scalars", lambda step, values: shown.append({*values}))
     scores = {"total": {"loss": 2.0, "perplexity": 7.4, "targets": 9}, "terms": {}, "subsets": {}}
     for step, measure in ((10, "a"), (20, "a"), (20, "b")):
@@ -53,3 +58,49 @@ def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
     first = {"validation/loss", "validation/perplexity"}
     assert shown == [first, first, {f"{name}@b" for name in first}]
     log.close()
+
+
+LINES = [
+    {"attempt": attempt, "seed": seed, "step": step, "loss": loss}
+    for attempt, seed, step, loss in (
+        *((1, 1, 10, 5.0), (1, 1, 11, 5.1), (1, 1, 12, None)),
+        *((2, 1, 10, 6.0), (3, 2, 10, 7.0)),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("step", "seed", "micro_batch_size", "expected"),
+    [
+        (10, 1, 4, 5.0),
+        (10, 1, 8, 6.0),
+        (10, 2, 8, 7.0),
+        (10, 2, 4, math.nan),
+        (12, 1, 4, math.nan),  # metrics.jsonl has null where a loss is not finite
+        (13, 1, 4, math.nan),
+    ],
+)
+def test_the_loss_to_repeat_is_that_of_the_same_seed_and_micro_batches(
+    step, seed, micro_batch_size, expected
+):
+    sizes = {1: 4, 2: 8, 3: 8}
+    records = [
+        {"kind": "attempt", "attempt": attempt, "micro_batch_size": size}
+        for attempt, size in sizes.items()
+    ]
+    start = Start(4, "t", step, ledger.run_state([], seed), Lineage.begin(10, seed), 1.0, 0)
+    found = recorded_loss(LINES, records, start, micro_batch_size)
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("loss", "recorded", "reason"),
+    [
+        (5.00001, 5.0, ""),
+        (5.0002, 5.0, "loss 5.000200 where the same step, done before, had 5.000000"),
+        (math.nan, 5.0, "loss nan where the same step, done before, had 5.000000"),
+        (5.0, math.nan, ""),
+    ],
+)
+def test_a_first_loss_that_differs_from_the_recorded_one_is_named(loss, recorded, reason):
+    assert discontinuity(loss, recorded) == reason
