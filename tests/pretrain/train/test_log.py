@@ -21,7 +21,8 @@ def log(tmp_path):
     state = ledger.run_state(ledger.read_ledger(path))
     start = Start(1, "t", 0, state, Lineage.begin(10, 1), 1.0, 100, [])
     config = RunConfig(folder=str(tmp_path))
-    return RunLog(SimpleNamespace(config=config, start=start, run_folder=tmp_path))
+    attempt = {"config": config, "segments": config.segments, "start": start}
+    return RunLog(SimpleNamespace(run_folder=tmp_path, **attempt))
 
 
 def kinds(folder):
@@ -88,7 +89,8 @@ def test_the_loss_to_repeat_is_that_of_the_same_seed_and_micro_batches(
         {"kind": "attempt", "attempt": attempt, "micro_batch_size": size}
         for attempt, size in sizes.items()
     ]
-    start = Start(4, "t", step, ledger.run_state([], seed), Lineage.begin(10, seed), 1.0, 0)
+    state = ledger.run_state([{"kind": "segment", "why": "start", "step": 0, "seed": seed}])
+    start = Start(4, "t", step, state, Lineage.begin(10, seed), 1.0, 0, [])
     found = recorded_loss(LINES, records, start, micro_batch_size)
     assert found == pytest.approx(expected, nan_ok=True)
 
