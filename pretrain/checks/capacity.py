@@ -58,7 +58,7 @@ def check_memory(device_bytes: int, host_bytes: int, ranks: int) -> list[str]:
     return warnings
 
 
-def refuse_small_disk(config: RunConfig, parameters: int) -> None:
+def check_disk_space(config: RunConfig, parameters: int) -> None:
     """Check that the run's disk has room for the checkpoints that may be kept.
 
     A run that has a checkpoint already is checked by its next attempt, which knows its size.

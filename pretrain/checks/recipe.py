@@ -16,8 +16,8 @@ from pretrain.config import deepspeed as deepspeed_settings
 from pretrain.config.run import RunConfig, Segment
 from pretrain.config.sections import DataConfig
 from pretrain.data.batches import (
-    refuse_other_packing,
-    refuse_without_targets,
+    check_packing,
+    check_targets,
     validation_key,
 )
 from pretrain.data.blocks import Blocks
@@ -108,9 +108,9 @@ def _check_phase(
     vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, folder)
     objective = config.objective.for_validation().build(vocabulary)
     for source in valid:
-        refuse_without_targets(source, objective, config.training.evaluation_blocks)
+        check_targets(source, objective, config.training.evaluation_blocks)
     for number, source in enumerate(train):
-        _refuse_few_blocks(source, number, config)
+        _check_enough_blocks(source, number, config)
         # Raises where the objective takes text of other documents, and there are none.
         objective.collate([source.blank(0)], [validation_key(0)], source.sequence_length)
     return model
@@ -121,9 +121,9 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     data, objective, training = config.data, config.objective, config.training
     if data.named_corpora:
         Mixture.of_run(config.segments)  # refuses weights that no order could follow
-    refuse_other_packing(SOURCES[data.packing], objective, model.latents)
+    check_packing(SOURCES[data.packing], objective, model.latents)
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
-    deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
+    deepspeed_settings.check_optimizer(settings, config.optimizer.name)
     backend = training.attention_backend
     check_backend(model, choose_backend(model, backend, on_gpu=False))
     deepspeed_settings.compiles(training.compile, settings, on_gpu=False)
@@ -244,7 +244,7 @@ def data_summary(config: RunConfig) -> list[str]:
     return sentences
 
 
-def _refuse_few_blocks(train: Blocks, number: int, config: RunConfig) -> None:
+def _check_enough_blocks(train: Blocks, number: int, config: RunConfig) -> None:
     """Refuse the training split of corpus `number` if it has fewer blocks than an update reads."""
     data, size, mixture = (
         config.data,
@@ -262,9 +262,7 @@ def _refuse_few_blocks(train: Blocks, number: int, config: RunConfig) -> None:
         )
 
 
-def refuse_device(
-    config: RunConfig, world_size: int, device: str, capability: float | None
-) -> None:
+def check_device(config: RunConfig, world_size: int, device: str, capability: float | None) -> None:
     """Refuse an attention back end, a precision or comparisons that a device does not allow.
 
     Args:

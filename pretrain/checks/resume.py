@@ -41,17 +41,17 @@ def check_run(config: RunConfig, source: Source | None = None) -> Course:
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     if ledger.created(records):
         why, origin = "", run
-        run_folder.refuse_lost_ledger(run, records)
+        run_folder.check_ledger_is_there(run, records)
         if source and source.run:
             _check_fork(run, records, source)
             source = None
     elif source and source.run:
         why, origin = FORK, source.run
         copied = (checkpoints.folder_of(run, source.step), run / metrics.METRICS)
-        run_folder.refuse_lost_ledger(run, records, copied)
+        run_folder.check_ledger_is_there(run, records, copied)
         records = run_segments.fork_records(source.run, source.step)
     else:
-        run_folder.refuse_lost_ledger(run, records)
+        run_folder.check_ledger_is_there(run, records)
         if source:
             raise ValueError(f"--from {source.step}: {run} has not begun; leave it out")
         return _checked(Course(config, config.segments, {}, START), records)

@@ -68,9 +68,9 @@ def read_settings(
             from what it says.
     """
     path, settings = _load(name)
-    refuse_unknown(str(path), settings, _TOP_LEVEL_KEYS)
-    refuse_unknown(f"{path}: data_types", settings.get("data_types", {}), {"grad_accum_dtype"})
-    _refuse_misleading(path, settings)
+    check_known_keys(str(path), settings, _TOP_LEVEL_KEYS)
+    check_known_keys(f"{path}: data_types", settings.get("data_types", {}), {"grad_accum_dtype"})
+    _check_not_misleading(path, settings)
     accumulation = batch.accumulation_steps(world_size)
     owned = {
         "train_batch_size": batch.global_batch_size,
@@ -109,20 +109,20 @@ def _load(name: str) -> tuple[Path, dict[str, Any]]:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not valid JSON: {error}") from error
-    _refuse_no_object(str(path), settings)
+    _check_object(str(path), settings)
     for name in _SECTIONS:
-        _refuse_no_object(f"{path}: {name}", settings.get(name, {}))
+        _check_object(f"{path}: {name}", settings.get(name, {}))
     for name in _OFFLOADS:  # DeepSpeed takes null for one that is not used
-        _refuse_no_object(f"{path}: {name}", settings.get("zero_optimization", {}).get(name) or {})
+        _check_object(f"{path}: {name}", settings.get("zero_optimization", {}).get(name) or {})
     return path, settings
 
 
-def _refuse_no_object(where: str, part: object) -> None:
+def _check_object(where: str, part: object) -> None:
     if not isinstance(part, dict):
         raise ValueError(f"{where}: is {part!r}, not an object of keys and values")
 
 
-def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
+def _check_not_misleading(path: Path, settings: Mapping[str, Any]) -> None:
     """Refuse combinations of settings that DeepSpeed runs differently from what they say."""
     zero = settings.get("zero_optimization", {})
     stage = zero.get("stage", 0)
@@ -188,7 +188,7 @@ def compiles(wanted: bool | str, settings: Mapping[str, Any], on_gpu: bool) -> b
     return is_possible and (on_gpu if wanted == AUTOMATIC else bool(wanted))
 
 
-def refuse_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
+def check_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
     """Refuse optimizers by parameter where DeepSpeed does not show them whole partitions.
 
     Raises:
@@ -203,7 +203,7 @@ def refuse_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
         )
 
 
-def refuse_other(
+def check_same_state(
     name: str, settings: Mapping[str, Any], saved: Mapping[str, Any], step: int
 ) -> None:
     """Refuse to continue a checkpoint with other arithmetic, or from other files, than it has.
@@ -232,7 +232,7 @@ def refuse_other(
         )
 
 
-def refuse_unknown(where: str, values: Mapping[str, Any], known: Collection[str]) -> None:
+def check_known_keys(where: str, values: Mapping[str, Any], known: Collection[str]) -> None:
     """Refuse unknown keys.
 
     Args:

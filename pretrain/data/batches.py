@@ -18,7 +18,7 @@ from pretrain.config.sections import BatchConfig, FaultConfig
 from pretrain.data.blocks import Blocks
 from pretrain.data.lineage import digest
 from pretrain.data.order import Order
-from pretrain.data.sources import SOURCES, Joined
+from pretrain.data.sources import SOURCES, ConcatenatedBlocks
 from pretrain.loop.protocols import Batches, MicroBatch
 from pretrain.objectives.base import Block, Key, ObjectiveSettings, PretrainingObjective
 from pretrain.objectives.tokens import PAD_ID
@@ -27,7 +27,7 @@ _VALIDATION_SEED = 0
 
 
 def _collate(
-    source: Blocks | Joined,
+    source: Blocks | ConcatenatedBlocks,
     objective: PretrainingObjective,
     blocks: Sequence[Block],
     keys: Sequence[Key],
@@ -43,7 +43,7 @@ def _collate(
 class PretrainingBatches:
     """Training batches of a run."""
 
-    source: Blocks | Joined
+    source: Blocks | ConcatenatedBlocks
     objective: PretrainingObjective
     order: Order
     batch: BatchConfig
@@ -118,7 +118,7 @@ def validation_batches(
     Every rank gets the same number of micro-batches, as ZeRO 3 needs: where there are too few, a
     last one without targets, whose sums do not count. Subsets are numbered from `first_subset` on.
     """
-    chosen_blocks = spread(len(source), limit)
+    chosen_blocks = evenly_spaced(len(source), limit)
     total = -(-len(chosen_blocks) // size)
     for turn in range(-(-total // world_size)):
         index = turn * world_size + rank
@@ -134,7 +134,7 @@ def validation_batches(
         yield batch
 
 
-def refuse_without_targets(source: Blocks, objective: PretrainingObjective, limit: int) -> None:
+def check_targets(source: Blocks, objective: PretrainingObjective, limit: int) -> None:
     """Refuse to validate on blocks that have no targets. Stops at the first block that has one.
 
     Args:
@@ -146,8 +146,8 @@ def refuse_without_targets(source: Blocks, objective: PretrainingObjective, limi
         ValueError: names the corpus, the length and the cause; or the source is of another kind
             than the objective reads.
     """
-    refuse_other_packing(type(source), objective.settings)
-    chosen, tokens = spread(len(source), limit), 0
+    check_packing(type(source), objective.settings)
+    chosen, tokens = evenly_spaced(len(source), limit), 0
     for index in chosen:
         # In validation the number of targets depends on the number of ids alone: none is read.
         block, keys = source.blank(index), [validation_key(index)]
@@ -162,9 +162,7 @@ def refuse_without_targets(source: Blocks, objective: PretrainingObjective, limi
     )
 
 
-def refuse_other_packing(
-    packing: type[Blocks], settings: ObjectiveSettings, latents: int = 0
-) -> None:
+def check_packing(packing: type[Blocks], settings: ObjectiveSettings, latents: int = 0) -> None:
     """Refuse to read documents as pairs, sentences as documents, or several texts as one.
 
     Args:
@@ -199,7 +197,7 @@ def validation_note(settings: ObjectiveSettings) -> str:
     return f"validation: {settings.for_validation().description}, the same draws for every model"
 
 
-def spread(total: int, limit: int) -> list[int]:
+def evenly_spaced(total: int, limit: int) -> list[int]:
     """Indices of at most `limit` of `total` blocks or documents; 0: of all.
 
     Neighbours come from one input file and are alike, so the chosen ones are spread.

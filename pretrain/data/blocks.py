@@ -67,7 +67,7 @@ class Blocks(ABC):
         hashes = "".join(f"{sha256_of(file)}  {file.name}\n" for file in sorted(folder.iterdir()))
         write_atomically(folder / cache.HASHES, hashes.encode())
 
-    def refuse_other_tables(self) -> None:
+    def check_tables(self) -> None:
         """Cut the split again.
 
         Raises:

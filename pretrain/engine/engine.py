@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.deepspeed import read_settings, refuse_unknown, stage_of
+from pretrain.config.deepspeed import check_known_keys, read_settings, stage_of
 from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import ByParameter
@@ -57,7 +57,7 @@ def deepspeed_json(
     }.items():
         aliases = {field.alias for field in record.model_fields.values() if field.alias}
         known = record.model_fields.keys() | aliases
-        refuse_unknown(f"{name}: {section}", sections.get(section) or {}, known)
+        check_known_keys(f"{name}: {section}", sections.get(section) or {}, known)
     return settings
 
 
@@ -324,7 +324,7 @@ class Engine:
 
         Raises:
             ValueError: the folder holds no checkpoint, or one of other parameters; or a file asks
-                for code to be run. A run refuses another ZeRO stage before (`refuse_other`).
+                for code to be run. A run refuses another ZeRO stage before (`check_same_state`).
         """
         parts = list(folder.glob("*_optim_states.pt"))
         if parts and len(parts) != self.world_size:

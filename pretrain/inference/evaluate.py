@@ -16,8 +16,8 @@ from tqdm import tqdm
 from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer
 from pretrain.data.batches import (
-    refuse_without_targets,
-    spread,
+    check_targets,
+    evenly_spaced,
     validation_batches,
     validation_note,
 )
@@ -192,12 +192,12 @@ def evaluate_blocks(
     """
 
     def measure(each: PretrainingObjective) -> Scores:
-        refuse_without_targets(source, each, limit)
+        check_targets(source, each, limit)
         batches = validation_batches(source, each, limit, micro_batch_size, 0, 1)
         shown = _with_bar(batches, source.sequence_length, sum(map(source.size, chosen)))
         return Scores.of(summed(model, each, shown, len(names)).tolist(), each.terms, names)
 
-    chosen, corpus = spread(len(source), limit), source.corpus
+    chosen, corpus = evenly_spaced(len(source), limit), source.corpus
     names = corpus.manifest.subsets
     scores, pairs = measure(objective), {}
     for name, each in pair_objectives(objective).items():
@@ -272,7 +272,7 @@ def evaluate_lengths(
             "--lengths puts several documents into a row, which the model's latents read as one; "
             "use --packing contiguous, or leave out --lengths"
         )
-    documents = spread(len(corpus), limit)
+    documents = evenly_spaced(len(corpus), limit)
     read = int(corpus.lengths[documents].sum())
     if max(lengths) > read + 1:
         raise ValueError(

@@ -15,9 +15,9 @@ from data_prep.common import pictures
 from data_prep.common.files import AtomicFile, write_json
 from data_prep.corpus import Corpus
 from pretrain.data.batches import (
-    refuse_other_packing,
-    refuse_without_targets,
-    spread,
+    check_packing,
+    check_targets,
+    evenly_spaced,
     validation_note,
 )
 from pretrain.data.sources import SOURCES
@@ -139,12 +139,12 @@ def _results(
             stride=reading.stride,
             one_text=packing == "contiguous",
         )
-    refuse_other_packing(SOURCES[packing], objective.settings, model.config.latents)
+    check_packing(SOURCES[packing], objective.settings, model.config.latents)
     source = SOURCES[packing](corpus, loaded.sequence_length)
     usual = int(loaded.recipe_section("training").get("evaluation_blocks", 0))
     limit = usual if reading.blocks is None else reading.blocks
     for each in [objective, *pair_objectives(objective).values()]:
-        refuse_without_targets(source, each, limit)
+        check_targets(source, each, limit)
     return (evaluate_blocks(model, objective, source, limit, size) for _ in range(1))
 
 
@@ -153,7 +153,7 @@ def _note(loaded: LoadedModel, corpus: Corpus, reading: Reading) -> str:
     note = f"{validation_note(loaded.objective)}\n"
     if not reading.lengths:
         return note
-    lengths = corpus.lengths[spread(len(corpus), reading.blocks or 0)]
+    lengths = corpus.lengths[evenly_spaced(len(corpus), reading.blocks or 0)]
     longest = int(lengths.max()) + 1
     kind = f"the longest of {longest:,} tokens with <s>"
     if (reading.packing or loaded.packing) == "contiguous":

@@ -107,11 +107,11 @@ def flex_attend(query: Tensor, key: Tensor, value: Tensor, bias: FlexBias) -> Te
 
 @functools.cache
 def _kernel() -> Callable[..., Any]:
-    refuse_fallback()
+    check_no_fallback()
     return torch.compile(flex_attention, dynamic=False)
 
 
-def refuse_fallback() -> None:
+def check_no_fallback() -> None:
     """Make it an error that torch gives up compiling after too many recompilations.
 
     It would go on with the uncompiled FlexAttention, which makes all [B, H, T, T] scores. Torch's

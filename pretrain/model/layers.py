@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from .attention import AttentionContext, SelfAttention, at_targets
 from .config import ModelConfig
 from .embeddings import layer_norm
-from .flex import refuse_fallback
+from .flex import check_no_fallback
 from .heads import VocabularyHead
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -133,7 +133,7 @@ def compile_layers(model: nn.Module) -> None:
     all (the last layer, at the target positions only, is a second; layers that use the modules of
     another, and the first with latents, are others), and nothing between them is worth fusing.
     """
-    refuse_fallback()
+    check_no_fallback()
     for part in model.modules():
         if isinstance(part, EncoderLayer | VocabularyHead):
             part.compile(dynamic=False)

@@ -70,7 +70,7 @@ def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
     file = files.lock(run / name, _BUSY[name])
     with contextlib.ExitStack() as stack:
         stack.callback(unless_refused, file.close)
-        refuse_elsewhere(run, name)
+        check_not_elsewhere(run, name)
         stack.callback(unless_refused, lambda: _sign(run, name).unlink(missing_ok=True))
         renew()
         stack.enter_context(control.repeated(_SIGN_SECONDS, renew))
@@ -103,7 +103,7 @@ def holder(run: Path, name: str = LOCK) -> str:
     return f"process {sign['process']} on {sign['host']}" if is_held else ""
 
 
-def refuse_elsewhere(run: Path, name: str = LOCK) -> None:
+def check_not_elsewhere(run: Path, name: str = LOCK) -> None:
     """Refuse to start where a process on another machine holds a lock of a run.
 
     If it may, this waits for its next sign of life.
@@ -126,7 +126,7 @@ def refuse_elsewhere(run: Path, name: str = LOCK) -> None:
         time.sleep(_SIGN_SECONDS / 10)
 
 
-def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:
+def check_not_superseded(records: Sequence[ledger.Record], token: str) -> None:
     """Check that no later attempt has begun.
 
     The lock keeps attempts apart where it works; on some network file systems it does not.
@@ -148,7 +148,7 @@ def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:
         )
 
 
-def refuse_lost_ledger(
+def check_ledger_is_there(
     run: Path, records: Sequence[ledger.Record], copied: Collection[Path] = ()
 ) -> None:
     """Refuse to begin where a run has saved something that no record of an attempt speaks of.

@@ -17,7 +17,7 @@ from pretrain.config.run import RunConfig, Segment, Segments
 from pretrain.config.settings import override
 from pretrain.records import ledger, metrics, pace, versions
 from pretrain.records import segments as run_segments
-from pretrain.records.folder import SUPERVISED, SUPERVISOR_LOCK, holder, refuse_lost_ledger
+from pretrain.records.folder import SUPERVISED, SUPERVISOR_LOCK, check_ledger_is_there, holder
 from pretrain.records.history import sentences, suspicion
 from pretrain.records.ledger import Record
 
@@ -161,7 +161,7 @@ def view(run: Path) -> RunView:
         )
     config = load(str(_recipe_of(run)))
     records = ledger.read_ledger(run / ledger.FILE_NAME)
-    refuse_lost_ledger(run, records)
+    check_ledger_is_there(run, records)
     state = ledger.run_state(records)
     has_begun = ledger.created(records) is not None
     segments = run_segments.segments_of(run, records) if has_begun else config.segments

@@ -11,7 +11,7 @@ from data_prep.common.arguments import as_invoked
 from data_prep.common.exit_codes import EXIT_DONE
 from pretrain.checks import capacity
 from pretrain.checks.needs import least_states
-from pretrain.checks.recipe import check, data_summary, refuse_device
+from pretrain.checks.recipe import check, check_device, data_summary
 from pretrain.checks.resume import check_run
 from pretrain.config.run import RunConfig
 from pretrain.model.config import ModelConfig
@@ -120,8 +120,8 @@ def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node
     """Check that this machine's devices, memory and disk suffice; warn if memory is tight."""
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
     capability = min((gpu.capability for gpu in gpus.describe()), default=None)
-    refuse_device(config, ranks, launch.device_type(os.environ), capability)
+    check_device(config, ranks, launch.device_type(os.environ), capability)
     for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):
         sys.stdout.write(f"WARNING: {text}\n")
     if node.rank == 0:
-        capacity.refuse_small_disk(config, parameters)
+        capacity.check_disk_space(config, parameters)

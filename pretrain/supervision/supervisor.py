@@ -162,7 +162,7 @@ class Supervisor:
         if job := jobs.find(self.run_folder, control_file):
             self._print(f"attempt {job.control_file.attempt} still runs; watching it")
             return self._run_to_end(job)
-        run_folder.refuse_elsewhere(self.run_folder)  # before it is told to stop
+        run_folder.check_not_elsewhere(self.run_folder)  # before it is told to stop
         if control_file and control_file.state == control.RUN:
             control.write(self.run_folder, dataclasses.replace(control_file, state=control.STOP))
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)

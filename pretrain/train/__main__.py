@@ -26,7 +26,7 @@ from pretrain.records import control, failures
 from pretrain.records.collective import Failure
 from pretrain.records.segments import Source
 from pretrain.train.attempt import Attempt, NotLoaded
-from pretrain.train.prepared import prepare
+from pretrain.train.setup import prepare
 
 _FROM = "--from="
 _SECONDS_TO_BE_ENDED = 3.0
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         config = load(arguments[0], [word for word in arguments[1:] if word not in sources])
         run = Path(config.folder)
         source = Source.parse(sources[-1].removeprefix(_FROM)) if sources else None
-        prepared = prepare(config, source, int(os.environ["WORLD_SIZE"]))
+        setup = prepare(config, source, int(os.environ["WORLD_SIZE"]))
     except (ValueError, Failure) as error:
         # A supervisor chose the port and will choose another one.
         is_retried = isinstance(error, PortInUse) and control.token_of(os.environ)
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         failures.report(run, EXIT_FAILED, error, unexpected=True)
         raise
     try:
-        return Attempt(prepared).run() if prepared else EXIT_DONE
+        return Attempt(setup).run() if setup else EXIT_DONE
     except (Failure, NotLoaded) as error:
         return _fail(run, error, EXIT_FAILED, local_rank)
     except Exception as error:

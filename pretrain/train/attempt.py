@@ -1,6 +1,6 @@
 """One attempt at a run: train, evaluate, save, stop.
 
-Read `Attempt.run`; `prepared.prepare` comes before it. The other parts of this room: `resume` (what
+Read `Attempt.run`; `setup.prepare` comes before it. The other parts of this room: `resume` (what
 an attempt begins with), `saver` (checkpoints), `log` (what rank 0 writes).
 """
 
@@ -19,10 +19,10 @@ from pretrain.loop.protocols import GO_ON, Batches, StepRecord
 from pretrain.records import checkpoints, ledger, pace
 from pretrain.records.figures import BETA, MEMORY, SECONDS
 from pretrain.records.heartbeat import EVALUATE, INIT, SAVE
+from pretrain.train.data_pipeline import DataPipeline
 from pretrain.train.log import RunLog
-from pretrain.train.prepared import Prepared
-from pretrain.train.reading import DataPipeline
 from pretrain.train.saver import Saver
+from pretrain.train.setup import Setup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ class NotLoaded(ValueError):
 class Attempt:
     """One attempt at a run, on one rank."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, setup: Setup) -> None:
         """Build the engine, load the checkpoint and open the records.
 
         Raises:
@@ -47,24 +47,24 @@ class Attempt:
         from pretrain.engine.forward_timer import ForwardTimer
         from pretrain.engine.profile import Profiler
 
-        config, start, group = prepared.config, prepared.start, prepared.group
-        self.prepared, self.config, self.start, self.group = prepared, config, start, group
-        self.supervisor = supervisor = prepared.supervisor
-        self.forward_timer = ForwardTimer(prepared.model, prepared.process.device)
-        self.beta: Tensor | None = getattr(prepared.model.head, "beta", None)
-        self.engine = _engine(prepared)
-        self.log = RunLog(prepared)
-        self.saver = Saver(prepared, self.log, self.engine.save)
-        self.segment = prepared.segments.at(max(0, start.step - 1))
-        self.left = [part for part in prepared.segments.parts if part.end_step > start.step]
+        config, start, group = setup.config, setup.start, setup.group
+        self.setup, self.config, self.start, self.group = setup, config, start, group
+        self.supervisor = supervisor = setup.supervisor
+        self.forward_timer = ForwardTimer(setup.model, setup.process.device)
+        self.beta: Tensor | None = getattr(setup.model.head, "beta", None)
+        self.engine = _engine(setup)
+        self.log = RunLog(setup)
+        self.saver = Saver(setup, self.log, self.engine.save)
+        self.segment = setup.segments.at(max(0, start.step - 1))
+        self.left = [part for part in setup.segments.parts if part.end_step > start.step]
         self.pipelines = {
-            part.first_step: DataPipeline(prepared, part) for part in (self.segment, *self.left)
+            part.first_step: DataPipeline(setup, part) for part in (self.segment, *self.left)
         }
         self.pipeline = self.pipelines[self.segment.first_step]
         supervisor.report_setup()
         group.on_rank_0(self.log.open)
         window = [] if group.rank else config.profile.steps
-        self.profiler = Profiler(window, prepared.run_folder, start.attempt, self.log.say)
+        self.profiler = Profiler(window, setup.run_folder, start.attempt, self.log.say)
 
     def run(self) -> int:
         """Train to the end; returns the exit code.
@@ -98,7 +98,7 @@ class Attempt:
             if (verdict := enter(segment.first_step)) != GO_ON:
                 return verdict
         training, first = segment.config.training, max(segment.first_step, self.start.step)
-        if len(self.prepared.segments.parts) > 1:
+        if len(self.setup.segments.parts) > 1:
             name = segment.name or "the recipe"
             self.group.on_rank_0(
                 lambda: self.log.say(f"{name}: steps {first} to {segment.end_step}")
@@ -111,7 +111,7 @@ class Attempt:
             self.engine,
             batches,
             self.pipeline.objective,
-            learning_rate=self.prepared.learning_rate,
+            learning_rate=self.setup.learning_rate,
             steps=range(first, segment.end_step),
             observers=[self.log.step, self._trace, self.log.watch, self.supervisor.verdict],
             hooks=hooks,
@@ -136,7 +136,7 @@ class Attempt:
         forward_seconds = self.forward_timer.take()  # none before the first step
         found = {
             SECONDS: pace.own_seconds(data_seconds, forward_seconds or math.nan),
-            MEMORY: float(memory.most_bytes(self.prepared.process.device)),
+            MEMORY: float(memory.most_bytes(self.setup.process.device)),
         }
         if self.beta is not None:
             found[BETA] = workarounds.held_by_rank_0(self.beta).item()
@@ -202,31 +202,31 @@ class Attempt:
 
         What only the last evaluations or steps showed can neither heal nor be confirmed.
         """
-        records = ledger.read_ledger(self.prepared.run_folder / ledger.FILE_NAME)
+        records = ledger.read_ledger(self.setup.run_folder / ledger.FILE_NAME)
         since = ledger.run_state(records).suspected_since
         suspected = {} if since is None else {"suspected_since": since}
         self.log.record("done", step=self.config.training.steps, **suspected)
 
 
-def _engine(prepared: Prepared) -> Engine:
+def _engine(setup: Setup) -> Engine:
     """Build the engine, and load the checkpoint that the attempt begins with."""
     from pretrain.engine.engine import Engine
 
-    training, step = prepared.config.training, prepared.start.step
+    training, step = setup.config.training, setup.start.step
     engine = Engine(
-        prepared.model,
-        prepared.config.optimizer,
-        prepared.settings,
-        prepared.process,
+        setup.model,
+        setup.config.optimizer,
+        setup.settings,
+        setup.process,
         activation_checkpointing=training.activation_checkpointing,
-        compiled=prepared.computing.compiled,
+        compiled=setup.compiled,
     )
-    prepared.supervisor.report_setup()
+    setup.supervisor.report_setup()
     if step:
         try:
-            engine.load(checkpoints.folder_of(prepared.run_folder, step))
+            engine.load(checkpoints.folder_of(setup.run_folder, step))
         except ValueError as error:
             reason = f"the checkpoint of step {step} cannot be loaded: {error}"
-            raise NotLoaded(f"{prepared.run_folder}: {reason}") from error
-        prepared.supervisor.report_setup()
+            raise NotLoaded(f"{setup.run_folder}: {reason}") from error
+        setup.supervisor.report_setup()
     return engine

@@ -24,8 +24,8 @@ from pretrain.records.figures import BLOCKS, curves, figures
 from pretrain.records.history import describe, since_last_attempt
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
-from pretrain.train.prepared import Prepared
-from pretrain.train.resume import Start
+from pretrain.train.resume import ResumeState
+from pretrain.train.setup import Setup
 from pretrain.train.trackers.tensorboard_run import TensorBoard
 from pretrain.train.trackers.tracker import Shown, Tracker
 from pretrain.train.trackers.wandb_run import WandbRun
@@ -40,10 +40,10 @@ class RunLog:
     Only rank 0 opens its own: the others have no files of curves and no trackers.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, setup: Setup) -> None:
         """Prepare to write the records of an attempt that the ledger knows."""
-        self._prepared, self._config, self._start = prepared, prepared.config, prepared.start
-        self._run = prepared.run_folder
+        self._setup, self._config, self._start = setup, setup.config, setup.start
+        self._run = setup.run_folder
         self._ledger = self._run / ledger.FILE_NAME
         self._warned: set[str] = set()
         self._trackers: list[Tracker] = []
@@ -82,7 +82,7 @@ class RunLog:
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         self._measures += [line["measure"] for line in validation]
         self._progress = metrics.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
-        segments = self._prepared.segments
+        segments = self._setup.segments
         micro_batch_size = segments.at(start.step).config.batch.micro_batch_size
         self._loss_before = recorded_loss(lines, records, start, micro_batch_size)
         self.watch = SpikeWatch(
@@ -93,21 +93,21 @@ class RunLog:
 
     def _announcement(self) -> Iterator[str]:
         """Lines that say what the attempt is, each short enough for a screen."""
-        prepared, config, start = self._prepared, self._config, self._start
-        table = prepared.model.encoder.embeddings.tokens
+        setup, config, start = self._setup, self._config, self._start
+        table = setup.model.encoder.embeddings.tokens
         padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
         yield (
             f"attempt {start.attempt}: {config.model.variant} {config.model.size}, "
-            f"{prepared.parameters - padding:,} parameters, {start.share_of_tokens:.1%} of the "
+            f"{setup.parameters - padding:,} parameters, {start.share_of_tokens:.1%} of the "
             f"corpus, steps {start.step} to {config.training.steps}, "
-            f"{count(prepared.group.world_size, 'rank')} ({prepared.process.device}, "
-            f"{config.training.deepspeed}, {prepared.computing.backend})"
+            f"{count(setup.group.world_size, 'rank')} ({setup.process.device}, "
+            f"{config.training.deepspeed}, {setup.backend})"
         )
-        shares = start.order.mixture.shares(prepared.segments.sizes.first_block(start.step))
+        shares = start.order.mixture.shares(setup.segments.sizes.first_block(start.step))
         for corpus, share in zip(start.corpora, shares, strict=True):
             if corpus["name"]:
                 yield f"{corpus['name']}: {share:.1%} of the blocks, of {corpus['blocks']:,}"
-        yield validation_note(prepared.segments.at(start.step).config.objective)
+        yield validation_note(setup.segments.at(start.step).config.objective)
 
     def step(self, record: StepRecord) -> None:
         """Write a finished step; an observer of the loop."""
@@ -121,17 +121,17 @@ class RunLog:
             self._compare_with(self._loss_before, record)
         self._paces.append(record.figures)
         if not record.step % pace.STEPS:
-            slow = pace.slow_rank(self._paces, self._prepared.hosts)
+            slow = pace.slow_rank(self._paces, self._setup.hosts)
             if slow:
                 text = "is slow and every step waits for it; `status` says how slow"
                 self.warn_once(f"WARNING: {slow.who} {text}")
 
     def _figures(self, record: StepRecord) -> dict[str, float]:
         """The figures that are shown beside a step's loss."""
-        segments, start, step = self._prepared.segments, self._start, record.step
+        segments, start, step = self._setup.segments, self._start, record.step
         now, sizes = segments.at(step).config, segments.sizes
         length, target_share = now.data.sequence_length, now.objective.target_share
-        flops = needs.flops_per_token(self._prepared.architecture, length, target_share)
+        flops = needs.flops_per_token(self._setup.architecture, length, target_share)
         positions = sizes.size(step) * length
         places = map(sizes.first_block, (step, step + 1))
         counts = zip(*map(start.order.mixture.counts, places), strict=True)
@@ -142,7 +142,7 @@ class RunLog:
             positions,
             {**self.watch.deviations(record), **blocks},
             flops * positions,
-            self._prepared.computing.peak_flops,
+            self._setup.peak_flops,
         )
 
     def _compare_with(self, recorded: float, record: StepRecord) -> None:
@@ -184,7 +184,7 @@ class RunLog:
             ValueError: the attempt was superseded.
             OSError: names the ledger; nothing was appended.
         """
-        self.refuse_superseded()
+        self.check_not_superseded()
         ledger.append(self._ledger, kind, attempt=self._start.attempt, **fields)
 
     def sync(self, step: int) -> None:
@@ -197,17 +197,17 @@ class RunLog:
         for file in (self._metrics, self._validation):
             if file:
                 file.sync()
-        self.refuse_superseded()
+        self.check_not_superseded()
         for tracker in self._trackers:
             tracker.sync(step)
 
-    def refuse_superseded(self) -> None:
+    def check_not_superseded(self) -> None:
         """Refuse to continue if another attempt has begun, or the supervisor has ended this one.
 
         Raises:
             ValueError: names the other attempt.
         """
-        folder.refuse_superseded(ledger.read_ledger(self._ledger), self._start.token)
+        folder.check_not_superseded(ledger.read_ledger(self._ledger), self._start.token)
         control.check_not_superseded(self._run, control.token_of(os.environ))
 
     def validated(self, step: int, scores: Mapping[str, Any], measure: str) -> None:
@@ -248,7 +248,7 @@ class RunLog:
 def recorded_loss(
     lines: Sequence[Mapping[str, Any]],
     records: Sequence[ledger.Record],
-    start: Start,
+    start: ResumeState,
     micro_batch_size: int,
 ) -> float:
     """Return the loss that the attempt's first step had before; NaN if it had none that is finite.

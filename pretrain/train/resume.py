@@ -24,7 +24,7 @@ from pretrain.records.segments import RECIPES, Course
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class ResumeState:
     """How an attempt begins."""
 
     attempt: int
@@ -49,7 +49,7 @@ class Start:
         return self.state.seeds_by_step[-1][1]
 
 
-def refuse_spike(config: RunConfig, state: ledger.RunState) -> None:
+def check_no_open_spike(config: RunConfig, state: ledger.RunState) -> None:
     """Refuse to continue from checkpoints that a loss spike may have spoiled.
 
     Raises:
@@ -66,7 +66,7 @@ def refuse_spike(config: RunConfig, state: ledger.RunState) -> None:
 def begin(
     course: Course,
     settings: Mapping[str, Any],
-    start: Start,
+    start: ResumeState,
     resume_point: checkpoints.ResumePoint,
     hosts: Sequence[str],
     most_kept: int,
@@ -88,7 +88,7 @@ def begin(
             room for the checkpoints that may be kept.
     """
     config = course.config
-    refuse_spike(config, start.state)
+    check_no_open_spike(config, start.state)
     run = Path(config.folder)
     path = run / ledger.FILE_NAME
     for step, reason in resume_point.rejected.items():

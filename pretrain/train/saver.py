@@ -8,7 +8,7 @@ from pathlib import Path
 from pretrain.records import checkpoints, ledger
 from pretrain.spikes.policy import checkpoints_to_keep
 from pretrain.train.log import RunLog
-from pretrain.train.prepared import Prepared
+from pretrain.train.setup import Setup
 
 
 class Saver:
@@ -16,19 +16,19 @@ class Saver:
 
     def __init__(
         self,
-        prepared: Prepared,
+        setup: Setup,
         log: RunLog,
         write: Callable[[Path], None],
     ) -> None:
         """Prepare to save.
 
         Args:
-            prepared: the attempt.
+            setup: the attempt.
             log: used on rank 0.
             write: writes this rank's part below a folder (`Engine.save`).
         """
-        self._segments, self._start, self._group = prepared.segments, prepared.start, prepared.group
-        self._run, self._facts = prepared.run_folder, prepared.facts
+        self._segments, self._start, self._group = setup.segments, setup.start, setup.group
+        self._run, self._facts = setup.run_folder, setup.facts
         self._log, self._write = log, write
 
     def save(self, step: int) -> None:
@@ -45,7 +45,7 @@ class Saver:
             write=self._write,
             group=self._group,
             token=self._start.token,
-            before_commit=self._log.refuse_superseded,
+            before_commit=self._log.check_not_superseded,
         )
         self._group.on_rank_0(lambda: self._commit(step))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pretrain.checks.recipe import check_settings, refuse_device
+from pretrain.checks.recipe import check_device, check_settings
 from tests.gpu.attention import (
     CASES,
     SPILLS,
@@ -126,7 +126,7 @@ def is_refused(recipe, folder, *words):
     config = recipe.load(folder, *SETTINGS, *words)
     try:
         check_settings(config)
-        refuse_device(config, 1, "cuda", 8.0)
+        check_device(config, 1, "cuda", 8.0)
     except ValueError as error:
         assert "deterministic" in str(error)  # noqa: PT017 - any other refusal is an error
         return True

@@ -82,13 +82,13 @@ def test_a_disk_without_room_for_the_checkpoints_of_a_new_run_is_refused(tmp_pat
     config = RunConfig(folder=str(run), training=TrainingConfig(checkpoints_kept=5))
     needed = (max_checkpoints_kept(config) + 1) * 16 * 10**6
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(needed))
-    capacity.refuse_small_disk(config, 10**6)
+    capacity.check_disk_space(config, 10**6)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(needed - 1))
     with pytest.raises(ValueError, match=rf"^{tmp_path}: \d+ checkpoints of 16\.0 MB need"):
-        capacity.refuse_small_disk(config, 10**6)
+        capacity.check_disk_space(config, 10**6)
     run.mkdir(parents=True)
     ledger.append(run / ledger.FILE_NAME, "commit", step=500, attempt=1)
-    capacity.refuse_small_disk(config, 10**6)  # the next attempt knows the size
+    capacity.check_disk_space(config, 10**6)  # the next attempt knows the size
 
 
 def test_gpus_that_are_hidden_by_number_are_left_out(monkeypatch, tmp_path):

@@ -101,9 +101,9 @@ def test_what_a_device_does_not_have_is_refused_with_what_would_work(
 ):
     config = recipe.load(tmp_path, word)
     if message is None:
-        return recipe_checks.refuse_device(config, 2, device, capability)
+        return recipe_checks.check_device(config, 2, device, capability)
     with pytest.raises(ValueError, match=message):
-        recipe_checks.refuse_device(config, 2, device, capability)
+        recipe_checks.check_device(config, 2, device, capability)
 
 
 def test_a_batch_that_no_phase_has_is_not_looked_at(recipe, tmp_path):
@@ -111,7 +111,7 @@ def test_a_batch_that_no_phase_has_is_not_looked_at(recipe, tmp_path):
     config = recipe.load(tmp_path, f"phases=[{phase}, {phase}]", "training.steps=8")
     with pytest.raises(ValueError, match="is not a multiple"):
         config.batch.accumulation_steps(3)
-    recipe_checks.refuse_device(config, 3, "cuda", 8.0)
+    recipe_checks.check_device(config, 3, "cuda", 8.0)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 
 from pretrain.config.deepspeed import (
     DS_CONFIGS,
+    check_optimizer,
+    check_same_state,
     compiles,
-    refuse_optimizer,
-    refuse_other,
 )
 from pretrain.config.sections import BatchConfig
 from pretrain.engine import engine
@@ -144,10 +144,10 @@ def test_a_configuration_that_does_not_exist_or_parse_is_refused(tmp_path):
 @pytest.mark.parametrize("optimizer", ["lamb", "muon"])
 def test_optimizers_by_parameter_are_refused_where_they_do_not_see_the_weights(zero, optimizer):
     with pytest.raises(ValueError, match=f"optimizer.name: {optimizer} "):
-        refuse_optimizer({"zero_optimization": zero}, optimizer)
-    refuse_optimizer({"zero_optimization": zero}, "adamw")
+        check_optimizer({"zero_optimization": zero}, optimizer)
+    check_optimizer({"zero_optimization": zero}, "adamw")
     # DeepSpeed takes null for a section that is not used.
-    refuse_optimizer({"zero_optimization": {"offload_optimizer": None}}, "lamb")
+    check_optimizer({"zero_optimization": {"offload_optimizer": None}}, "lamb")
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_optimizers_by_parameter_are_refused_where_they_do_not_see_the_weights(z
 def test_an_edited_configuration_that_changes_numbers_or_files_is_refused(before, now, message):
     saved, settings = (engine.deepspeed_json(name, BATCH, 0.0, 2) for name in (before, now))
     with pytest.raises(ValueError, match=f"mine.json is .* the checkpoint of step 30.*{message}"):
-        refuse_other("mine.json", settings, saved, 30)
+        check_same_state("mine.json", settings, saved, 30)
 
 
 def test_a_configuration_may_change_where_the_numbers_and_files_stay():
     saved = engine.deepspeed_json("zero3_fp16", BATCH, 0.0, 2)
     settings = engine.deepspeed_json("zero3_fp16_offload", BATCH, 1.0, 1)
     settings["zero_optimization"] |= {"overlap_comm": False, "reduce_bucket_size": 1000}
-    refuse_other("mine.json", settings | {"steps_per_print": 1}, saved, 30)
+    check_same_state("mine.json", settings | {"steps_per_print": 1}, saved, 30)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from data_prep.corpus import Corpus
 from pretrain.config.run import Sizes
 from pretrain.config.sections import BatchConfig, FaultConfig
 from pretrain.data.batches import (
-    refuse_other_packing,
-    refuse_without_targets,
+    check_packing,
+    check_targets,
     validation_batches,
 )
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
 from pretrain.data.sentence_pairs import SentencePairs
-from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks, Joined
+from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks, ConcatenatedBlocks
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Vocabulary
@@ -162,20 +162,20 @@ def test_the_other_kind_of_packing_is_refused_before_a_validation(pair_batches, 
         (pair_batches.source, objective, "packing sentence-pairs .* masked-lm, .* no .* chunked"),
     ]:
         with pytest.raises(ValueError, match=message):
-            refuse_without_targets(source, other, 0)
-    refuse_without_targets(pair_batches.source, pair_batches.objective, 0)
+            check_targets(source, other, 0)
+    check_targets(pair_batches.source, pair_batches.objective, 0)
 
 
 @pytest.mark.parametrize("packing", SOURCES)
 def test_an_objective_that_reads_one_text_a_block_refuses_documents_that_are_apart(packing):
     settings = SpanCorruptionConfig()
     if packing in ("complete", "contiguous", "one-document"):
-        refuse_other_packing(SOURCES[packing], settings)
+        check_packing(SOURCES[packing], settings)
         return
     reads = "no pairs of segments" if packing == "sentence-pairs" else "a block as one text"
     message = f"{packing} .* span-corruption, .* {reads}; .* complete or contiguous or one-document"
     with pytest.raises(ValueError, match=message):
-        refuse_other_packing(SOURCES[packing], settings)
+        check_packing(SOURCES[packing], settings)
 
 
 def test_losses_by_subset_add_up_to_the_loss(validation, objective):
@@ -396,7 +396,7 @@ def test_a_mixture_reads_each_corpus_in_its_order_whatever_the_ranks(
     size = BatchConfig(8, 2)
     mixture = Mixture.by_step([(0, [3, 1]), (3, [0, 1])], Sizes(((0, 8),)).first_block)
     order = Order.begin(mixture, [len(packed), len(other)], 1)
-    joined = Joined((packed, other))
+    joined = ConcatenatedBlocks((packed, other))
     assert joined.fill == pytest.approx(
         (packed.fill * len(packed) + other.fill * len(other)) / (len(packed) + len(other))
     )

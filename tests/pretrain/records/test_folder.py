@@ -85,13 +85,13 @@ def test_a_lock_that_cannot_be_closed_harms_no_run(tmp_path, monkeypatch):
 def test_an_attempt_is_superseded_by_any_later_one_and_by_nothing_else():
     mine = {"kind": "attempt", "attempt": 1, "token": "a", "pid": 1, "host": "here"}
     other = {**mine, "token": "b", "pid": 7, "host": "there"}
-    run_folder.refuse_superseded([{"kind": "created"}, mine, {"kind": "commit"}], "a")
-    run_folder.refuse_superseded([other, mine], "a")
+    run_folder.check_not_superseded([{"kind": "created"}, mine, {"kind": "commit"}], "a")
+    run_folder.check_not_superseded([other, mine], "a")
     # Both read the ledger at once and took the same number: the token tells them apart.
     with pytest.raises(ValueError, match=r"attempt 1 \(process 7 on there\) has begun"):
-        run_folder.refuse_superseded([mine, other, {"kind": "commit"}], "a")
+        run_folder.check_not_superseded([mine, other, {"kind": "commit"}], "a")
     with pytest.raises(ValueError, match=r"ledger\.jsonl: has lost the records"):
-        run_folder.refuse_superseded([{"kind": "crash"}], "a")
+        run_folder.check_not_superseded([{"kind": "crash"}], "a")
 
 
 def test_a_run_begins_once_even_where_a_launch_failed_before(recipe, tmp_path):
@@ -110,9 +110,9 @@ def test_no_attempt_resumes_from_checkpoints_that_a_spike_may_have_spoiled(recip
         {"number": 0, "kind": "commit", "step": 10},
         {"number": 1, "kind": "spike", "step": 9, "onset": 7, "channel": "fast"},
     ]
-    resume.refuse_spike(config, ledger.run_state(records[:1]))
+    resume.check_no_open_spike(config, ledger.run_state(records[:1]))
     with pytest.raises(ValueError, match=r"spiked since step 7 .* `zeroclap supervise`"):
-        resume.refuse_spike(config, ledger.run_state(records))
+        resume.check_no_open_spike(config, ledger.run_state(records))
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])

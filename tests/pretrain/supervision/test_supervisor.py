@@ -521,7 +521,7 @@ def test_a_run_that_is_trained_without_a_supervisor_is_refused_and_goes_on(
         supervise(opened, tmp_path, [])
     control.write(tmp_path, healthy := control.ControlFile("t", 0, control.RUN))
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "refuse_elsewhere", refuse)
+        patch.setattr(run_folder, "check_not_elsewhere", refuse)
         with pytest.raises(ValueError, match="elsewhere"):
             supervise(opened, tmp_path, [])
     assert control.read_control_file(tmp_path) == healthy

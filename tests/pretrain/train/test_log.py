@@ -9,17 +9,26 @@ from pretrain.config.run import RunConfig
 from pretrain.data.lineage import Lineage
 from pretrain.records import ledger
 from pretrain.train.log import RunLog, discontinuity, recorded_loss
-from pretrain.train.resume import Start
+from pretrain.train.resume import ResumeState
 
 
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / ledger.FILE_NAME
     ledger.append(
-        path, "attempt", attempt=1, token="t", step=0, pid=1, host="here", ranks=1, seed=1
+        path,
+        "attempt",
+        attempt=1,
+        token="t",
+        step=0,
+        pid=1,
+        host="here",
+        ranks=1,
+        seed=1,
+        micro_batch_size=1,
     )
     state = ledger.run_state(ledger.read_ledger(path))
-    start = Start(1, "t", 0, state, Lineage.begin(10, 1), 1.0, 100, [])
+    start = ResumeState(1, "t", 0, state, Lineage.begin(10, 1), 1.0, 100, [])
     config = RunConfig(folder=str(tmp_path))
     attempt = {"config": config, "segments": config.segments, "start": start}
     return RunLog(SimpleNamespace(run_folder=tmp_path, **attempt))
@@ -90,7 +99,7 @@ def test_the_loss_to_repeat_is_that_of_the_same_seed_and_micro_batches(
         for attempt, size in sizes.items()
     ]
     state = ledger.run_state([{"kind": "segment", "why": "start", "step": 0, "seed": seed}])
-    start = Start(4, "t", step, state, Lineage.begin(10, seed), 1.0, 0, [])
+    start = ResumeState(4, "t", step, state, Lineage.begin(10, seed), 1.0, 0, [])
     found = recorded_loss(LINES, records, start, micro_batch_size)
     assert found == pytest.approx(expected, nan_ok=True)
 

@@ -265,7 +265,7 @@ def broken_evaluations(*steps, stop_after=None):
     def sabotage(rank):
         from pretrain.train.attempt import Attempt
         from pretrain.train.client import SupervisorClient
-        from pretrain.train.reading import DataPipeline
+        from pretrain.train.data_pipeline import DataPipeline
 
         evaluate, scores, verdict = Attempt._evaluate, DataPipeline.scores, SupervisorClient.verdict
         now = []

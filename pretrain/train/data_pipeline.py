@@ -14,7 +14,7 @@ from pretrain.config.run import Segment
 from pretrain.data.batches import PretrainingBatches, validation_batches
 from pretrain.loop.protocols import MicroBatch, Model
 from pretrain.objectives.base import Vocabulary
-from pretrain.train.prepared import Prepared
+from pretrain.train.setup import Setup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 class DataPipeline:
     """The objective and the batches of one segment, on one rank."""
 
-    def __init__(self, prepared: Prepared, segment: Segment) -> None:
+    def __init__(self, setup: Setup, segment: Segment) -> None:
         """Build objective and batches."""
-        self.prepared, self.segment = prepared, segment
-        architecture, blocks, segments = prepared.architecture, prepared.blocks, prepared.segments
+        self.setup, self.segment = setup, segment
+        architecture, blocks, segments = setup.architecture, setup.blocks, setup.segments
         config = segment.config
         names = segments.stream_names[segments.parts.index(segment)]
         data, training = config.data, config.training
         self._corpora = dict(
-            zip(data.named_corpora, map(prepared.manifests.__getitem__, names), strict=True)
+            zip(data.named_corpora, map(setup.manifests.__getitem__, names), strict=True)
         )
         self._has_several = bool(data.corpora)
         (manifest, *_), corpus = self._corpora.values(), blocks.sources[0].corpus.folder
         vocabulary = Vocabulary(manifest.vocab_size, architecture.vocab_size, corpus)
         objective = config.objective
-        self.objective = objective.build(vocabulary, compiled=prepared.computing.compiled)
+        self.objective = objective.build(vocabulary, compiled=setup.compiled)
         validated = objective.for_validation()
         self._measure = validated.build(vocabulary)
         digests = [manifest.digest() for manifest in self._corpora.values()]
@@ -49,7 +49,7 @@ class DataPipeline:
         self.batches = PretrainingBatches(
             dataclasses.replace(blocks, longest=data.sequence_length),
             self.objective,
-            prepared.start.order,
+            setup.start.order,
             config.batch,
             config.fault,
             training.seed,
@@ -59,7 +59,7 @@ class DataPipeline:
     @functools.cached_property
     def validation(self) -> list[MicroBatch]:
         """This rank's batches of all validation splits, which the first evaluation opens."""
-        config, group = self.segment.config, self.prepared.group
+        config, group = self.segment.config, self.setup.group
         subsets = [len(manifest.subsets) for manifest in self._corpora.values()]
         firsts = itertools.accumulate(subsets[:-1], initial=0)
         sources = recipe_checks.open_sources(config.data, "valid")

@@ -20,11 +20,11 @@ from data_prep.manifest import CorpusManifest
 from pretrain.checks import devices
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks import resume as resume_checks
-from pretrain.config.deepspeed import compiles, refuse_other
+from pretrain.config.deepspeed import check_same_state, compiles
 from pretrain.config.load import public
 from pretrain.config.run import RunConfig, Segments
 from pretrain.config.schedules import learning_rate
-from pretrain.data.sources import Joined, open_stream
+from pretrain.data.sources import ConcatenatedBlocks, open_stream
 from pretrain.model.backends import choose_backend
 from pretrain.model.config import ModelConfig
 from pretrain.records import checkpoints, control, folder, ledger, versions
@@ -34,7 +34,7 @@ from pretrain.records.segments import Course, Source, corpora_of, order_of
 from pretrain.spikes.policy import max_checkpoints_kept
 from pretrain.train import resume
 from pretrain.train.client import SupervisorClient
-from pretrain.train.resume import Start
+from pretrain.train.resume import ResumeState
 
 if TYPE_CHECKING:
     from pretrain.engine.distributed import Process
@@ -42,20 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Computing:
-    """With what the ranks compute."""
-
-    backend: str
-    """Of attention."""
-    compiled: bool
-    peak_flops: float | None
-    """Of all devices, per second; None where it is not known."""
-    environment: Mapping[str, object]
-    """For the records: versions, machine, and the choices above."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
+class Setup:
     """An attempt that the ledger knows, before its engine is built."""
 
     config: RunConfig
@@ -71,15 +58,21 @@ class Prepared:
     group: Group
     hosts: Sequence[str]
     """Of each rank."""
-    computing: Computing
+    backend: str
+    """Of attention."""
+    compiled: bool
+    peak_flops: float | None
+    """Of all devices, per second; None where it is not known."""
+    environment: Mapping[str, Any]
+    """For the records: versions, machine, attention, compilation."""
     supervisor: SupervisorClient
     model: LanguageModel
     """With its initial weights."""
     parameters: int
     """Number of the model's, with padding."""
-    blocks: Joined
+    blocks: ConcatenatedBlocks
     """Of the training splits."""
-    start: Start
+    start: ResumeState
     lock: Sequence[contextlib.ExitStack]
     """On rank 0, what keeps other attempts out of the run."""
 
@@ -112,11 +105,11 @@ class Prepared:
                 "vocab_size": manifest.vocab_size,
             },
             "corpora": self.start.corpora,
-            "environment": self.computing.environment,
+            "environment": self.environment,
         }
 
 
-def prepare(config: RunConfig, source: Source | None, world_size: int) -> Prepared | None:
+def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup | None:
     """Check the recipe, join the other ranks, build the model, choose where the run resumes.
 
     Args:
@@ -144,23 +137,28 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Prepar
         make_deterministic(run, os.environ)
     process = start()
     group = Group(process.rank, process.world_size, gather)
-    computing = _computing(config, architecture, settings, process.device.type, group)
+    environment, peak_flops = _environment(
+        config, architecture, settings, process.device.type, group
+    )
+    backend = environment["attention_backend"]
     lock: list[contextlib.ExitStack] = []
     copy = _copy_of_initial_weights(course, architecture)
     state, token = group.on_rank_0_slowly(lambda: _enter(course, copy, lock))
     supervisor = SupervisorClient(run, token, group.rank, config.training.steps)
-    model = initial_model(config, architecture, computing.backend, read=not state.checkpoints)
+    model = initial_model(config, architecture, backend, not state.checkpoints)
     parameters = sum(each.numel() for each in model.parameters())
     supervisor.report_setup()
     if state.is_done(config.training.steps):
         if group.rank == 0:
             sys.stdout.write(f"{run} is done already; nothing to train\n")
         return None
-    blocks = Joined(tuple(open_stream(each, "train") for each in course.segments.streams))
+    blocks = ConcatenatedBlocks(
+        tuple(open_stream(each, "train") for each in course.segments.streams)
+    )
     hosts = group.gather(socket.gethostname())
     point = checkpoints.find_resume_point(run, state.checkpoints, group)
 
-    def begin() -> Start:
+    def begin() -> ResumeState:
         records = ledger.read_ledger(run / ledger.FILE_NAME)
         order, sizes = order_of(records)
         size = checkpoints.BYTES_PER_PARAMETER * parameters
@@ -169,20 +167,20 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Prepar
             before = order.identity(sizes.first_block(point.step))
             resume_checks.check_checkpoint(point.manifest, point.step, architecture, before)
             saved = point.manifest["deepspeed"]
-            refuse_other(config.training.deepspeed, settings, saved, point.step)
+            check_same_state(config.training.deepspeed, settings, saved, point.step)
         launched = control.read_control_file(run)
         number = state.next_attempt
         if launched and launched.token == token:
             number = launched.attempt
         share, corpora = blocks.share_of_tokens, corpora_of(records)
-        start = Start(number, token, point.step, state, order, share, size, corpora)
+        start = ResumeState(number, token, point.step, state, order, share, size, corpora)
         most_kept = max_checkpoints_kept(config)
-        resume.begin(course, settings, start, point, hosts, most_kept, computing.environment)
+        resume.begin(course, settings, start, point, hosts, most_kept, environment)
         return start
 
     begun = group.on_rank_0(begin)
     supervisor.report_setup()
-    return Prepared(
+    return Setup(
         config,
         course.segments,
         architecture,
@@ -191,7 +189,10 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Prepar
         process,
         group,
         hosts,
-        computing,
+        backend,
+        environment["compiled"],
+        peak_flops,
+        environment,
         supervisor,
         model,
         parameters,
@@ -201,14 +202,18 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Prepar
     )
 
 
-def _computing(
+def _environment(
     config: RunConfig,
     architecture: ModelConfig,
     settings: Mapping[str, Any],
     device_type: str,
     group: Group,
-) -> Computing:
-    """Choose what depends on the devices; refuses a device that the recipe cannot be trained on."""
+) -> tuple[dict[str, Any], float | None]:
+    """Choose what depends on the devices, after checking that the recipe can be trained on them.
+
+    Returns:
+        What the records say of it, and the peak FLOP/s of all devices, if known.
+    """
     import torch
 
     code = versions.check_same_code(group)
@@ -216,7 +221,7 @@ def _computing(
     accelerator = torch.cuda.get_device_name() if on_gpu else "cpu"
     capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None
     group.on_rank_0(
-        lambda: recipe_checks.refuse_device(config, group.world_size, device_type, capability)
+        lambda: recipe_checks.check_device(config, group.world_size, device_type, capability)
     )
     backend = choose_backend(architecture, config.training.attention_backend, on_gpu)
     compiled = compiles(config.training.compile, settings, on_gpu)
@@ -230,7 +235,7 @@ def _computing(
         "attention_backend": backend,
         "compiled": compiled,
     }
-    return Computing(backend, compiled, group.world_size * peak if peak else None, environment)
+    return environment, group.world_size * peak if peak else None
 
 
 def _copy_of_initial_weights(
