@@ -1,4 +1,4 @@
-"""The command that hands a model over: convert."""
+"""The command `convert`: import and export of models."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Conversion of a model from one form to another, by way of `ModelContents`.
+"""Convert a model from one format to another, through `ModelContents`.
 
-zeroclap      a model folder, which `export` makes and every other command reads
+zeroclap      a model folder, which `export` writes and every other command reads
 huggingface   a folder that transformers loads
 
-A checkpoint (.pt) of fairseq or EIFY/fairseq is read, and not written.
+Checkpoints (.pt) of fairseq or EIFY/fairseq can be read, but not written.
 """
 
 from __future__ import annotations

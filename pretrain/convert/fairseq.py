@@ -1,7 +1,7 @@
-"""fairseq checkpoints (.pt) are read: RoBERTa, with the ALiBi and CLAP of EIFY/fairseq.
+"""Import fairseq checkpoints (.pt): RoBERTa, with the ALiBi and CLAP of EIFY/fairseq.
 
-Nothing in a checkpoint is executed. It is read with `weights_only=True`; the settings of an old
-one, an argparse.Namespace, are accepted by an allow-list of that one class.
+Nothing in a checkpoint is executed. It is read with `weights_only=True`; an allow-list accepts
+argparse.Namespace, the settings of old checkpoints.
 
 Order: names, settings, `read_checkpoint`, weights.
 """
@@ -77,7 +77,7 @@ _NOT_MODELLED: dict[str, object] = {
     # Experiments in the history of EIFY/fairseq that its code has dropped.
     **{"encoder_l2norm": False, "encoding_repeat": 1, "vae_beta": 0},
 }
-"""Settings that change what a model computes, with the only value that our model can have."""
+"""Settings that change a model's outputs, with the only supported value."""
 
 
 def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
@@ -141,17 +141,16 @@ def _position(settings: Mapping[str, Any], alibi: bool) -> str:
 def read_checkpoint(path: Path, vocabulary: Tokenizer | None = None) -> ModelContents:
     """Read the model of a checkpoint, with its classification heads.
 
-    Half-precision weights become fp32. What changes nothing once the model is trained is left out,
-    such as `mask_prob`, by which EIFY/fairseq zeroed random tokens in every forward pass.
+    Half-precision weights become fp32. Settings of training alone are ignored, such as `mask_prob`,
+    by which EIFY/fairseq zeroed random tokens in every forward pass.
 
     Args:
         path: a checkpoint of a RoBERTa, written by fairseq or EIFY/fairseq.
         vocabulary: of the model; a fairseq checkpoint holds none.
 
     Raises:
-        ValueError: the file is not a checkpoint, is damaged, asks for code to be run, or does not
-            say what its model is; the model is not one that we have; weights or vocabulary do not
-            fit.
+        ValueError: the file is not a checkpoint, is damaged, asks for code to be run, or has no
+            settings; the model is not supported; weights or vocabulary do not fit.
     """
     content = load_pickled(path, [argparse.Namespace])
     try:
@@ -215,7 +214,7 @@ def _upgrade(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _heads(
     weights: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> dict[str, ClassificationConfig]:
-    """Describe the classification heads; the shapes of their weights tell their classes."""
+    """Describe the classification heads; the shapes of their weights give the classes."""
     classes = _classes(weights)
     activation = settings.get("pooler_activation_fn", "tanh")
     if classes and activation != "tanh":

@@ -1,11 +1,12 @@
-"""Model folders to Hugging Face folders.
+"""Export model folders as Hugging Face folders.
 
 A baseline becomes a plain `RobertaForMaskedLM`, or with a classification head a
 `RobertaForSequenceClassification`; an ALBERT an `AlbertForPreTraining`, without a pair head an
 `AlbertForMaskedLM`, with a classification head an `AlbertForSequenceClassification`. These need no
-code of ours. What transformers does not have (ALiBi with offset, the CLAP head, the zero mask,
-layers that share one part only, causal models) is exported with its code, which transformers loads
-with `trust_remote_code=True`: one file, made of those of pretrain/model/ and modeling_zeroclap.py.
+custom code. Models that transformers does not have (ALiBi with offset, the CLAP head, the zero
+mask, layers that share one part only, causal models) are exported with their code, which
+transformers loads with `trust_remote_code=True`: one file, joined from pretrain/model/ and
+modeling_zeroclap.py.
 
 transformers itself is not needed here: the files are JSON and safetensors.
 """
@@ -43,7 +44,7 @@ def write_folder(
     head: str | None = None,
     scores: str = "",
 ) -> list[str]:
-    """Write a folder that transformers loads, whole or not at all.
+    """Write a folder that transformers loads, complete or not at all.
 
     Args:
         folder: new or empty.
@@ -52,7 +53,7 @@ def write_folder(
         scores: of fine-tuning, in Markdown, for the model card.
 
     Returns:
-        The class and the line that loads it, and what was left out, one sentence each.
+        Sentences about the class, the line that loads it, and omitted parts.
 
     Raises:
         ValueError: the model has latents or an untied head, which exports do not hold; it has no
@@ -92,10 +93,10 @@ def write_folder(
         }
     settings |= {**_SPECIAL_IDS, "dtype": "float32", "provenance": dict(contents.provenance)}
     with new_folder(folder) as partial:
-        # Not save_file, which lets nobody but the owner read what it writes.
+        # Not save_file, whose files only the owner can read.
         (partial / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         write_json(partial / "config.json", settings)
-        # What `generate` never chooses: no text has these ids.
+        # Ids that `generate` must not choose, as no text has them.
         never = [Tokenizer.bos_id, Tokenizer.pad_id, Tokenizer.unk_id]
         generates = config.causal and head is None
         if (vocabulary := contents.vocabulary) is not None:
@@ -114,7 +115,7 @@ def write_folder(
 
 
 def _classifier(contents: ModelContents, name: str | None) -> ClassificationConfig | None:
-    """Return the classification head of a name, which the model must have and be able to have."""
+    """Return the named classification head; raise ValueError if the model cannot have it."""
     if name is None:
         return None
     heads = contents.classification_heads
@@ -140,7 +141,7 @@ def _left_out(contents: ModelContents, head: str | None, plain: bool) -> list[st
 
 
 _Form = tuple[dict[str, Any], dict[str, Tensor]]
-"""What a form of export writes: the settings of config.json, and the weights."""
+"""The settings of config.json, and the weights."""
 
 
 def _roberta(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
@@ -207,9 +208,9 @@ def _own(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
 
 @functools.cache
 def _code() -> str:
-    """Return the adapter behind the model's own files that it uses, without imports of each other.
+    """Return one file of the model's source files, followed by the adapter, without their imports.
 
-    They stand as they are: no two of them have a name in common.
+    The sources are unchanged: no two of them define the same name.
     """
     parts: dict[Path, str] = {}
     imports: set[str] = set()

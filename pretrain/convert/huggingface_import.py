@@ -1,4 +1,4 @@
-"""Hugging Face folders to model folders: RoBERTa and ALBERT models, and our own exports.
+"""Import Hugging Face folders: RoBERTa and ALBERT models, and exports of zeroclap.
 
 Nothing in a folder is executed. transformers itself is not needed here.
 """
@@ -37,8 +37,8 @@ _NOT_MODELLED: Mapping[str, Mapping[str, object]] = {
     "roberta": {**_OF_BOTH, "hidden_act": "gelu", "pad_token_id": 1},
     "albert": {**_OF_BOTH, "inner_group_num": 1},
 }
-"""Settings of RobertaConfig and AlbertConfig that change what a model computes: the default, and
-the only value that our model can have."""
+"""Settings of RobertaConfig and AlbertConfig that change a model's outputs, with the default, which
+is the only supported value."""
 _UNUSED = re.compile(
     r"(roberta|albert)\.embeddings\.(position_ids|token_type_ids)"
     r"|roberta\.pooler\.dense\.(weight|bias)"
@@ -46,16 +46,16 @@ _UNUSED = re.compile(
 """Counters, and the pooler, which neither a masked language model nor a classifier has."""
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = {"roberta": "roberta.", "albert": "albert.", "zeroclap": "encoder."}
-"""What the names of an encoder's weights begin with, by its model_type."""
+"""Prefix of the encoder's weights, by model_type."""
 
 
 def read_folder(folder: Path) -> ModelContents:
     """Read a RoBERTa or ALBERT model, or one of our own exports, as a model folder's contents.
 
-    Of RoBERTa's token-type table only row 0 is used, the only one that its tokenizer asks for; it
-    is added to every row of the position table. Where there is no head over the vocabulary, one is
-    made that finds all tokens equally likely. ALBERT's vocabulary gets our special ids, and the
-    rows of its tokens their order. `provenance["notes"]` reports what was added or left out.
+    RoBERTa's tokenizer uses only row 0 of the token-type table, which is added to every row of the
+    position table. A missing head over the vocabulary is replaced by one that gives all tokens the
+    same probability. ALBERT's vocabulary gets our special ids, and its rows are permuted. The notes
+    in the provenance report what was added or omitted.
 
     Args:
         folder: holds config.json, and model.safetensors (whole, or in parts under
@@ -64,7 +64,7 @@ def read_folder(folder: Path) -> ModelContents:
     Raises:
         ValueError: a file is missing or damaged, a setting is one that our model does not have,
             weights are missing, left over or misshapen, or an ALBERT has other special ids than
-            ours and no vocabulary that says which row is whose.
+            ours and no vocabulary to map them.
     """
     config_file = folder / "config.json"
     settings = read_json(config_file)
@@ -152,7 +152,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - as the file has it
-    """Return a setting that has no default: it differs between versions, or leaves no trace."""
+    """Return a required setting: its default differs between versions, or it leaves no trace."""
     if name not in settings:
         raise ValueError(f"has no {name}")
     return settings[name]
@@ -296,7 +296,7 @@ def _albert_weights(
 
 
 def _modern(weights: Weights) -> dict[str, Tensor]:
-    """Return the weights that a model reads by today's names: norms once had `gamma`, `beta`."""
+    """Return the used weights under current names: norms once had `gamma` and `beta`."""
     return {
         re.sub(r"(?<=\.)gamma$", "weight", re.sub(r"(?<=\.)beta$", "bias", name)): weight
         for name, weight in weights.items()

@@ -1,4 +1,4 @@
-"""Names of our weights and settings in transformers, for the export and the import."""
+"""Names of our weights and settings in transformers, for export and import."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ ROBERTA_SETTINGS: Mapping[str, str] = {
     "attention_dropout": "attention_probs_dropout_prob",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-"""RobertaConfig's name of each field of ours that it has. `max_positions` differs in its count."""
+"""RobertaConfig's names of our fields. `max_positions` differs in its count."""
 
 ALBERT_SETTINGS: Mapping[str, str] = {
     **ROBERTA_SETTINGS,
     "max_positions": "max_position_embeddings",
     "segments": "type_vocab_size",
 }
-"""AlbertConfig's name of each field of ours that it has. How layers are shared, the size of token
-vectors and the activation are expressed in other ways."""
+"""AlbertConfig's names of our fields. Sharing, the size of token vectors and the activation are
+expressed differently."""
 ALBERT_ACTIVATIONS: Mapping[str, str] = {"gelu": "gelu", "gelu-tanh": "gelu_new"}
 ALBERT_POOLER = "albert.pooler"
 ALBERT_PAIRS = "sop_classifier.classifier.weight"
 ALBERT_PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
-"""Token vectors to the hidden size; there also where the sizes are equal."""
+"""Projection of token vectors to the hidden size; present even if the sizes are equal."""
 
 _LAYER = "roberta.encoder.layer.{}."
 _ROBERTA: dict[str, tuple[str, ...]] = {
@@ -92,10 +92,10 @@ _HEAD = re.compile(rf"^{re.escape(HEADS)}.+\.(?=\w+\.\w+$)")
 
 
 def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) -> str | None:
-    """Return the model of transformers that computes exactly this one, with this head; or None.
+    """Return the type of transformers with exactly the outputs of this model and head; or None.
 
-    roberta  Every field that RobertaConfig lacks has the default of ModelConfig, save for settings
-             of ALiBi and of the CLAP head, which such a model has not, and of initial weights.
+    roberta  Every field that RobertaConfig lacks has the default of ModelConfig, except settings of
+             ALiBi and the CLAP head, which do not apply, and of initial weights.
     albert   The same for AlbertConfig. Layers share all weights or none, positions are counted from
              row 0, and there are segments.
 
@@ -126,7 +126,7 @@ def loading_call(config: ModelConfig, head: ClassificationConfig | None, folder:
 
 
 def task(config: ModelConfig, head: ClassificationConfig | None) -> str:
-    """Return what an export is for, as it stands in the names of transformers' classes."""
+    """Return the task of an export, as in the names of transformers' classes."""
     if head is not None:
         return "SequenceClassification"
     if config.causal:
@@ -153,13 +153,13 @@ def albert_names(weights: Collection[str], config: ModelConfig) -> Names:
 
 
 def identity(size: int) -> dict[str, Tensor]:
-    """Return the projection that ALBERT has also where token vectors have the hidden size."""
+    """Return the identity projection of an ALBERT whose token vectors have the hidden size."""
     weight, bias = f"{ALBERT_PROJECTION}.weight", f"{ALBERT_PROJECTION}.bias"
     return {weight: torch.eye(size), bias: torch.zeros(size)}
 
 
 def native_names(weights: Iterable[str]) -> Names:
-    """Return the names in our own export: ours, but for a classification head."""
+    """Return the names in exports with custom code: ours, except for a classification head."""
     return {name: (_HEAD.sub(f"{CLASSIFIER}.", name),) for name in weights}
 
 

@@ -1,4 +1,4 @@
-"""Vocabularies of Hugging Face folders: written for transformers, and read."""
+"""Write and read the vocabularies of Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def read_vocabulary(
         folder: of a model.
         kind: its model_type.
         config: of the model.
-        notes: gets a sentence where the vocabulary cannot be used.
+        notes: receives a sentence if the vocabulary cannot be used.
 
     Returns:
         The vocabulary; and where its special ids were changed, the folder's row for each row of
         ours, else an empty list.
 
     Raises:
-        ValueError: tokenizer.json is no JSON file.
+        ValueError: tokenizer.json is not valid JSON.
     """
     file = folder / tokenizers.FILE_NAME
     pair = [folder / name for name in ("vocab.json", "merges.txt")]

@@ -1,4 +1,4 @@
-"""The model that a run continues from (`model.init_from`): checked, fitted and copied.
+"""The model that a run continues from (`model.init_from`): check, fit and copy it.
 
 Order: `check_initial_model` (before a launch), `copy_initial_model` (before the first attempt);
 both end in `read_initial_model`.
@@ -24,11 +24,11 @@ from pretrain.model.config import ModelConfig
 from pretrain.records import folder, ledger
 
 _FREE = ("dropout", "attention_dropout", "initial_weights", "initial_beta")
-"""Fields that may differ: they change nothing that trained weights compute."""
+"""Fields that may differ: they do not change the outputs of trained weights."""
 
 
 def described(config: RunConfig, architecture: ModelConfig) -> str:
-    """Say what the run continues, after checking it where it and the corpus are at hand.
+    """Describe the model that the run continues; check it if it and the corpus are available.
 
     Raises:
         ValueError: as `read_initial_model`.
@@ -43,9 +43,9 @@ def described(config: RunConfig, architecture: ModelConfig) -> str:
 def check_initial_model(
     config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest
 ) -> str:
-    """Check the model that a run starts from, and say in a sentence what is taken from it.
+    """Check the model that a run starts from, and describe it in a sentence.
 
-    A run that has begun has its own copy: then the model is not looked at.
+    A run that has begun has its own copy; then the model is not read.
 
     Raises:
         ValueError: as `read_initial_model`.
@@ -63,7 +63,7 @@ def copy_initial_model(
     """Copy the model that a run starts from into the run's folder.
 
     Returns:
-        What the ledger records of it (`ledger.origin`).
+        The record of it for the ledger (`ledger.origin`).
 
     Raises:
         ValueError: as `read_initial_model`.
@@ -142,7 +142,7 @@ def _check_vocabulary(
 
 
 def _without_padding(name: str, contents: ModelContents) -> ModelContents:
-    """Leave out the rows of tokens beyond the vocabulary: training pads the table itself."""
+    """Remove the rows beyond the vocabulary: training pads the table itself."""
     assert contents.vocabulary is not None
     rows, has_mask = contents.config.vocab_size, contents.config.mask_embedding != "zero"
     needed = contents.vocabulary.vocab_size - (not has_mask)
@@ -166,7 +166,7 @@ def _without_padding(name: str, contents: ModelContents) -> ModelContents:
 
 
 def _check_architecture(name: str, theirs: ModelConfig, ours: ModelConfig) -> None:
-    """Refuse a model that is not the one that a run trains, with the settings that describe it."""
+    """Raise ValueError, naming the settings to change, if the architectures differ."""
     # max_positions limits nothing where positions are computed.
     free = (*_FREE, "vocab_size", *(() if theirs.longest_input else ("max_positions",)))
     fields = [field.name for field in dataclasses.fields(ModelConfig) if field.name not in free]

@@ -1,7 +1,7 @@
 """The model card of a Hugging Face folder (README.md): use, training, scores, provenance.
 
-What is said of the training comes from the provenance that `export` writes; a model from elsewhere
-has less to say.
+The description of the training comes from the provenance that `export` writes; other models have
+less.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ model = {call}
 
 
 def _training(facts: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield what `run.summary` says of the run, if the model comes from one."""
+    """Yield a table of `summary` of the run, if the model comes from one."""
     if not facts:
         return
     rows = {

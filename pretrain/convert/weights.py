@@ -1,4 +1,4 @@
-"""Weights of other forms: how their files are read, and how they are renamed and checked."""
+"""Read, rename and check weights of other formats."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def renamed(
         layer = _LAYER.match(module)
         theirs = modules.get(_LAYER.sub("encoder.layers.{}", module))
         if theirs is None:
-            raise ValueError(f"there is no weight there that corresponds to {name}")
+            raise ValueError(f"the other format has no weight that corresponds to {name}")
         number = str(int(layer[1]) // group_size) if layer else ""
         result[name] = tuple(f"{their.replace('{}', number)}.{kind}" for their in theirs)
     return result
@@ -127,7 +127,7 @@ def joined(
 def empty_weights(
     config: ModelConfig, heads: Mapping[str, ClassificationConfig]
 ) -> dict[str, Tensor]:
-    """Return all weights of a model folder, without content (on the meta device)."""
+    """Return all weights of a model folder on the meta device, without content."""
     with torch.device("meta"):
         result: dict[str, Tensor] = dict(LanguageModel(config).state_dict())
         for name, head in heads.items():
@@ -137,7 +137,7 @@ def empty_weights(
 
 
 def load_pickled(path: Path, classes: Sequence[type] = ()) -> object:
-    """Read a file of `torch.save` without executing anything that it holds.
+    """Read a file of `torch.save` without executing any of its content.
 
     Args:
         path: the file.
@@ -173,7 +173,7 @@ def weights_in(content: object, what: str) -> dict[str, Tensor]:
         what: what messages call it.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not such a mapping.
     """
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(weight, Tensor) for name, weight in content.items()
@@ -183,10 +183,10 @@ def weights_in(content: object, what: str) -> dict[str, Tensor]:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse a damaged archive, which torch does not: a flipped bit would become a weight.
+    """Raise BadZipFile for a damaged archive: torch would read a flipped bit as a weight.
 
-    So is one that grows when it is read. Files of torch before 1.6 are not zip archives and have
-    no checksums.
+    An archive with entries larger than the file is rejected, too. Files of torch before 1.6 are not
+    zip archives and have no checksums.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

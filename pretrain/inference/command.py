@@ -1,4 +1,4 @@
-"""The commands that make and use model folders: export, evaluate and fill-mask."""
+"""The commands `export`, `evaluate` and `fill-mask`, which make and use model folders."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def add_export_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("run", type=Path, help="the run's folder")
     add("--output", type=Path, required=True, help="the new model folder")
-    step = "step of the checkpoint; 0: the weights that the run began with (default: the newest "
-    step += "that no suspected spike precedes)"
+    step = "step of the checkpoint; 0: the initial weights (default: the newest one that no "
+    step += "suspected spike precedes)"
     add("--step", type=int, help=step)
 
 
@@ -38,15 +38,13 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("model", type=Path, nargs="+", help="model folders")
     add("--data", type=Path, required=True, help="a corpus folder")
-    lengths = "cut the text into windows of so many tokens, such as 512,1024, and score the same "
-    lengths += "targets at each (default: blocks as in the validation of a run)"
+    lengths = "cut the text into windows of these lengths, such as 512,1024, and score the same "
+    lengths += "targets at each length (default: blocks as in the validation of a run)"
     add("--lengths", type=_lengths, help=lengths)
     stride = "with --lengths: tokens from one window to the next; each window but a text's first "
-    stride += "scores only its last tokens, as many as these (default: windows do not overlap)"
+    stride += "scores only this many last tokens (default: windows do not overlap)"
     add("--stride", type=int, help=stride)
-    blocks = (
-        "at most so many blocks, spread over the split; 0: all (default: as in the validation of "
-    )
+    blocks = "most blocks to read, spread over the split; 0: all (default: as in the validation of "
     blocks += "the run); with --lengths, documents (default: all)"
     add("--blocks", type=int, help=blocks)
     packing = "how documents fill blocks (default: as the model was trained); with --lengths, "
@@ -72,9 +70,9 @@ def _lengths(text: str) -> list[int]:
 def evaluate(options: argparse.Namespace) -> None:
     """Measure the validation perplexity of model folders.
 
-    Without --lengths the result is that of the run's own validation: to the digit for a run in fp32
-    on one rank of the same machine, and up to the order of additions on several ranks. For models
-    with a pair head it has the accuracy on next sentence and on sentence order too.
+    Without --lengths the result equals the run's own validation: exactly for a run in fp32 on one
+    rank of the same machine, and up to the order of additions on several ranks. Models with a pair
+    head are also scored on next sentence and sentence order.
 
     example: python -m pretrain evaluate models/base --data corpora/pile --lengths 512,1024
     """

@@ -1,4 +1,4 @@
-"""Validation of a model, at the training length and beyond it: what a score is, and measuring."""
+"""Validation of a model, at the training length and at other lengths."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Score:
     """exp(loss); of several terms, that of the first one, which is of tokens. NaN without any."""
     targets: int
     accuracy: float
-    """Share of the targets that the model finds most likely."""
+    """Share of the targets that the model ranks first."""
 
     @classmethod
     def of(cls, sums: npt.NDArray[np.float64], weights: Sequence[float]) -> Score:
@@ -73,9 +73,9 @@ class Scores:
 
     total: Score
     subsets: dict[str, Score]
-    """By Pile subset, those with targets alone."""
+    """By Pile subset, for subsets with targets."""
     terms: dict[str, Score]
-    """By term of the objective, where it has several, those with targets alone."""
+    """By term of an objective with several, for terms with targets."""
 
     @classmethod
     def of(cls, sums: npt.ArrayLike, terms: Mapping[str, float], names: Sequence[str]) -> Scores:
@@ -100,7 +100,7 @@ class Scores:
 def scores_by_corpus(
     sums: npt.ArrayLike, terms: Mapping[str, float], subsets: Mapping[str, int]
 ) -> dict[str, Score]:
-    """The scores of each of several corpora, those with targets alone.
+    """Return the scores of each of several corpora that have targets.
 
     Args:
         sums: [subsets of all corpora, terms, 3], or flat.
@@ -124,7 +124,7 @@ class LengthScores(Scores):
     coverage: float
     """Share of the split's tokens that the blocks or windows hold. Span corruption reads less."""
     stride: int | None = None
-    """Of windows that overlap."""
+    """Stride of overlapping windows; None: they do not overlap."""
     pairs: dict[str, Score] = dataclasses.field(default_factory=dict)
     """Of `evaluate_blocks`, for a model with a pair head: of "masked", "nsp" and "sop"."""
 
@@ -141,7 +141,7 @@ class Refusal:
 def validation_objective(
     model: LanguageModel, tokenizer_digest: str, corpus: Corpus, settings: ObjectiveSettings
 ) -> PretrainingObjective:
-    """What a model is measured by on a corpus: the objective's validation form.
+    """Return the objective that measures a model on a corpus: its validation form.
 
     Args:
         model: the model.
@@ -170,10 +170,10 @@ def evaluate_blocks(
     limit: int = 0,
     micro_batch_size: int = 8,
 ) -> LengthScores:
-    """Scores as a run measures them, and those of a pair head on both tasks.
+    """Measure scores as a run does, and those of a pair head on both tasks.
 
-    On the same blocks, with the same targets as in a run. They equal those that a run of one rank
-    logged bit by bit, if the packing, the length, the number of blocks, the micro-batch size, the
+    Blocks and targets are those of a run. The scores are bitwise equal to those that a run of one
+    rank logged, if the packing, the length, the number of blocks, the micro-batch size, the
     precision and the machine are the same.
 
     Both tasks of pairs (Lan et al. 2020, table 5) read one pair of each block. The score of the
@@ -203,7 +203,7 @@ def evaluate_blocks(
     for name, each in pair_objectives(objective).items():
         found = scores if each.settings == objective.settings else measure(each)
         pairs[name] = found.terms.get(name, found.total)
-    # Of a longer pair the objective cuts the rest.
+    # The objective truncates longer pairs.
     most = source.sequence_length - PAIR_SPECIAL_TOKENS if source.pairs else source.sequence_length
     # Text never encodes to <s>.
     sizes = (int((source[index].ids != Tokenizer.bos_id).sum()) for index in chosen)
@@ -218,7 +218,7 @@ def evaluate_blocks(
 
 
 def pair_objectives(objective: PretrainingObjective) -> dict[str, SentencePairsLM]:
-    """The objective that each score is measured with, by the score's name; none without pairs."""
+    """Return the objective of each pair score by the score's name; empty without pairs."""
     if not isinstance(objective, SentencePairsLM):
         return {}
     tasks: dict[str, Literal["none", "nsp", "sop"]]
@@ -242,10 +242,10 @@ def evaluate_lengths(
     stride: int | None = None,
     one_text: bool = False,
 ) -> Iterator[LengthScores | Refusal]:
-    """Scores of the same targets at every length, each as soon as it is measured.
+    """Yield scores of the same targets at every length.
 
-    What is refused is refused at once, before anything is measured. Documents, or the split as one
-    text, are cut into windows (`pretrain.data.windows`).
+    Errors are raised at once, before anything is measured. Documents, or the split as one text, are
+    cut into windows (`pretrain.data.windows`).
 
     Args:
         model: any device, evaluation mode.

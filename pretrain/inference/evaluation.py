@@ -1,4 +1,4 @@
-"""The command `evaluate`: what it measures, its tables, its files and its picture."""
+"""The command `evaluate`: measurement, tables, files and plot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pretrain.inference.model_folder import LoadedModel
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What the models read; the options of `evaluate` of the same names."""
+    """The options of `evaluate` that choose the text to read."""
 
     lengths: Sequence[int] = ()
     stride: int | None = None
@@ -44,7 +44,7 @@ class Reading:
     packing: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing."""
+        """Check the options."""
         if (self.blocks or 0) < 0:
             raise ValueError(f"--blocks {self.blocks}: accepted: 0 (all) or more")
         if self.stride is not None and not self.lengths:
@@ -70,7 +70,7 @@ def run(
     plot: Path | None,
     device: str | None,
 ) -> None:
-    """Measure models on the validation split of a corpus; print and write what is found.
+    """Measure models on the validation split of a corpus; print and write the results.
 
     Raises:
         ValueError: a model cannot be measured on the corpus, or some lengths could not be measured.
@@ -105,7 +105,7 @@ def run(
 
 
 def _check_output_files(reading: Reading, json: Path | None, plot: Path | None) -> None:
-    """Refuse files that cannot be made, while that costs no measurement."""
+    """Raise an error if an output file cannot be written, before anything is measured."""
     if plot:
         if not reading.lengths:
             raise ValueError("--plot needs --lengths")
@@ -119,7 +119,7 @@ def _check_output_files(reading: Reading, json: Path | None, plot: Path | None) 
 def _results(
     loaded: LoadedModel, corpus: Corpus, reading: Reading
 ) -> Iterator[LengthScores | Refusal]:
-    """Return the scores by length, or of the blocks; what is refused is refused at once.
+    """Return the scores by length, or of the blocks; errors are raised at once.
 
     Raises:
         ValueError: the model or its objective cannot read such text, or the corpus has none.
@@ -149,7 +149,7 @@ def _results(
 
 
 def _note(loaded: LoadedModel, corpus: Corpus, reading: Reading) -> str:
-    """Say what is predicted, and with --lengths in which text."""
+    """Describe what is predicted and, with --lengths, in which text."""
     note = f"{validation_note(loaded.objective)}\n"
     if not reading.lengths:
         return note
@@ -165,7 +165,7 @@ def _note(loaded: LoadedModel, corpus: Corpus, reading: Reading) -> str:
 
 
 def _raise_refused(measured: Sequence[Measured]) -> None:
-    """Say which lengths could not be measured, and why; with the model where there are several."""
+    """Raise ValueError if lengths could not be measured, with the reasons."""
     refused = [
         f"{each.model + ', ' if len(measured) > 1 else ''}length {result.length}: {result.refused}"
         for each in measured

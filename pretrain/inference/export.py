@@ -1,4 +1,4 @@
-"""Model folders from the checkpoints of a run."""
+"""Export checkpoints of a run as model folders."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple
         architecture, weights, recipe = _checkpoint(run, config, state, step)
     else:
         architecture, weights, recipe = _initial(run, config, ledger.created(records))
-    # The table has further rows while it is trained.
+    # In training the table is padded with further rows.
     weights[TOKENS] = weights[TOKENS][: architecture.vocab_size].clone()
     provenance = {
         "run": run.resolve().name,

@@ -1,8 +1,8 @@
-"""The weights that a run starts from: drawn from its seed, or those of another model.
+"""The initial weights of a run: drawn from its seed, or those of another model.
 
-A run with `model.init_from` keeps a copy of that model in its own folder, made before its first
-attempt (convert/init_from.py). Attempts that begin at step 0, also after a rollback, read the copy
-and never the model itself, which may be gone by then.
+A run with `model.init_from` copies that model into its own folder before its first attempt
+(convert/init_from.py). Attempts that begin at step 0, also after a rollback, read only the copy:
+the model itself may be gone by then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Model folders: weights, architecture and vocabulary of a model in one place.
+"""Model folders: weights, architecture and vocabulary of a model.
 
 model.safetensors   fp32 weights: the language model's by their names, and those of classification
                     heads as `classification_heads.NAME.`
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 HEADS = "classification_heads."
 _MOST_LAYERS = 10_000
-"""Of a model from outside: layers that share their weights are not limited by a file's size."""
+"""Limit for any model: the size of a file does not limit layers that share their weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class LoadedModel:
 
     @property
     def packing(self) -> str:
-        """How documents filled the blocks of its training; as in fairseq where it is not known."""
+        """Packing of its training; as in fairseq where it is not known."""
         default = "sentence-pairs" if self.objective.pairs else "complete"
         return str(self.recipe_section("data").get("packing", default))
 
@@ -110,7 +110,7 @@ class LoadedModel:
         return section if isinstance(section, dict) else {}
 
     def recorded(self, name: str) -> Any:  # noqa: ANN401 - any JSON value
-        """Return what is recorded of the model, or of the one that it was made from; None: nothing.
+        """Return a record of the model, or of the model that it was made from; None if absent.
 
         A converted model keeps the record of the model that was converted, a fine-tuned one that of
         the pretrained model.
@@ -126,8 +126,8 @@ class LoadedModel:
     def objective(self) -> ObjectiveSettings:
         """Settings of the objective it was trained with.
 
-        Where nothing says, masked LM; with sentence order where the model has a pair head, and
-        causal LM where it is causal.
+        If it is not recorded: causal LM for a causal model, else masked LM, with sentence order if
+        the model has a pair head.
 
         Raises:
             ValueError: this version does not know the objective, or one of its settings.
@@ -145,7 +145,7 @@ class LoadedModel:
             raise ValueError(f"{self.folder}: {error}") from None
 
     def contents(self) -> ModelContents:
-        """Return the same as plain values."""
+        """Return the content as plain values."""
         weights = dict(self.model.state_dict())
         for name, head in self.classification_heads.items():
             weights |= {f"{HEADS}{name}.{key}": value for key, value in head.state_dict().items()}
@@ -178,7 +178,7 @@ def save_model(folder: Path, contents: ModelContents) -> None:
         provenance=dict(contents.provenance),
     )
     with new_folder(folder) as partial:
-        # Not save_file, which lets nobody but the owner read what it writes.
+        # Not save_file, whose files only the owner can read.
         (partial / "model.safetensors").write_bytes(safetensors.save(weights))
         if vocabulary:
             vocabulary.save(partial / "tokenizer.json")
@@ -188,9 +188,9 @@ def save_model(folder: Path, contents: ModelContents) -> None:
 def check_declared_size(
     config: ModelConfig, heads: Mapping[str, ClassificationConfig], size: int
 ) -> None:
-    """Refuse a description that names more weights than its file has, before any are made.
+    """Raise ValueError if a description has more weights than its file, before making any.
 
-    Only the matrices are counted, at one byte a weight.
+    Only matrices are counted, at one byte per weight.
 
     Args:
         config: of the language model.

@@ -154,7 +154,7 @@ class Pretrained:
         classifier = Classifier(self.loaded.model.encoder, heads[head])
         with torch.no_grad():
             logits: Tensor = classifier(*self._inputs(ids))
-        # Of a single logit, log_softmax would always be 0.
+        # log_softmax of a single logit is always 0.
         is_regression = heads[head].config.classes == 1
         return logits if return_logits or is_regression else logits.log_softmax(dim=-1)
 

@@ -123,16 +123,16 @@ def dense_bias(
     """Evaluate the position bias and the mask at all indices: the additive bias of all layers.
 
     torch's fused kernels take one tensor. Where the position bias differs by head and the mask by
-    row, it has the size of all scores, [B, H, T, T], and nothing else of that size is made. On a
-    CPU a mask that hides nothing is left out there; other devices would have to be waited for.
+    row, it has the size of all scores, [B, H, T, T]; nothing else of that size is made. On a CPU
+    a mask that hides nothing is omitted; other devices would have to synchronise.
 
     Args:
         scores: the position bias, computed in fp32 and then cast.
         document_ids: [B, T] or None, see the package's docstring.
         num_heads: H.
         x: [B, T, D], whose dtype and device the bias gets.
-        in_parts: return the position bias and the mask apart, to be added tile by tile; except for
-            a trained position bias, because tiles give it no gradient.
+        in_parts: return the position bias and the mask separately, to be added tile by tile; except
+            for a trained position bias, because tiles give it no gradient.
         causal: whether a query sees no later keys.
         window: tokens that a query sees around itself; 0: all.
 

@@ -1,4 +1,4 @@
-"""How attention is computed: the back ends, and which of them a run takes."""
+"""The attention back ends, and the choice between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .checks import check_value
 from .config import ModelConfig
 
 ATTENTION_BACKENDS = ("dense", "flex")
-"""How attention is computed. This changes speed only, so it is not a field of the record.
+"""Attention back ends. They differ in speed only, so this is not a field of the record.
 dense: scaled_dot_product_attention with a float bias, on any device; flex: FlexAttention, on
 CUDA."""
 AUTOMATIC: Final = "auto"
@@ -18,11 +18,11 @@ SMALLEST_FLEX_HEAD = 16
 
 
 def check_backend(config: ModelConfig, backend: str) -> None:
-    """Refuse an unknown attention back end, or one that cannot compute the model.
+    """Check that an attention back end is known and can compute the model.
 
     Raises:
         ValueError: the back end is unknown, or is FlexAttention and the model has attention
-            dropout, which that has not, or latents.
+            dropout or latents, which it does not support.
     """
     known = ATTENTION_BACKENDS
     check_value("model.attention_backend", backend, backend in known, known)

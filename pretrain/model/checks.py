@@ -1,4 +1,4 @@
-"""What the records of this folder refuse when they are made."""
+"""Checks of the values of records in this folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 def check_value(name: str, value: object, condition: bool, accepted: str | tuple[str, ...]) -> None:
-    """Refuse a value unless the condition holds; `accepted` is words, or the values accepted.
+    """Raise ValueError unless the condition holds; `accepted` is words, or the accepted values.
 
     Raises:
-        ValueError: says what would be accepted.
+        ValueError: names the accepted values.
     """
     if not condition:
         expected = accepted if isinstance(accepted, str) else f"one of {', '.join(accepted)}"
@@ -25,7 +25,7 @@ def check_value(name: str, value: object, condition: bool, accepted: str | tuple
 
 
 def check_kinds(record: Any, prefix: str) -> None:  # noqa: ANN401 - any dataclass
-    """Refuse fields of a record whose value is not of the type that the record states.
+    """Raise ValueError if a field of a record has another type than declared.
 
     Raises:
         ValueError: names the first one.
@@ -38,7 +38,7 @@ def check_kinds(record: Any, prefix: str) -> None:  # noqa: ANN401 - any datacla
 
 
 def check_names(record: type[Any], source: str, values: Mapping[str, object]) -> None:
-    """Refuse values that are not those of a record: fields may be missing if they have a default.
+    """Raise ValueError for unknown fields of a record, or missing ones without a default.
 
     Raises:
         ValueError: names the missing and the unknown ones.

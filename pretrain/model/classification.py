@@ -1,4 +1,4 @@
-"""What a classification head is: a record, and which models it fits."""
+"""The record of a classification head, and a check of its pooling."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class ClassificationConfig:
     labels: tuple[str, ...] = ()
     """A name for each class, in the order of the logits; empty where the names are unknown."""
     pooling: str = "first"
-    """What the head reads: "first", the feature of `<s>`, or "mean", that over all real tokens."""
+    """Input of the head: "first", the feature of `<s>`, or "mean", the mean over all real
+    tokens."""
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse values that are not accepted."""
+        """Check the values."""
         prefix = "classification head"
         check_kinds(self, prefix)
         check_value(f"{prefix}.classes", self.classes, self.classes >= 1, "a positive number")
@@ -53,7 +54,7 @@ class ClassificationConfig:
 
 
 def check_pooling(config: ModelConfig, pooling: str) -> None:
-    """Refuse to pool the first token of a causal model, which sees no other.
+    """Check that a causal model does not pool its first token, which sees no other.
 
     Raises:
         ValueError: the model is causal and the pooling is "first".

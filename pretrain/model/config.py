@@ -19,7 +19,7 @@ matrix multiplications faster on every GPU; exported models do not have the addi
 
 @dataclasses.dataclass(frozen=True)
 class PositionMethod:
-    """What a position method adds in each of the three places where it may act.
+    """The functions of a position method in each of the three places where it may act.
 
     Each place names a class that positions.py knows, by a string because this file does not import
     torch; None where the method does nothing. The class is built from the ModelConfig.
@@ -40,7 +40,7 @@ class PositionMethod:
     trained_bias: bool = False
     """Whether what is added to scores is always trained."""
     beyond: str = ""
-    """What happens to inputs that are longer than those of training; a sentence for users."""
+    """The effect of inputs longer than in training, as a phrase for users."""
 
 
 POSITION_METHODS: Mapping[str, PositionMethod] = {
@@ -67,7 +67,7 @@ POSITION_METHODS: Mapping[str, PositionMethod] = {
     "alibi": PositionMethod(score_bias="Alibi", beyond="ALiBi models handle that"),
     "none": PositionMethod(beyond="the model has no positions"),
 }
-"""Every position method. No other code asks which method a model has."""
+"""Every position method. No other code depends on which method a model has."""
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "alibi": ("offset", "symmetric", "one-sided", "by-direction"),
@@ -101,8 +101,8 @@ class ModelConfig:
     intermediate_size: int = 3072
     """Size of the hidden vectors of a feed-forward layer."""
     sharing: str = "none"
-    """What the layers of a group share: nothing, all, attention, or feed-forward; each with the
-    norm that belongs to it (Lan et al. 2020)."""
+    """The modules that layers of a group share: none, all, attention, or feed-forward, with their
+    norms (Lan et al. 2020)."""
     layer_groups: int = 1
     """Groups of consecutive layers. Layers of different groups share nothing."""
     max_positions: int = 2048
@@ -111,7 +111,7 @@ class ModelConfig:
     """Row of the first token in the table of positions. fairseq gives it row 2 (`padding_idx` + 1),
     so that rows 0 and 1 are never read; BERT and ALBERT row 0."""
     position: str = "learned"
-    """How the model knows the places of tokens."""
+    """Position method."""
     alibi: str = "offset"
     """Shape of ALiBi's bias, where `position` is "alibi" (model/alibi.py)."""
     alibi_slopes: str = "fixed"
@@ -122,7 +122,7 @@ class ModelConfig:
     """Segments of an input that have a trained vector each, which is added to their tokens; 0: no
     such vectors."""
     pair_head: bool = False
-    """A head on the feature of `<s>` that says whether the second segment follows the first."""
+    """A head on the feature of `<s>` that predicts whether the second segment follows the first."""
     layer_norm: str = "post"
     """Where a layer normalises: after each residual sum, or before attention and feed-forward. With
     "pre" there is no norm after the last layer (Baevski and Auli 2019) unless `final_norm` adds
@@ -143,7 +143,8 @@ class ModelConfig:
     """Tokens of the window of a local layer, even: a token sees those up to half as many places
     away (Warner et al. 2024, section 2.1.2). 0: all layers see the whole document."""
     global_every: int = 3
-    """Of layers with a `local_window`, every so many, from the first on, see the whole document."""
+    """With a `local_window`, the first layer of every group of this many sees the whole
+    document."""
     head: str = "roberta"
     """How outputs become logits. "roberta": a dense layer, GELU and a layer norm, then the inner
     product with the token vectors, and a bias per token. "clap": the inner product, times one
@@ -157,7 +158,7 @@ class ModelConfig:
     mask_embedding: str = "row"
     """The vector of `<mask>`. "row": trained, as of other tokens; "zero": zeros."""
     initial_beta: float = 1.0
-    """What the trained number of the head "clap" starts from."""
+    """Initial value of the trained number of the head "clap"."""
     dropout: float = 0.1
     """Of the embeddings, and of the outputs of attention and of feed-forward: a probability."""
     attention_dropout: float = 0.1
@@ -167,11 +168,11 @@ class ModelConfig:
     initial_weights: str = "normal"
     """How weights are drawn: N(0, 0.02), whole or cut off at two standard deviations (BERT)."""
     latents: int = 0
-    """Vectors that the layers between the first and the last work on, in place of the tokens
-    (perceiver.py); 0: every layer works on all tokens."""
+    """Number of vectors on which the layers between the first and the last work, in place of the
+    tokens (perceiver.py); 0: every layer works on all tokens."""
 
     def __post_init__(self) -> None:
-        """Refuse values of the wrong type, unknown choices, and sizes that do not divide."""
+        """Check types, choices, and that sizes divide."""
         check_kinds(self, "model")
 
         def check(name: str, condition: bool, accepted: str | tuple[str, ...]) -> None:
@@ -307,8 +308,7 @@ class ModelConfig:
     def from_dict(cls, values: Mapping[str, object], source: str = "model config") -> ModelConfig:
         """Build the record from a mapping that `to_dict` of this or an earlier version wrote.
 
-        Fields with a default may be missing: the default of a field that was added later describes
-        the models from before.
+        Fields with a default may be missing: the default of a later field describes older models.
 
         Args:
             values: field values by name.

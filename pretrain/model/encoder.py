@@ -1,6 +1,6 @@
 """The encoder: embeddings and layers, from token ids to features.
 
-Order: how the modules are made and run, then `Encoder`, which does so for a batch.
+Order: `Stack`, which makes and runs the modules, then `Encoder`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Stack(nn.Module):
         is_mask: Tensor | None = None,
         weights: list[Tensor] | None = None,
     ) -> tuple[Tensor, AttentionContext]:
-        """Return the input of the first layer, [B, T, D], and what the attention of all reads.
+        """Return the input of the first layer, [B, T, D], and the attention context of all layers.
 
         For FlexAttention, T is rounded up to whole tiles with padding. In models with latents the
         first layer's input is what queries the tokens, which are in the context.

@@ -35,10 +35,10 @@ _OPTIONS = {
     (9, True): {"fwd_num_warps": 8, "fwd_num_stages": 2},
     (8, True): {"bwd_num_warps": 8},
 }
-"""Options of the kernels in bf16 and fp16, by the generation of a GPU and whether heads are above
-64. Hopper (9): of those tried on an H100, a layer with ALiBi and documents was fastest with the
-first, 2.1 ms for 2.3; heads of 128 spill registers with them, and with torch's choice of four
-warps. Ampere (8): with four warps the backward pass spills 400 bytes a thread, with eight none
+"""Options of the kernels in bf16 and fp16, by GPU generation and whether heads are larger than 64.
+Hopper (9): the first were the fastest of those tried on an H100 for a layer with ALiBi and
+documents (2.1 ms, torch's 2.3); heads of 128 spill registers with them, and with torch's choice of
+four warps. Ampere (8): with four warps the backward pass spills 400 bytes a thread, with eight none
 (compiled for an A100, not measured)."""
 
 
@@ -112,11 +112,10 @@ def _kernel() -> Callable[..., Any]:
 
 
 def check_no_fallback() -> None:
-    """Make it an error that torch gives up compiling after too many recompilations.
+    """Make torch raise an error after too many recompilations, instead of giving up compiling.
 
-    It would go on with the uncompiled FlexAttention, which makes all [B, H, T, T] scores. Torch's
-    own limit of 8 is that of one length: the last layer and the others, in training and evaluation,
-    with padding and without.
+    The uncompiled FlexAttention makes all [B, H, T, T] scores. Torch's own limit of 8 suffices for
+    one length: the last layer and the others, in training and evaluation, with padding and without.
     """
     import torch._dynamo
 
@@ -139,7 +138,7 @@ def _block_mask(
     window: int,
     device: torch.device | None,
 ) -> BlockMask:
-    """Compute which tiles have visible scores; to evaluate the rule everywhere would take longer.
+    """Compute which tiles have visible scores, without evaluating the rule everywhere.
 
     Args:
         rule: the mask.

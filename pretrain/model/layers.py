@@ -1,4 +1,4 @@
-"""One layer of the encoder, and changes to all layers of a model."""
+"""One layer of the encoder, and functions that change all layers of a model."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class EncoderLayer(nn.Module):
     ) -> Tensor:
         """[B, T, D] to [B, T, D]; with `target_positions` [M] to [M, D], those tokens only.
 
-        Attention reads all tokens. What follows works on one token at a time, so that leaving the
-        others out changes nothing.
+        Attention reads all tokens. The rest works on one token at a time, so that skipping the
+        other tokens changes nothing.
         """
         read = self.attention_norm(x) if self.norm_first else x
         mixed = self.attention(read, context, target_positions)
@@ -102,7 +102,7 @@ class EncoderLayer(nn.Module):
 def build_layers(
     config: ModelConfig, layer_type: type[EncoderLayer] = EncoderLayer
 ) -> list[EncoderLayer]:
-    """Make N layers, of which those of a group share what `config.sharing` says."""
+    """Make N layers; those of a group share modules according to `config.sharing`."""
     layers: list[EncoderLayer] = []
     group_size = config.num_layers // config.layer_groups
     for number in range(config.num_layers):
@@ -129,9 +129,9 @@ def checkpoint_activations(model: nn.Module) -> None:
 def compile_layers(model: nn.Module) -> None:
     """Compile the layers and the head in place; the names of the weights do not change.
 
-    Each by itself rather than the whole model: the layers are alike, so that one compilation serves
-    all (the last layer, at the target positions only, is a second; layers that use the modules of
-    another, and the first with latents, are others), and nothing between them is worth fusing.
+    Layers are compiled one by one rather than the whole model: they are alike, so one compilation
+    serves all (except the last layer, at the target positions only, layers that share modules, and
+    the first with latents), and there is nothing between them to fuse.
     """
     check_no_fallback()
     for part in model.modules():

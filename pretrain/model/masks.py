@@ -1,4 +1,4 @@
-"""Which keys each query sees.
+"""Visibility rules: which keys each query sees.
 
 Every rule is one function of (row of the batch, head, query, key). All back ends use the same
 function: `dense` evaluates it on a grid of indices, FlexAttention compiles it as its mask_mod.

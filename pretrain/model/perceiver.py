@@ -59,7 +59,7 @@ class CrossContext:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PerceiverContext(AttentionContext):
-    """What the layers between need, and what the first and the last layer read besides."""
+    """Context of the layers between, and inputs of the first and the last layer."""
 
     tokens: Tensor
     """Vectors of the tokens, [B, T, D]."""
@@ -101,11 +101,11 @@ def cross_context(
 
 
 def check_one_document_per_row(document_ids: Tensor | None) -> None:
-    """Refuse rows of several documents.
+    """Raise ValueError if rows may hold several documents.
 
     Args:
-        document_ids: bool [B, T], False for padding; None: all are real. That padding follows the
-            tokens is not checked, because a GPU would have to be waited for.
+        document_ids: bool [B, T], False for padding; None: all are real. Padding must follow the
+            tokens, which is not checked, because that would synchronise with a GPU.
 
     Raises:
         ValueError: the document ids are integers: rows may hold several documents.
@@ -147,7 +147,7 @@ class CrossLayer(EncoderLayer):
         context: CrossContext,
         target_positions: Tensor | None,
     ) -> Tensor:
-        """Add to x what its queries find in the source, then the feed-forward network.
+        """Add cross-attention from x to the source, then the feed-forward network.
 
         Args:
             x: [B, Q, D].

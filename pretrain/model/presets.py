@@ -1,8 +1,8 @@
 """Named models: a size and a variant, each a small change to the defaults of ModelConfig.
 
-The masked variants are those published with ALiBi and the CLAP head (EIFY/fairseq),
-ALBERT, and one with what encoders have learnt since; the causal ones those of the ALiBi paper, and
-models of characters. No other file repeats what a variant is.
+The masked variants are those published with ALiBi and the CLAP head (EIFY/fairseq), ALBERT, and a
+modern encoder; the causal ones are those of the ALiBi paper, and models of characters. No other
+file repeats the definition of a variant.
 """
 
 from __future__ import annotations

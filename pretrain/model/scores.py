@@ -1,4 +1,4 @@
-"""What a position method adds to attention scores, as a function of indices."""
+"""Position biases of attention scores, as functions of indices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 ScoreFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Index tensors of heads, queries and keys to what is added to the scores, in fp32.
+"""Index tensors of heads, queries and keys to the bias of the scores, in fp32.
 
 Written once for all back ends: `dense` evaluates it on a grid, FlexAttention compiles it."""
 

@@ -1,8 +1,8 @@
 """The protocols of a pretraining objective and of its settings.
 
-An objective turns blocks of tokens into arrays (`collate`), and what a model says of them into
-sums: a loss per term to train on (`loss`, see `pretrain.loop.Objective`), and nats, correct
-predictions and targets to report (`evaluate`). A new objective is a file with its settings record
+An objective turns blocks of tokens into arrays (`collate`), and a model's outputs into sums: a loss
+per term to train on (`loss`, see `pretrain.loop.Objective`), and nats, correct predictions and
+targets to report (`evaluate`). A new objective is a file with its settings record
 and its class, and a line in registry.py.
 """
 
@@ -25,13 +25,13 @@ PAIR_SPECIAL_TOKENS = 3
 """Of a pair of segments, `<s> a </s> b </s>`."""
 Ids = npt.NDArray[np.int64]
 Key = tuple[int, int, int]
-"""(seed, epoch, index of the block), each at least 0: what every random draw of a block depends on,
-and nothing else."""
+"""(seed, epoch, index of the block), each at least 0: every random draw of a block depends on these
+alone."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """One item of a source, before the objective has touched it."""
+    """One item of a source, before the objective processes it."""
 
     ids: Ids
     """[n], special tokens included, but not in blocks of sentences."""
@@ -41,23 +41,23 @@ class Block:
     subsets: Ids | None = None
     """[n]: the subset of each id's document, where losses are reported by subset."""
     sentences: Ids | None = None
-    """[s], at least two: lengths of the sentences that the ids are, where they are sentences. Such
-    a block may have more ids than a model reads: an objective of pairs cuts them."""
+    """[s], at least two: lengths of the sentences, in a block of sentences. Such a block may have
+    more ids than a model reads: an objective of pairs truncates them."""
     sample_other_document: Callable[[float], Block] | None = None
-    """Of a block of sentences: returns a block of another document, which a number from [0, 1)
-    chooses among all of the split. A ValueError where there is no other document."""
+    """For a block of sentences: returns a block of another document of the split, chosen by a
+    number in [0, 1). Raises ValueError if there is no other document."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """What an objective knows of the corpus and the model: above all, the ids it may use."""
+    """What an objective needs to know of the corpus and the model."""
 
     size: int
     """Ids of the corpus; the last one is `<mask>`."""
     embedded: int
     """Ids below this one have a row in the model's token table: all, or all but `<mask>`."""
     folder: Path
-    """Where the tokenizer is: the corpus."""
+    """The corpus, which has the tokenizer."""
 
     @property
     def mask_id(self) -> int:
@@ -71,7 +71,7 @@ class ObjectiveSettings(Protocol):
     causal: ClassVar[bool] = False
     """Whether the model must see no later tokens; otherwise it must see them."""
     pairs: ClassVar[bool] = False
-    """Whether it reads pairs of segments, from blocks of sentences, by a model with a pair head."""
+    """Whether it reads pairs of segments from blocks of sentences, for a model with a pair head."""
     one_text: ClassVar[bool] = False
     """Whether it reads a block as one text: the documents of a block must see each other."""
 
@@ -105,7 +105,7 @@ class PretrainingObjective(Objective, Protocol):
 
     @property
     def settings(self) -> ObjectiveSettings:
-        """What it was built from."""
+        """Its settings."""
 
     def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
         """One micro-batch of fixed shapes.

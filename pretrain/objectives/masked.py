@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens are hidden."""
+"""Masked language modelling: the choice of hidden tokens."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class MaskedLMConfig(ObjectiveSettings):
     targets: Literal["masked", "all"] = "masked"
     """What is predicted: the chosen tokens, or all (with keep and random 0: self-masking)."""
     longest_ngram: Annotated[int, Ge(1)] = 1
-    """Choose runs of up to so many whole words, of n words with a probability proportional to 1/n;
-    special tokens are never chosen then (Lan et al. 2020, section 4.1: 3). A word begins where a
-    token begins with white space. 1: choose single tokens."""
+    """Choose runs of up to this many whole words, of n words with a probability proportional to
+    1/n, and never special tokens (Lan et al. 2020, section 4.1: 3). A word begins where a token
+    begins with white space. 1: choose single tokens."""
 
     def __post_init__(self) -> None:
-        """Refuse shares that exceed the whole, and n-grams where every token is a target."""
+        """Check the sum of the shares, and that n-grams are not combined with all targets."""
         share = self.keep_probability + self.random_probability
         if share > 1.0:
             name = "objective.keep_probability + random_probability"
@@ -155,7 +155,7 @@ class MaskedLM(DocumentObjective):
     ) -> npt.NDArray[np.bool_]:
         """Runs of whole words, at most `count` tokens, none of them special.
 
-        As google-research/albert does, but from one generator: each word in random order begins a
+        As in google-research/albert, but from one generator: each word in random order begins a
         run, whose number of words n has a probability proportional to 1/n. It is shortened to the
         text before the next special token, and to what is left of `count`. Runs that overlap an
         earlier one are left out.

@@ -1,13 +1,12 @@
 """Masked language modelling on pairs of segments, with a second term on the pair.
 
-- sop, sentence order (Lan et al. 2020): do two segments of a document stand in their order, or are
-  they swapped?
-- nsp, next sentence (Devlin et al. 2019): does the second segment follow the first, or is it of
+- sop, sentence order (Lan et al. 2020): are two segments of a document in order, or swapped?
+- nsp, next sentence (Devlin et al. 2019): does the second segment follow the first, or is it from
   another document?
-- none: the segments stand in their order, and nothing is asked.
+- none: the segments are in order, and there is no second term.
 
 A byte-level vocabulary keeps the white space around sentences, which is missing where a document
-begins and ends: in short documents it gives the order away. A unigram vocabulary does not keep it.
+begins and ends: in short documents this reveals the order. A unigram vocabulary does not keep it.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _PAIR_DRAWS = 1
 
 @dataclasses.dataclass(frozen=True)
 class SentencePairsConfig(MaskedLMConfig):
-    """How tokens are hidden, as in masked-lm, and what is asked of a pair."""
+    """Hidden tokens, as in masked-lm, and a question about each pair of segments."""
 
     name: Literal["sentence-pairs"] = dataclasses.field(  # type: ignore[assignment]
         default="sentence-pairs", kw_only=True
     )
     pair_task: Literal["sop", "nsp", "none"] = "sop"
-    """sop: whether the segments are swapped; nsp: whether the second is of another document; none:
-    the pair head is not trained."""
+    """sop: whether the segments are swapped; nsp: whether the second is from another document;
+    none: the pair head is not trained."""
 
     pairs: ClassVar[bool] = True
 
@@ -110,7 +109,7 @@ class SentencePairsLM(MaskedLM):
         """A block as `<s> a </s> b </s>`, the segment of each id, and the label of the pair.
 
         The segments meet at any end of a sentence, all with the same probability: if it were, say,
-        the middle one, the lengths of the segments would give their order away.
+        the middle one, the lengths of the segments would reveal their order.
         """
         bits = np.random.Philox(np.random.SeedSequence([*key, _PAIR_DRAWS]))
         draw = np.random.RandomState(bits)
@@ -195,7 +194,7 @@ def _cut_second(block: Block, second: Ids, draw: np.random.RandomState, *, other
     """The second segment, or one of another document, cut to the same number of tokens.
 
     The other segment begins at an end of a sentence of a block, as the second one does, and the
-    rest of that block is not used. Both would give the label away if the segment of another
+    rest of that block is not used. The label would be revealed if the segment of another
     document were shorter, or the only one that ends within a sentence: so the length is decided
     before the label, and either one loses 1 token to an eighth of its tokens.
     """
@@ -213,7 +212,7 @@ def _cut_second(block: Block, second: Ids, draw: np.random.RandomState, *, other
 def _truncated(first: Ids, second: Ids, room: int, draw: np.random.RandomState) -> tuple[Ids, Ids]:
     """Cut the longer segment, then both, until they fit: each token from the front or the back.
 
-    As google-research/albert does token by token. Where both are cut, the first one may keep one
+    As google-research/albert does, token by token. Where both are cut, the first one may keep one
     token more, whatever the order: their lengths say nothing about it.
     """
     half = room // 2

@@ -35,12 +35,12 @@ _SHORTEST_BLOCK = 25
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruptionConfig(ObjectiveSettings):
-    """Each token is predicted from those before it; a span of the text stands behind the rest."""
+    """Each token is predicted from those before it, after a span was moved to the end."""
 
     name: Literal["span-corruption"] = dataclasses.field(default="span-corruption", kw_only=True)
     truncate: bool = True
-    """Read the beginning of a text alone, of a random length from 4 tokens to seven eighths of the
-    block, all with the same probability. Otherwise as much as fits."""
+    """Read only the beginning of a text, of a random length from 4 tokens to seven eighths of the
+    block, all equally likely. Otherwise read as much as fits."""
     whole_words: bool = False
     """Move whole words: the ends of the span drawn go to the nearest ends of words, without the
     white space around them. A word begins where a token begins with white space, or after a token
@@ -115,8 +115,8 @@ class Words:
 class SpanCorruptionLM(TokenObjective):
     """The objective for one vocabulary. The model must not see later tokens (`causal`).
 
-    Of a whole document, which is longer than a block, the targets cannot be drawn: `evaluate
-    --lengths` refuses this objective.
+    `evaluate --lengths` refuses this objective: targets cannot be drawn for a whole document, which
+    is longer than a block.
     """
 
     settings: SpanCorruptionConfig

@@ -1,4 +1,4 @@
-"""What objectives have in common that predict tokens of a block."""
+"""Common parts of the objectives that predict tokens of a block."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class TokenObjective(ABC):
 
 
 class DocumentObjective(TokenObjective):
-    """One whose targets keep their places, so that they can be drawn for a whole document.
+    """Objective whose targets keep their positions, so that whole documents can be scored.
 
     `evaluate --lengths` needs it. `collate` is `arrange` with what `mask` draws for each block.
     """

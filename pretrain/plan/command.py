@@ -1,4 +1,4 @@
-"""The commands about recipes: recipes and show, and about their cost: plan and bench."""
+"""The commands `recipes`, `show`, `plan` and `bench`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pretrain.config.settings import add_recipe
 _HERE = "here"
 _SECONDS = 5.0
 _MICRO_BATCHES = 4
-"""Of an update that `plan` measures: enough for the optimizer's share of the time to be small."""
+"""Micro-batches of an update that `plan` measures, so that the optimizer's share is small."""
 
 
 def add_recipes_arguments(command: argparse.ArgumentParser) -> None:
@@ -45,8 +45,8 @@ def add_show_arguments(command: argparse.ArgumentParser) -> None:
 def show(options: argparse.Namespace) -> None:
     """Print the settings of a run, with their documentation and where their values come from.
 
-    What is printed is a recipe of the same run; without a folder of its own, it runs in the folder
-    of the name that you save it under. Fields of the model that its size and variant decide are
+    The output is a recipe of the same run. If it names no folder, its folder is named after the
+    file in which you save it. Fields of the model that follow from its size and variant are
     comments.
 
     example: python -m pretrain show pile-large model.variant=zero-clap --changed
@@ -64,17 +64,17 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add = command.add_argument
     gpus = (
-        "number of GPUs in all (default: 8, or fewer where those do not share the batch evenly; of "
-        "this machine 1)"
+        "total number of GPUs (default: 8, or fewer if those do not divide the batch; on this "
+        "machine 1)"
     )
     add("--gpus", type=int, help=gpus)
-    kind = f"which GPUs (default: %(default)s); {_HERE}: train on this machine for some seconds"
+    kind = f"which GPUs (default: %(default)s); {_HERE}: measure this machine for some seconds"
     add("--kind", default="h100", choices=(*DEVICES, _HERE), help=kind)
     add("--json", type=Path, help="also write the figures to this file")
 
 
 def plan(options: argparse.Namespace) -> None:
-    """Estimate what a run will cost: parameters, memory, hours, checkpoints.
+    """Estimate the cost of a run: parameters, memory, hours, checkpoints.
 
     example: python -m pretrain plan pile-base data.corpus=corpora/pile --gpus 8 --kind h100
     """
@@ -110,7 +110,7 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `bench`."""
     add_recipe(command)
     add = command.add_argument
-    seconds = "train for so long after two updates to warm up (default: %(default)s)"
+    seconds = "seconds to train after two updates of warm-up (default: %(default)s)"
     add("--seconds", type=float, default=10.0, help=seconds)
     add("--json", type=Path, help="also write the figures to this file")
 

@@ -1,4 +1,4 @@
-"""The cost of a recipe before it is run: parameters, memory, hours, checkpoints; and as a table."""
+"""Estimate the cost of a recipe: parameters, memory, hours, checkpoints."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ H100 and over variants with and without ALiBi and dropout, from which these diff
 of one H200.
 """
 MOST_EPOCHS = 40
-"""More are warned of. Repeated text is worth almost nothing beyond about 40 epochs (Muennighoff et
-al. 2023, figure 1, for causal language models); BERT was trained for 40 (Devlin et al. 2019, A.2).
+"""More cause a warning. Repeated text is worth almost nothing beyond about 40 epochs (Muennighoff
+et al. 2023, figure 1, for causal language models); BERT was trained for 40 (Devlin et al. 2019,
+A.2).
 """
 
 
@@ -75,13 +76,13 @@ class Memory:
         return self.total - (self.optimizer if self.offloaded else 0)
 
     def fits(self, device_memory: float) -> bool:
-        """Whether a GPU of so many bytes can hold this."""
+        """Whether a GPU with this much memory can hold it."""
         return self.on_device <= HEADROOM * device_memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a run reads of the train split of a corpus."""
+    """Usage of a corpus's train split by a run."""
 
     blocks: int
     """Blocks of the split."""
@@ -101,7 +102,7 @@ class Plan:
 
     vocab_size: int
     vocab_size_is_assumed: bool
-    """Whether neither the recipe nor a corpus on this machine says it."""
+    """Whether neither the recipe nor a corpus on this machine gives it."""
     parameters: int
     """As exported, without the padding rows of the token table."""
     tokens: int
@@ -109,7 +110,7 @@ class Plan:
     reading: dict[str, Reading] | None
     """Of each corpus by name, the name of a single one is ""; None: one is not on this machine."""
     flops: float
-    """That the model needs for these tokens."""
+    """FLOPs of the model for these tokens."""
     world_size: int
     stage: int
     """The recipe's ZeRO stage."""
@@ -130,8 +131,8 @@ class Plan:
     """A key of DEVICES, or the name of this machine's."""
     device_memory: float
     seconds: float | None
-    """Of training alone, without validation, checkpoints and what GPUs exchange; None where nobody
-    has measured such a recipe on this device."""
+    """Seconds of training alone, without validation, checkpoints and communication; None if no such
+    recipe was measured on this device."""
 
 
 def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | None = None) -> Plan:
@@ -240,7 +241,7 @@ def _folders(config: RunConfig) -> list[Path]:
 
 
 def _reading(config: RunConfig, blocks: int) -> dict[str, Reading] | None:
-    """Return what a run of so many blocks reads of each corpus; None if one is not here."""
+    """Return the usage of each corpus by a run of `blocks`; None if one is not on this machine."""
     folders = _folders(config)
     if not folders or len(folders) < len(config.segments.streams):
         return None
@@ -280,14 +281,14 @@ def table(planned: Plan) -> str:
 def _time(planned: Plan) -> str:
     if planned.seconds is None:
         return (
-            f"unknown: nobody has measured such a recipe on {planned.device}; `plan --kind here` "
-            "there measures it"
+            f"unknown: no such recipe was measured on {planned.device}; run `plan --kind here` "
+            "there to measure it"
         )
     source = "as base models trained on one" if planned.device in DEVICES else "as measured now"
     return (
         f"about {_duration(planned.seconds)} on {planned.world_size} {planned.device}, "
         f"{planned.tokens / planned.seconds:,.0f} tokens/s, {source}; without validation, "
-        "checkpoints and what GPUs exchange"
+        "checkpoints and communication"
     )
 
 

@@ -1,4 +1,4 @@
-"""The training speed of a recipe on this machine's devices, for `bench` and `plan --kind here`.
+"""Measure the training speed of a recipe on this machine, for `bench` and `plan --kind here`.
 
 Every rank trains the recipe's model on random tokens, through the engine and the loop of a run.
 """
@@ -38,14 +38,14 @@ from pretrain.plan.plan import Measured, vocabulary_size
 _WARM_UP = 2
 _LEAST_UPDATES = _WARM_UP + 3
 _ENOUGH = 1
-"""The verdict that ends the measurement."""
+"""Exit code of the loop that ends the measurement."""
 _DOCUMENTS = 4
-"""Of a row, where the packing puts several into one."""
+"""Documents of a row, if the packing puts several into one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Speed(Measured):
-    """What `bench` measures, and `bench --json` writes."""
+    """The results of `bench`."""
 
     torch: str
     """Its version."""
@@ -65,7 +65,7 @@ class Speed(Measured):
     tokens_per_second: float
     """Of all devices."""
     computed_flops: float
-    """The same as `flops`, of the pairs of positions that attention computes (`computed_pairs`)."""
+    """Like `flops`, for the pairs of positions that attention computes (`computed_pairs`)."""
     matmul_flops: float
     """FLOP/s of a large matrix product on one device, measured in the same process."""
     peak_bytes: int
@@ -75,7 +75,7 @@ class Speed(Measured):
 
 
 def table(speed: Speed) -> str:
-    """Format what was measured as text."""
+    """Format the results as text."""
     kind = devices.kind_of(speed.device)
     peaks = [(devices.DEVICES[kind].flops, f"MFU (of the data sheet of {kind})")] if kind else []
     peaks.append((speed.matmul_flops, "of a matrix product's FLOP/s (measured)"))
@@ -110,7 +110,7 @@ class RandomBatches:
         return self.config.training.seed
 
     def epoch(self, step: int) -> float:
-        """None of a corpus is read."""
+        """Return 0: no corpus is read."""
         return 0.0
 
     def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
