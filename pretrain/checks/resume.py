@@ -94,10 +94,10 @@ def _check_step(step: int, config: RunConfig, old: RunConfig, records: Sequence[
     kept = ledger.run_state(records).checkpoints
     first, last = (kept or (0,))[-1], old.training.steps
     if not (step in kept or first <= step <= last) or step == 0:
-        steps = "".join(f"{each}, " for each in kept[:-1])
+        steps = [*map(str, kept), f"{first + 1} to {last}" if first < last else ""]
         raise ValueError(
             f"--from {step}: accepted: the step of a checkpoint that the run keeps, or one that is "
-            f"not done yet: {steps}{max(1, first)} to {last}"
+            f"not done yet: {', '.join(filter(None, steps))}"
         )
     if config.training.steps <= step:
         raise ValueError(f"training.steps {config.training.steps} is not above --from {step}")

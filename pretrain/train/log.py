@@ -253,7 +253,7 @@ def recorded_loss(
 ) -> float:
     """Return the loss that the attempt's first step had before; NaN if it had none that is finite.
 
-    No seed is used twice, so an equal seed means an equal history.
+    No seed is used twice, so an equal seed means an equal history, under the same recipe.
 
     Args:
         lines: of metrics.jsonl, from before the attempt.
@@ -261,11 +261,12 @@ def recorded_loss(
         start: how the attempt begins.
         micro_batch_size: of its first step, which keys the dropout.
     """
-    attempts = {
-        record["attempt"]
-        for record in records
-        if record["kind"] == "attempt" and record["micro_batch_size"] == micro_batch_size
-    }
+    attempts: set[int] = set()
+    for record in records:
+        if "recipe" in record and record["step"] <= start.step:
+            attempts.clear()
+        elif record["kind"] == "attempt" and record["micro_batch_size"] == micro_batch_size:
+            attempts.add(record["attempt"])
     found = [
         metrics.loss_of(line)
         for line in lines

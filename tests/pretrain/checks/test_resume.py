@@ -100,7 +100,7 @@ def test_another_recipe_holds_from_a_kept_checkpoint_or_a_step_to_come(began, st
     load = began()
     config = load("training.steps=80", "optimizer.learning_rate=0.5")
     if not holds:
-        with pytest.raises(ValueError, match=f"--from {step}: accepted: .*: 10, 20 to 60"):
+        with pytest.raises(ValueError, match=f"--from {step}: accepted: .*: 10, 20, 21 to 60"):
             check_run(config, Source(step))
         return
     course = check_run(config, Source(step))

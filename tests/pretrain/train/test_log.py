@@ -102,6 +102,11 @@ def test_the_loss_to_repeat_is_that_of_the_same_seed_and_micro_batches(
     start = ResumeState(4, "t", step, state, Lineage.begin(10, seed), 1.0, 0, [])
     found = recorded_loss(LINES, records, start, micro_batch_size)
     assert found == pytest.approx(expected, nan_ok=True)
+    # Another recipe has other losses from its step on.
+    for first in (step, step + 1):
+        later = [*records, {"kind": "segment", "recipe": "0a1b", "step": first}]
+        found = recorded_loss(LINES, later, start, micro_batch_size)
+        assert found == pytest.approx(math.nan if first == step else expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
