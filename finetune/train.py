@@ -32,7 +32,8 @@ from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import StepRecord
 from pretrain.model.classifier import Classifier
-from pretrain.records.metrics import METRICS, MetricsWriter, ProgressPrinter
+from pretrain.records.metrics import METRICS, MetricsWriter
+from pretrain.records.progress import ProgressPrinter
 
 _BEST = ".best"
 """Folder of the best epoch's weights during the run, one part per rank."""

@@ -215,7 +215,8 @@ def _train(
     from pretrain.loop.loop import run
     from pretrain.model.language_model import LanguageModel
     from pretrain.records.figures import curves
-    from pretrain.records.metrics import MetricsWriter, ProgressPrinter
+    from pretrain.records.metrics import MetricsWriter
+    from pretrain.records.progress import ProgressPrinter
     from pretrain.train.trackers.tensorboard_run import TensorBoard
     from pretrain.train.trackers.tracker import Shown
 

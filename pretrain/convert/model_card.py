@@ -13,7 +13,7 @@ from data_prep.common.files import strict_json
 from pretrain.convert import huggingface_layout as layout
 from pretrain.inference.model_folder import ModelContents
 from pretrain.records import ledger
-from pretrain.records.metrics import format_number
+from pretrain.records.wording import format_number
 
 
 def model_card(name: str, contents: ModelContents, head: str | None, scores: str = "") -> str:

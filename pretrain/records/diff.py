@@ -12,8 +12,9 @@ from data_prep.common.files import strict_json
 from pretrain.config.settings import flatten
 from pretrain.records import metrics, segments
 from pretrain.records.folder import ENVIRONMENT
-from pretrain.records.metrics import Line, format_number
+from pretrain.records.metrics import Line
 from pretrain.records.status import RunView, view
+from pretrain.records.wording import format_number
 
 Difference = tuple[str, str, str]
 """A name and its two values."""

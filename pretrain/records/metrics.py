@@ -6,22 +6,15 @@ the steps repeat under a higher attempt number. `surviving` selects the lineage 
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import os
-import shutil
-import statistics
-import sys
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from data_prep.common import files
-from data_prep.common.wording import duration
 from pretrain.loop.protocols import StepRecord
 
 Line = Mapping[str, Any]
@@ -40,10 +33,6 @@ NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
 """The keys that readers of these files rely on."""
 _NEWEST_BYTES = 1 << 17
 """Some hundred lines."""
-_RENEW_SECONDS = 0.5
-_ERASE_LINE = "\r\x1b[K"
-RECENT = 50
-"""The time left is estimated from the median duration of this many steps."""
 
 
 class JsonLines:
@@ -203,104 +192,6 @@ class MetricsWriter:
         self._lines.write({"attempt": self._attempt, **line_of(record)})
 
 
-class ProgressPrinter:
-    """Shows where a run is: a line that is renewed on a terminal, else one now and then.
-
-    It is an observer of steps, or is given lines of metrics.jsonl (`show`).
-    """
-
-    def __init__(
-        self,
-        last_step: int,
-        seconds: float = 10.0,
-        write: Callable[[str], object] = lambda text: sys.stdout.write(text),
-        prefix: str = "",
-        renews: bool = False,
-    ) -> None:
-        """Show nothing yet.
-
-        Args:
-            last_step: updates of the whole run. Its line is always shown, and stays.
-            seconds: between two lines where they are not renewed.
-            write: receives text.
-            prefix: of each line.
-            renews: whether the text goes to a terminal, where one line is renewed.
-        """
-        self._last_step, self._write, self._prefix = last_step, write, prefix
-        self._renews, self._seconds = renews, min(seconds, _RENEW_SECONDS) if renews else seconds
-        self._next, self._recent = 0.0, deque[Line](maxlen=RECENT)
-        self._newest: Line | None = None
-        self._shown = False
-        """Whether the cursor is at the end of a line that is to be renewed."""
-
-    def __call__(self, record: StepRecord) -> None:
-        """Show a finished step if it is time."""
-        self._recent.append(line_of(record))
-        self.show(self._recent)
-        sys.stdout.flush()
-
-    def show(self, lines: Sequence[Line]) -> None:
-        """Show the newest of some lines if it is time and it was not shown before."""
-        now, newest = time.monotonic(), lines[-1]
-        is_last = newest["step"] + 1 == self._last_step
-        if newest == self._newest or (now < self._next and not is_last):
-            return
-        self._next, self._newest = now + self._seconds, newest
-        end = clock_time(seconds_left(lines, self._last_step))
-        text = f"{self._prefix}{progress_line(lines, self._last_step)}  ends {end}"
-        if not self._renews:
-            self._write(text + "\n")
-            return
-        columns = shutil.get_terminal_size().columns
-        self._write(f"{_ERASE_LINE}{text[: columns - 1]}")  # the cursor needs a place, too
-        self._shown = True
-        if is_last:
-            self.leave()
-
-    def leave(self) -> None:
-        """Leave a line that is to be renewed as it is: what is written next begins a new one."""
-        if self._shown:
-            self._shown = False
-            self._write("\n")
-
-
-def progress_line(records: Sequence[Line], last_step: int) -> str:
-    """Describe the newest step and the time left.
-
-    Args:
-        records: lines of metrics.jsonl, at least one; the last one is described. The time left is
-            the median duration of the last RECENT of them, times the number of steps left.
-        last_step: updates of the whole run.
-    """
-    record, done = records[-1], records[-1]["step"] + 1
-    speed = record["tokens"] / record["seconds"]
-    return (
-        f"step {done:>{len(str(last_step))}}/{last_step}  "
-        f"loss {format_number(record['loss'], '.4f')}  "
-        f"{duration(seconds_left(records, last_step))} left  "  # a terminal cuts off the end
-        f"gradient norm {format_number(record['gradient_norm'], '.2f')}  "
-        f"lr {record['learning_rate']:.2e}  "
-        f"{speed:,.0f} tokens/s"
-    )
-
-
-def clock_time(seconds: float) -> str:
-    """The local time so many seconds from now, with its day unless that is today."""
-    now = datetime.datetime.now()
-    try:
-        end = now + datetime.timedelta(seconds=seconds)
-    except OverflowError:
-        return "the end of time"
-    return end.strftime("%H:%M" if end.date() == now.date() else "%Y-%m-%d %H:%M")
-
-
-def seconds_left(records: Sequence[Line], last_step: int) -> float:
-    """Estimate the time until the last step; see `progress_line`."""
-    recent = [records[index]["seconds"] for index in range(-min(len(records), RECENT), 0)]
-    left: float = (last_step - records[-1]["step"] - 1) * statistics.median(recent)
-    return left
-
-
 def best_validation(validation: Sequence[Line]) -> Line | None:
     """Return the measurement with the lowest loss among those that are finite.
 
@@ -315,26 +206,6 @@ def best_validation(validation: Sequence[Line]) -> Line | None:
     return min(comparable, key=loss_of, default=None)
 
 
-def validation_line(validation: Sequence[Line]) -> str:
-    """Describe the newest validation and the best one.
-
-    Of several terms it gives the loss of each, because their sum has no perplexity.
-
-    Args:
-        validation: lines of validation.jsonl on the surviving lineage, at least one.
-    """
-    newest, best = validation[-1], best_validation(validation)
-    terms = newest.get("terms", {})
-    key, digits = ("loss", ".4f") if terms else ("perplexity", ".2f")
-    shown = {name: term[key] for name, term in terms.items()} or {key: newest[key]}
-    loss = format_number(newest["loss"], ".4f")
-    parts = [f"{name} {format_number(value, digits)}" for name, value in shown.items()]
-    text = f"validation after {newest['step']:,} steps: loss {loss}, {', '.join(parts)}"
-    if best is None or best is newest:
-        return text
-    return f"{text} (best {best[key]:{digits}} after {best['step']:,})"
-
-
 def loss_of(line: Line) -> float:
     """The loss in a line of metrics.jsonl or validation.jsonl; NaN if it was not finite."""
     return finite_or_nan(line["loss"])
@@ -343,13 +214,3 @@ def loss_of(line: Line) -> float:
 def finite_or_nan(value: float | None) -> float:
     """A number from a run's files, where null stands for one that was not finite; NaN for these."""
     return float(value) if value is not None and math.isfinite(value) else math.nan
-
-
-def format_number(value: float | None, form: str) -> str:
-    """Format a number from a run's files, where null stands for one that was not finite."""
-    return format(value, form) if math.isfinite(finite_or_nan(value)) else "not finite"
-
-
-def epochs(number: float) -> str:
-    """A number of epochs: with two decimals, or two significant digits of a small one."""
-    return f"{number:.2f}" if number >= 1 or not number else f"{number:.2g}"

@@ -17,7 +17,7 @@ from data_prep.common.wording import count
 from pretrain.config.run import Sizes
 from pretrain.data.lineage import Lineage
 from pretrain.data.order import Order
-from pretrain.records import ledger, metrics, versions
+from pretrain.records import ledger, metrics, versions, wording
 from pretrain.records.segments import corpora_of, order_of
 
 Counts = npt.NDArray[np.uint8]
@@ -220,7 +220,7 @@ def _count_blocks(
     end = sizes.first_block(len(steps))
     drawn = zip(order.mixture.counts(end), order.epochs(end), names, strict=True)
     parts = (
-        f"{count(blocks, 'block')}{f' of {name}' if name else ''} ({metrics.epochs(read)} epochs)"
+        f"{count(blocks, 'block')}{f' of {name}' if name else ''} ({wording.epochs(read)} epochs)"
         for blocks, read, name in drawn
     )
     found.proved.append(f"{len(steps):,} steps survive, each once: {', '.join(parts)}")

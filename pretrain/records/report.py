@@ -18,10 +18,11 @@ from pretrain.config.settings import flatten
 from pretrain.records import ledger, metrics
 from pretrain.records.diff import machine
 from pretrain.records.history import sentences
-from pretrain.records.metrics import Line, format_number
+from pretrain.records.metrics import Line
 from pretrain.records.plots import LOSS_PLOTS, plot_loss
 from pretrain.records.segments import COLUMNS, table
 from pretrain.records.status import RunView, current_activity, view
+from pretrain.records.wording import format_number
 
 REPORT = "report.md"
 

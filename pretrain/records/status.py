@@ -15,7 +15,7 @@ from data_prep.common.wording import count
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import RunConfig, Segment, Segments
 from pretrain.config.settings import override
-from pretrain.records import ledger, metrics, pace, versions
+from pretrain.records import ledger, metrics, pace, progress, versions, wording
 from pretrain.records import segments as run_segments
 from pretrain.records.folder import SUPERVISED, SUPERVISOR_LOCK, check_ledger_is_there, holder
 from pretrain.records.history import sentences, suspicion
@@ -45,7 +45,7 @@ class CorpusUsage:
         skipped = f", {self.skipped:,} skipped" if self.skipped else ""
         return (
             f"{self.name}: {count(self.blocks, 'block')} drawn, "
-            f"{metrics.epochs(self.epochs)} epochs{skipped}; its blocks hold "
+            f"{wording.epochs(self.epochs)} epochs{skipped}; its blocks hold "
             f"{self.share_of_tokens:.1%} of its tokens"
             + (f"; {self.share:.1%} of a batch now" if self.share < 1 else "")
         )
@@ -209,14 +209,14 @@ def describe_run(seen: RunView) -> str:
     )
     end = "not known yet"
     if seen.lines:
-        end = metrics.clock_time(metrics.seconds_left(seen.lines, config.training.steps))
+        end = wording.clock_time(progress.seconds_left(seen.lines, config.training.steps))
     parts = [
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
         current_activity(seen),
         *([f"expected end: {end}"] if seen.activity == TRAINING else []),
         *([str(seen.slow_rank)] if seen.slow_rank else []),
-        *([metrics.validation_line(seen.validation)] if seen.validation else []),
+        *([wording.validation_line(seen.validation)] if seen.validation else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
         *versions.changes(seen.records),
         *run_segments.lines(seen.segments, state),
@@ -244,7 +244,7 @@ def facts(seen: RunView) -> dict[str, Any]:
         "steps": steps,
         "loss": last[0]["loss"] if last else None,
         "tokens_per_second": last[0]["tokens"] / last[0]["seconds"] if last else None,
-        "eta_seconds": metrics.seconds_left(seen.lines, steps) if last else None,
+        "eta_seconds": progress.seconds_left(seen.lines, steps) if last else None,
         "validation": _score(seen.validation[-1] if seen.validation else None),
         "best_validation": _score(best),
         "attempts": state.attempts,
@@ -286,8 +286,8 @@ def current_activity(seen: RunView) -> str:
     if seen.activity == STARTING:
         return f"starting: no attempt trains now; from step {state.resume_step():,} of {steps:,}"
     if seen.activity == TRAINING:
-        progress = metrics.progress_line(seen.lines, steps) if seen.lines else "no step yet"
-        text = f"training now, attempt {state.next_attempt - 1}: {progress}"
+        newest = progress.progress_line(seen.lines, steps) if seen.lines else "no step yet"
+        text = f"training now, attempt {state.next_attempt - 1}: {newest}"
         text += suspicion(state.suspected_since)
         return text + (
             f"\nno supervisor: run `{seen.next_command}` to adopt it" if seen.orphaned else ""

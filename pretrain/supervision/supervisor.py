@@ -24,7 +24,7 @@ from data_prep.common.wording import count
 from pretrain.checks import capacity
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
-from pretrain.records import control, failures, history, ledger, metrics
+from pretrain.records import control, failures, history, ledger, metrics, progress, wording
 from pretrain.records import folder as run_folder
 from pretrain.records.control import ControlFile
 from pretrain.spikes.policy import GiveUp, Rollback
@@ -83,7 +83,7 @@ class Supervisor:
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
         self._validation = self.run_folder / metrics.VALIDATION
         self._write, self._poll_seconds = write, poll_seconds
-        self._progress = metrics.ProgressPrinter(
+        self._progress = progress.ProgressPrinter(
             config.training.steps, progress_seconds, write, _PREFIX, renews
         )
         self._stop_requests = control.StopRequests()
@@ -379,7 +379,7 @@ class Supervisor:
         with contextlib.suppress(OSError):  # printed when the file grows again
             grown = self._has_grown(self._validation)
             if lines := metrics.surviving(metrics.read_metrics(self._validation) if grown else []):
-                self._print(metrics.validation_line(lines))
+                self._print(wording.validation_line(lines))
             if self._has_grown(self.ledger):
                 news = ledger.read_ledger(self.ledger)[self._told :]
                 self._told += len(news)

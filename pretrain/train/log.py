@@ -19,7 +19,7 @@ from pretrain.checks import needs
 from pretrain.config.load import public
 from pretrain.data.batches import validation_note
 from pretrain.loop.protocols import StepRecord
-from pretrain.records import control, folder, ledger, metrics, pace
+from pretrain.records import control, folder, ledger, metrics, pace, progress, wording
 from pretrain.records.figures import BLOCKS, curves, figures
 from pretrain.records.history import describe, since_last_attempt
 from pretrain.spikes.detector import SpikeDetector
@@ -47,7 +47,7 @@ class RunLog:
         self._ledger = self._run / ledger.FILE_NAME
         self._warned: set[str] = set()
         self._trackers: list[Tracker] = []
-        self._progress: metrics.ProgressPrinter | None = None
+        self._progress: progress.ProgressPrinter | None = None
         self._metrics: metrics.MetricsWriter | None = None
         self._validation: metrics.JsonLines | None = None
         self._measures: list[str] = []
@@ -81,7 +81,7 @@ class RunLog:
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         self._measures += [line["measure"] for line in validation]
-        self._progress = metrics.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
+        self._progress = progress.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
         segments = self._setup.segments
         micro_batch_size = segments.at(start.step).config.batch.micro_batch_size
         self._loss_before = recorded_loss(lines, records, start, micro_batch_size)
@@ -235,7 +235,7 @@ class RunLog:
         for name, score in {**parts["subsets"], **parts.get("corpora", {})}.items():
             values[f"validation perplexity/{name}"] = score["perplexity"]
         self._scalars(step, {f"{name}{other}": value for name, value in values.items()})
-        self.say(metrics.validation_line([line]))
+        self.say(wording.validation_line([line]))
 
     def _suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values
         """Record what the spike detector found: the fields of an `Event`."""

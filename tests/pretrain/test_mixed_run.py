@@ -9,7 +9,7 @@ import pytest
 
 from pretrain import __main__ as command_line
 from pretrain.data.mixture import Mixture
-from pretrain.records import checkpoints, ledger, metrics
+from pretrain.records import checkpoints, ledger, metrics, wording
 
 FAULT = ["fault.random_labels=[22, 34]"]
 LONGER = ["training.steps=52", "supervision.processes_per_node=1"]
@@ -89,7 +89,7 @@ def test_status_report_and_checkpoints_say_what_was_drawn_from_each(run):
         ("b", counts[1], 0.2),
     ]
     report = (run / "report.md").read_text()
-    assert f"- a: {counts[0]:,} blocks drawn, {metrics.epochs(drawn[0]['epochs'])} epochs" in report
+    assert f"- a: {counts[0]:,} blocks drawn, {wording.epochs(drawn[0]['epochs'])} epochs" in report
     lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS))
     assert [sum(line[f"blocks/{name}"] for line in lines) for name in "ab"] == counts
     assert "| b/" in report

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pretrain.loop.protocols import TermLoss
-from pretrain.records import metrics
+from pretrain.records import metrics, progress, wording
 from tests.pretrain.builders import step_record
 
 
@@ -49,7 +49,7 @@ def test_a_number_that_is_not_finite_is_null_for_json_has_none(json_lines, tmp_p
     assert (tmp_path / "a.jsonl").read_text().count("null") == 3
     assert metrics.read_metrics(tmp_path / "a.jsonl") == [{"step": 1, "loss": None}] * 3
     line = {**metrics.line_of(record(7)), "loss": None, "gradient_norm": None}
-    assert metrics.progress_line([line], 9).count("not finite") == 2
+    assert progress.progress_line([line], 9).count("not finite") == 2
 
 
 def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(json_lines, tmp_path):
@@ -176,7 +176,7 @@ def test_a_line_has_every_term_where_there_are_several(tmp_path):
 
 def test_progress_is_printed_now_and_then_and_at_the_end():
     written = []
-    printer = metrics.ProgressPrinter(3, seconds=1000.0, write=written.append)
+    printer = progress.ProgressPrinter(3, seconds=1000.0, write=written.append)
     for step in range(3):
         printer(record(step))
     assert len(written) == 2
@@ -191,7 +191,7 @@ def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch)
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr(metrics, "_RENEW_SECONDS", 0.0)
     written = []
-    printer = metrics.ProgressPrinter(4, write=written.append, prefix="[s] ", renews=True)
+    printer = progress.ProgressPrinter(4, write=written.append, prefix="[s] ", renews=True)
     for step in range(3):
         printer(record(step))
     printer.leave()
@@ -206,16 +206,16 @@ def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch)
     [(0, r"\d\d:\d\d"), (10 * 86400, r"\d{4}-\d\d-\d\d \d\d:\d\d"), (1e15, "the end of time")],
 )
 def test_the_expected_end_has_its_day_unless_that_is_today(seconds, shown):
-    assert re.fullmatch(shown, metrics.clock_time(seconds))
+    assert re.fullmatch(shown, wording.clock_time(seconds))
 
 
 def test_the_time_left_is_of_the_usual_step_not_of_the_last_one():
     records = [{**metrics.line_of(record(step)), "seconds": 2.0} for step in range(60)]
     records[0]["seconds"] = records[-1]["seconds"] = 900.0
-    assert "0:01:20 left" in metrics.progress_line(records, 100)
+    assert "0:01:20 left" in progress.progress_line(records, 100)
     older = [{**records[1], "seconds": 50.0}] * 60
-    assert "0:01:20 left" in metrics.progress_line(older + records[1:], 100)
-    assert "1:00:00 left" in metrics.progress_line(records[:1], 5)
+    assert "0:01:20 left" in progress.progress_line(older + records[1:], 100)
+    assert "1:00:00 left" in progress.progress_line(records[:1], 5)
 
 
 def test_a_validation_of_several_terms_is_described_by_each_and_not_by_their_perplexity():
@@ -223,7 +223,7 @@ def test_a_validation_of_several_terms_is_described_by_each_and_not_by_their_per
         terms = {name: {"loss": loss} for name, loss in (("masked", masked), ("sop", sop))}
         return {"step": step, "loss": masked + sop, "perplexity": 0.0, "terms": terms}
 
-    text = metrics.validation_line([line(3, 5.0, 0.5), line(6, 5.25, 0.5)])
+    text = wording.validation_line([line(3, 5.0, 0.5), line(6, 5.25, 0.5)])
     assert text == (
         "validation after 6 steps: loss 5.7500, masked 5.2500, sop 0.5000 (best 5.5000 after 3)"
     )

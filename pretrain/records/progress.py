@@ -1,0 +1,108 @@
+"""Where a run is: the line that a terminal or a log shows."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from data_prep.common.wording import duration
+from pretrain.loop.protocols import StepRecord
+from pretrain.records.metrics import Line, line_of
+from pretrain.records.wording import clock_time, format_number
+
+_RENEW_SECONDS = 0.5
+_ERASE_LINE = "\r\x1b[K"
+RECENT = 50
+"""The time left is estimated from the median duration of this many steps."""
+
+
+class ProgressPrinter:
+    """Shows where a run is: a line that is renewed on a terminal, else one now and then.
+
+    It is an observer of steps, or is given lines of metrics.jsonl (`show`).
+    """
+
+    def __init__(
+        self,
+        last_step: int,
+        seconds: float = 10.0,
+        write: Callable[[str], object] = lambda text: sys.stdout.write(text),
+        prefix: str = "",
+        renews: bool = False,
+    ) -> None:
+        """Show nothing yet.
+
+        Args:
+            last_step: updates of the whole run. Its line is always shown, and stays.
+            seconds: between two lines where they are not renewed.
+            write: receives text.
+            prefix: of each line.
+            renews: whether the text goes to a terminal, where one line is renewed.
+        """
+        self._last_step, self._write, self._prefix = last_step, write, prefix
+        self._renews, self._seconds = renews, min(seconds, _RENEW_SECONDS) if renews else seconds
+        self._next, self._recent = 0.0, deque[Line](maxlen=RECENT)
+        self._newest: Line | None = None
+        self._shown = False
+        """Whether the cursor is at the end of a line that is to be renewed."""
+
+    def __call__(self, record: StepRecord) -> None:
+        """Show a finished step if it is time."""
+        self._recent.append(line_of(record))
+        self.show(self._recent)
+        sys.stdout.flush()
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """Show the newest of some lines if it is time and it was not shown before."""
+        now, newest = time.monotonic(), lines[-1]
+        is_last = newest["step"] + 1 == self._last_step
+        if newest == self._newest or (now < self._next and not is_last):
+            return
+        self._next, self._newest = now + self._seconds, newest
+        end = clock_time(seconds_left(lines, self._last_step))
+        text = f"{self._prefix}{progress_line(lines, self._last_step)}  ends {end}"
+        if not self._renews:
+            self._write(text + "\n")
+            return
+        columns = shutil.get_terminal_size().columns
+        self._write(f"{_ERASE_LINE}{text[: columns - 1]}")  # the cursor needs a place, too
+        self._shown = True
+        if is_last:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave a line that is to be renewed as it is: what is written next begins a new one."""
+        if self._shown:
+            self._shown = False
+            self._write("\n")
+
+
+def progress_line(records: Sequence[Line], last_step: int) -> str:
+    """Describe the newest step and the time left.
+
+    Args:
+        records: lines of metrics.jsonl, at least one; the last one is described. The time left is
+            the median duration of the last RECENT of them, times the number of steps left.
+        last_step: updates of the whole run.
+    """
+    record, done = records[-1], records[-1]["step"] + 1
+    speed = record["tokens"] / record["seconds"]
+    return (
+        f"step {done:>{len(str(last_step))}}/{last_step}  "
+        f"loss {format_number(record['loss'], '.4f')}  "
+        f"{duration(seconds_left(records, last_step))} left  "  # a terminal cuts off the end
+        f"gradient norm {format_number(record['gradient_norm'], '.2f')}  "
+        f"lr {record['learning_rate']:.2e}  "
+        f"{speed:,.0f} tokens/s"
+    )
+
+
+def seconds_left(records: Sequence[Line], last_step: int) -> float:
+    """Estimate the time until the last step; see `progress_line`."""
+    recent = [records[index]["seconds"] for index in range(-min(len(records), RECENT), 0)]
+    left: float = (last_step - records[-1]["step"] - 1) * statistics.median(recent)
+    return left
