@@ -8,7 +8,7 @@ import pytest
 import yaml
 from annotated_types import Ge, Le
 
-from data_prep.common import records
+from data_prep.common import files, records
 from data_prep.common.records import NonNegativeInt, OneOf, PositiveFloat
 
 
@@ -207,9 +207,9 @@ def test_a_choice_that_does_not_fit_is_refused_by_its_path(text, message):
 
 
 def test_a_format_version_is_known_or_refused_by_name():
-    records.check_format(2, 2, "file")
+    files.check_format(2, 2, "file")
     with pytest.raises(ValueError, match=r"^file: format version 3 was written by a later version"):
-        records.check_format(3, 2, "file")
+        files.check_format(3, 2, "file")
     for version in (0, 1, None, "2", True, 2.0):
         with pytest.raises(ValueError, match=r"^file: format version .* is not accepted; known: 2"):
-            records.check_format(version, 2, "file")
+            files.check_format(version, 2, "file")

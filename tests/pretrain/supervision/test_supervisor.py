@@ -571,6 +571,7 @@ def test_it_uses_little_memory_and_no_torch(tmp_path):
 import sys, psutil
 sys.path.insert(0, {str(ROOT)!r})
 HEAD = {HEAD!r}
+from pretrain.config.run import RunConfig
 from pretrain.checks import recipe as recipe_checks, resume as resume_checks
 from pretrain.records import report
 from pretrain.supervision import agent, launch, supervisor
