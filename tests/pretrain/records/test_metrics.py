@@ -189,7 +189,7 @@ def test_progress_is_printed_now_and_then_and_at_the_end():
 
 def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
-    monkeypatch.setattr(metrics, "_RENEW_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_RENEW_SECONDS", 0.0)
     written = []
     printer = progress.ProgressPrinter(4, write=written.append, prefix="[s] ", renews=True)
     for step in range(3):
