@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # A file's tests share a process, as they share what is costly to set up; those of tests/machines and
 # tests/chaos do not. What takes longest begins first (tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup demo test test-slow test-gpu lint format clean
 

@@ -61,16 +61,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that take longest; keep files together under --dist loadgroup."""
+    """Begin with the tests that take longest."""
 
     def order(item: pytest.Item) -> int:
         places = (place for place, part in enumerate(FIRST) if part in f"/{item.nodeid}")
         return next(places, len(FIRST))
 
     items.sort(key=order)
-    for item in items:
-        if item.path.parent.name not in ALONE:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401
+    """Keep a file on one worker, as its tests share what is costly to set up."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # xdist's loadgroup does not group with pytest 9.2
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return nodeid if Path(file).parent.name in ALONE else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
