@@ -15,7 +15,7 @@ help:
 	@echo "make setup     make .venv with everything that is needed"
 	@echo "make demo      the main job end to end on an embedded corpus, some minutes on 2 cores"
 	@echo "make test      the fast tests, about 4 minutes on 2 cores"
-	@echo "make test-slow runs that are killed and continue, machines, kernels for GPUs: about 30 minutes"
+	@echo "make test-slow runs that are killed and continue, machines, kernels for GPUs: about 25 minutes"
 	@echo "make test-gpu  the tests that need a GPU, at most 8 minutes on one; they skip where there is none"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"
@@ -39,7 +39,7 @@ test: $(READY)
 # Tests of several machines need root and the packages that .ci/run installs; those of kernels need
 # g++, and fetch Triton once (0.7 GB). They skip, and say so, without.
 test-slow: $(READY)
-	$(PYTEST) -n 4 -rs -m slow
+	$(PYTEST) -n 3 -rs -m slow
 
 test-gpu: $(READY)
 	bash tests/gpu/test.sh $(BIN)/python
