@@ -58,6 +58,8 @@ def check_run(config: RunConfig, source: Source | None = None) -> Course:
     recipes = run_segments.recipes_of(origin, records)
     old = recipes.pop()
     may, may_not = differences(old[1], config)
+    unchanged = Course(config, Segments.of([*recipes, (old[0], config)]), {})
+    may = may or _other_corpora(unchanged, records)
     if may_not or (may and not source):
         raise ValueError(_refusal(origin, may, may_not))
     if why or may:
@@ -66,7 +68,14 @@ def check_run(config: RunConfig, source: Source | None = None) -> Course:
         recipes = [(first, recipe) for first, recipe in [*recipes, old] if first < source.step]
         course = Course(config, Segments.of([*recipes, (source.step, config)]), {}, why or USER)
         return _checked(dataclasses.replace(course, source=source), records)
-    return _checked(Course(config, Segments.of([*recipes, (old[0], config)]), {}), records)
+    return _checked(unchanged, records)
+
+
+def _other_corpora(course: Course, records: Sequence[Record]) -> list[str]:
+    """List the corpora that are not those that the run has read, of a recipe that is the same."""
+    pairs = zip(course.segments.streams, run_segments.corpora_of(records), strict=False)
+    found = [(s.path, load_manifest(Path(s.path)).digest(), c["digest"]) for s, c in pairs]
+    return [f"{p}: digest {was[:12]}, now {now[:12]}" for p, now, was in found if now != was]
 
 
 def _refusal(run: Path, may: Sequence[str], may_not: Sequence[str]) -> str:

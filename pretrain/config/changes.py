@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from pretrain.config.settings import is_within
 
-INTERVALS = (
+_INTERVALS = (
     "training.evaluation_interval",
     "training.evaluation_blocks",
     "training.checkpoint_interval",
@@ -26,7 +26,7 @@ FREE = (
     "training.activation_checkpointing",
     "training.attention_backend",
     "training.compile",
-    *INTERVALS,
+    *_INTERVALS,
     "spike",
     "supervision",
     "notify",
@@ -48,7 +48,7 @@ FIXED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Each with the reason."""
-PHASES_MAY_CHANGE = (*BY_STEP, *INTERVALS)
+PHASES_MAY_CHANGE = (*BY_STEP, *_INTERVALS)
 """All of it but `objective.name`."""
 
 

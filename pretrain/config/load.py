@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +94,19 @@ def find(recipe: str) -> Path:
 
 def deciding(config: RunConfig) -> dict[str, Any]:
     """The settings that decide the weights, by dotted key, without the places of corpora."""
-    values = flatten(_without_places(dataclasses.asdict(config)))
+    values = flatten(_with_paths(dataclasses.asdict(config), _PLACES, lambda path: ""))
     return {key: value for key, value in values.items() if rule(key) not in FREE}
 
 
-def _without_places(value: Any) -> Any:  # noqa: ANN401 - any value of a recipe
-    if isinstance(value, list):
-        return [_without_places(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {key: _without_places(each) for key, each in value.items() if key not in _PLACES}
+def digest(config: RunConfig, corpora: Sequence[str]) -> str:
+    """Name a recipe by what decides the weights: 12 hexadecimal digits of a sha256.
 
-
-def digest(config: RunConfig) -> str:
-    """Name a recipe by what decides the weights: 12 hexadecimal digits of a sha256."""
-    return hashlib.sha256(strict_json(deciding(config)).encode()).hexdigest()[:12]
+    Args:
+        config: the recipe.
+        corpora: digests of the corpora's manifests.
+    """
+    values = {**deciding(config), "corpora": list(corpora)}
+    return hashlib.sha256(strict_json(values).encode()).hexdigest()[:12]
 
 
 def differences(old: RunConfig, new: RunConfig) -> tuple[list[str], list[str]]:
@@ -141,18 +139,20 @@ def public(config: RunConfig) -> dict[str, Any]:
     Of each path only the last name is left. `from_dict` reads the result.
     """
     values = to_dict(config)
-    return {name: _without_paths(values[name]) for name in _PUBLIC}
+    public = {name: values[name] for name in _PUBLIC}
+    return dict(_with_paths(public, _PATHS, lambda path: Path(path).absolute().name))
 
 
-def _without_paths(value: Any) -> Any:  # noqa: ANN401 - any value of a recipe
+def _with_paths(value: Any, keys: Collection[str], change: Callable[[str], str]) -> Any:  # noqa: ANN401 - any value of a recipe
+    """A value with other paths: the texts at these keys, at any depth, that are not empty."""
     if isinstance(value, list):
-        return [_without_paths(each) for each in value]
+        return [_with_paths(each, keys, change) for each in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: Path(each).absolute().name
-        if each and isinstance(each, str) and key in _PATHS
-        else _without_paths(each)
+        key: change(each)
+        if each and isinstance(each, str) and key in keys
+        else _with_paths(each, keys, change)
         for key, each in value.items()
     }
 

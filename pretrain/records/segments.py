@@ -131,10 +131,15 @@ def recipes_of(run: Path, records: Sequence[Record]) -> Recipes:
         if "recipe" in record:
             path = run / RECIPES / f"{record['recipe']}.yaml"
             config = load(str(path))
-            if digest(config) != record["recipe"]:
+            if _name_of(config, record["corpora"]) != record["recipe"]:
                 raise ValueError(f"{path}: was changed; restore it from a backup of this folder")
             found.append((record["step"], config))
     return found
+
+
+def _name_of(config: RunConfig, corpora: Sequence[Mapping[str, Any]]) -> str:
+    """The digest of a recipe in a run that has read, or is to read, these corpora."""
+    return digest(config, [corpus["digest"] for corpus in corpora])
 
 
 def segments_of(run: Path, records: Sequence[Record]) -> Segments:
@@ -168,7 +173,7 @@ def begin(course: Course, take_weights: Callable[[], Mapping[str, object]] | Non
     run = Path(config.folder)
     path = run / ledger.FILE_NAME
     (run / RECIPES).mkdir(parents=True, exist_ok=True)
-    fields: dict[str, Any] = {"step": step, "recipe": digest(config)}
+    fields: dict[str, Any] = {"step": step}
     if course.why == START:
         manifest = next(iter(course.manifests.values()))
         fields |= {"seed": config.training.seed, "tokenizer": manifest.tokenizer_digest}
@@ -188,6 +193,7 @@ def begin(course: Course, take_weights: Callable[[], Mapping[str, object]] | Non
         }
         for stream, cut in streams
     ]
+    fields["recipe"] = _name_of(config, fields["corpora"])
     fields["batches"] = [part for part in segments.sizes.parts if part[0] >= step]
     fields["weights"] = [part for part in segments.weights() if part[0] >= step]
     dump(config, run / RECIPES / f"{fields['recipe']}.yaml")

@@ -16,7 +16,7 @@ from typing import Any
 from data_prep import tokenizer as tokenizers
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import write_json
-from pretrain.config.load import RUN_FILE, digest, dump
+from pretrain.config.load import RUN_FILE, dump
 from pretrain.config.run import RunConfig
 from pretrain.data.order import Order
 from pretrain.records import checkpoints, folder, ledger
@@ -103,7 +103,8 @@ def begin(
     # One more than are kept: the oldest is deleted after the newest is committed.
     missing = max(1, most_kept + 1 - len(kept))
     checkpoints.check_disk_space(run, missing, start.checkpoint_size)
-    for name in (RUN_FILE, f"{RECIPES}/{digest(config)}.yaml"):
+    recipe = next(r["recipe"] for r in reversed(records) if "recipe" in r)
+    for name in (RUN_FILE, f"{RECIPES}/{recipe}.yaml"):
         dump(config, run / name)
     write_json(run / "deepspeed.json", settings)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -83,7 +83,8 @@ class History:
         ]
         parts = Segments.of([(step, config)])
         read = {"batches": parts.sizes.parts, "weights": parts.weights()}
-        recorded = {"recipe": digest(config), "corpora": corpora, **read, **fields}
+        name = digest(config, [self.digest] * len(corpora))
+        recorded = {"recipe": name, "corpora": corpora, **read, **fields}
         self.add("segment", why=why, step=step, **recorded)
 
     def add(self, kind: str, **fields: Any) -> None:
@@ -174,9 +175,10 @@ class History:
     def write(self, run: Path) -> None:
         run.mkdir()
         dump(dataclasses.replace(self.recipes[-1], folder=str(run)), run / RUN_FILE)
-        for config in self.recipes:
-            (run / RECIPES).mkdir(exist_ok=True)
-            dump(config, run / RECIPES / f"{digest(config)}.yaml")
+        (run / RECIPES).mkdir()
+        begun = [record for record in self.records if "recipe" in record]
+        for config, record in zip(self.recipes, begun, strict=False):
+            dump(config, run / RECIPES / f"{record['recipe']}.yaml")
         for record in self.records:
             fields = {k: v for k, v in record.items() if k not in ("number", "time", "kind")}
             ledger.append(run / ledger.FILE_NAME, record["kind"], **fields)

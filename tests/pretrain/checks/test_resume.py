@@ -141,8 +141,36 @@ def test_another_corpus_in_the_place_of_one_that_was_read_is_refused(
     load = began(f"data.corpus={copy}")
     shutil.rmtree(copy)
     shutil.copytree(other_corpus, copy)
+    config = load(f"data.corpus={copy}")
+    with pytest.raises(ValueError, match=f"{copy}: digest .*, now .*add `--from STEP`"):
+        check_run(config)
     with pytest.raises(ValueError, match=f"{copy}: is not the corpus that the run has read"):
-        check_run(load(f"data.corpus={copy}"))
+        check_run(config, Source(20))
+
+
+def test_another_corpus_alone_may_follow_from_a_step_on(began, other_corpus, tmp_path):
+    load = began()
+    config = load(f"data.corpus={other_corpus}")
+    with pytest.raises(ValueError, match=f"{other_corpus}: digest .*add `--from STEP`"):
+        check_run(config)
+    segments.begin(check_run(config, Source(20)))
+    records = ledger.read_ledger(tmp_path / "run" / ledger.FILE_NAME)
+    (_, first), (step, second) = segments.recipes_of(tmp_path / "run", records)
+    assert (step, first.data.corpus != second.data.corpus) == (20, True)
+    order, sizes = segments.order_of(records)
+    place = sizes.first_block(20)
+    assert [order.mixture.shares(place + n) for n in (-1, 0)] == [[1, 0], [0, 1]]
+    assert check_run(config, Source(20)).why == ""
+
+
+def test_a_corpus_may_be_called_as_the_keys_of_a_recipe_are(corpus, other_corpus, recipe, tmp_path):
+    def load(weight):
+        corpora = f"corpus: {{path: {corpus}, weight: {weight}}}, path: {{path: {other_corpus}}}"
+        return recipe.load(tmp_path / "run", "data.corpus=''", f"data.corpora={{{corpora}}}")
+
+    segments.begin(check_run(load(1)))
+    with pytest.raises(ValueError, match=r"data.corpora.corpus.weight: 1.0, now 3.0"):
+        check_run(load(3))
 
 
 def test_a_run_goes_on_only_with_the_algorithm_that_cut_its_blocks(began, monkeypatch):
