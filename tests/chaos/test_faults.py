@@ -97,7 +97,7 @@ def test_a_broken_installation_is_given_up_after_the_retries(module, chaos, tmp_
 
 
 def test_a_new_supervisor_adopts_or_ends_what_a_killed_one_left(chaos, undisturbed):
-    chaos.schedule({1: [("pause", 0, 6)], 2: [("die-before-save", 1, 8)]})
+    chaos.schedule({1: [("pause", 0, 6)], 2: [("die-before-save", 1, 16)]})
     first = chaos.start()
     chaos.wait_for_pause()
     first.kill()
