@@ -41,12 +41,14 @@ def audit(run: Path, *, content: bool = False) -> Audit:
             f"{run}: has no {ledger.FILE_NAME}, so it is not the folder of a run that has begun"
         )
     found = examine(records, metrics.read_metrics(run / metrics.METRICS))
-    _compare_recipes(run, records, found)
+    segments = _compare_recipes(run, records, found)
     _compare_with_disk(run, records, found)
     _compare_initial_weights(run, records, found)
-    if content:
-        compare_contents(segments_of(run, records), records, found)
-    else:
+    if content and segments:
+        compare_contents(segments, records, found)
+    elif content and not found.problems:
+        found.unproved.append("the corpora: the run has not begun")
+    elif not content:
         found.left_out.append(
             "the corpora: blocks are compared by number. Each start compared the corpora's files "
             "with their manifests, by size, time and bytes at some places; --content reads them all"
@@ -63,9 +65,6 @@ def compare_contents(segments: Segments, records: Sequence[ledger.Record], found
         found: the findings are added to it.
     """
     corpora = corpora_of(records)
-    if not corpora:
-        found.unproved.append("the corpora: the run has not begun")
-        return
     problems: dict[str, list[str]] = {}  # of each corpus
     streams = segments.streams
     for stream, corpus, cut in zip(streams, corpora, algorithms(streams), strict=True):
@@ -104,21 +103,26 @@ def _table_problems(stream: Stream) -> list[str]:
     return []
 
 
-def _compare_recipes(run: Path, records: Sequence[ledger.Record], found: Audit) -> None:
-    """Check that the run's recipes lead to the batches and weights that the ledger has."""
+def _compare_recipes(run: Path, records: Sequence[ledger.Record], found: Audit) -> Segments | None:
+    """Check that the run's recipes lead to the batches and weights that the ledger has.
+
+    Returns:
+        The run's segments; None if it has not begun, or its recipes cannot be read.
+    """
     if ledger.created(records) is None:
-        return
+        return None
     try:
         segments = segments_of(run, records)
     except ValueError as error:
         found.problems.append(str(error))
-        return
+        return None
     found.segments += lines(segments, ledger.run_state(records))
     order, sizes = order_of(records)
     if (order.mixture, sizes) == (Mixture.of_run(segments), segments.sizes):
         found.proved.append("the recipes give the sizes of batches and the weights of the ledger")
     else:
         found.problems.append("the recipes give other batches or weights than the ledger has")
+    return segments
 
 
 def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit) -> None:

@@ -355,7 +355,9 @@ def test_a_recipe_that_was_changed_or_gives_other_batches_than_the_ledger_is_fou
     (path,) = (tmp_path / "run" / RECIPES).iterdir()
     text = path.read_text()
     path.write_text(text.replace("learning_rate: 0.0006", "learning_rate: 0.0007"))
-    assert f"{path}: was changed" in " ".join(audit.audit(tmp_path / "run").problems)
+    for content in (False, True):
+        found = audit.audit(tmp_path / "run", content=content)
+        assert f"{path}: was changed" in " ".join(found.problems)
     path.write_text(text)
     segments = audit.audit(tmp_path / "run").segments
     assert [line.split("  ")[0] for line in segments] == [
