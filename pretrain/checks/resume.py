@@ -59,6 +59,7 @@ def check_run(config: RunConfig, source: Source | None = None) -> Course:
     old = recipes.pop()
     may, may_not = differences(old[1], config)
     unchanged = Course(config, Segments.of([*recipes, (old[0], config)]), {})
+    _check_vocabulary(unchanged, records)
     may = may or _other_corpora(unchanged, records)
     if may_not or (may and not source):
         raise ValueError(_refusal(origin, may, may_not))
@@ -69,6 +70,20 @@ def check_run(config: RunConfig, source: Source | None = None) -> Course:
         course = Course(config, Segments.of([*recipes, (source.step, config)]), {}, why or USER)
         return _checked(dataclasses.replace(course, source=source), records)
     return _checked(unchanged, records)
+
+
+def _check_vocabulary(course: Course, records: Sequence[Record]) -> None:
+    """Check that a recipe's corpora have the run's vocabulary, which no step can change."""
+    began = ledger.created(records)
+    assert began
+    for stream in course.segments.streams:
+        manifest = load_manifest(Path(stream.path))
+        if began["tokenizer"] != manifest.tokenizer_digest:
+            raise ValueError(
+                f"data.corpus: {stream.path}: made with a vocabulary of {began['vocab_size']} ids "
+                f"({began['tokenizer'][:12]}), now with one of {manifest.vocab_size} "
+                f"({manifest.tokenizer_digest[:12]})"
+            )
 
 
 def _other_corpora(course: Course, records: Sequence[Record]) -> list[str]:
@@ -121,14 +136,6 @@ def _checked(course: Course, records: Sequence[Record]) -> Course:
         other = named.setdefault((manifest.digest(), *stream.key[1:]), stream.path)
         if other != stream.path:
             raise ValueError(f"{stream.path} is the same corpus as {other}; name it by that path")
-    if began := ledger.created(records):
-        manifest = next(reversed(found.values()))
-        if began["tokenizer"] != manifest.tokenizer_digest:
-            raise ValueError(
-                f"data.corpus: made with a vocabulary of {began['vocab_size']} ids "
-                f"({began['tokenizer'][:12]}), now with one of {manifest.vocab_size} "
-                f"({manifest.tokenizer_digest[:12]})"
-            )
     then, now = run_segments.corpora_of(records), zip(streams, algorithms(streams), strict=True)
     for old, (stream, cut) in zip(then, now, strict=False):
         digest = found[stream.name].digest()
