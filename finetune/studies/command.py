@@ -161,7 +161,7 @@ def _stages(
     ]
     longest = checked.model.longest_input or math.inf  # learned positions end
     lengths = ",".join(str(length) for length in chosen.lengths if length <= longest)
-    corpora = {stream.path: stream.name for stream in checked.config.segments.streams}
+    corpora = {source.path: source.name for source in checked.config.segments.sources}
     for path, name in corpora.items():
         of_corpus = f"-{quote(name, safe='')}" if len(corpora) > 1 else ""
         evaluate = ["pretrain", "evaluate", model, "--data", path]

@@ -22,7 +22,7 @@ from pretrain.data.batches import (
 )
 from pretrain.data.blocks import Blocks
 from pretrain.data.mixture import Mixture
-from pretrain.data.sources import SOURCES, open_stream
+from pretrain.data.sources import SOURCES, open_source
 from pretrain.model.backends import AUTOMATIC, check_backend, choose_backend
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import VARIANTS
@@ -228,17 +228,17 @@ def data_summary(config: RunConfig) -> list[str]:
     Cuts the splits into blocks where that was not done before.
     """
     sentences = [f"WARNING: {config.short_reach}"] if config.short_reach else []
-    for split, stream in itertools.product(SPLITS, config.segments.streams):
-        name = f"{stream.name}, " if stream.name else ""
-        source = open_stream(stream, split)
-        tokens = int(source.corpus.lengths.sum())
-        dropped = tokens - round(source.share_of_tokens * tokens)
-        is_small = source.share_of_tokens < _USUAL_SHARE
+    for split, source in itertools.product(SPLITS, config.segments.sources):
+        name = f"{source.name}, " if source.name else ""
+        blocks = open_source(source, split)
+        tokens = int(blocks.corpus.lengths.sum())
+        dropped = tokens - round(blocks.share_of_tokens * tokens)
+        is_small = blocks.share_of_tokens < _USUAL_SHARE
         sentences.append(
-            f"{'WARNING: ' if is_small else ''}{name}{split}: {len(source):,} blocks of "
-            f"{source.sequence_length} hold {source.share_of_tokens:.1%} of {tokens:,} tokens "
-            f"({stream.packing}, {source.fill:.1%} full)"
-            + (f"; {dropped:,} tokens of {source.dropped} are dropped" if dropped else "")
+            f"{'WARNING: ' if is_small else ''}{name}{split}: {len(blocks):,} blocks of "
+            f"{blocks.sequence_length} hold {blocks.share_of_tokens:.1%} of {tokens:,} tokens "
+            f"({source.packing}, {blocks.fill:.1%} full)"
+            + (f"; {dropped:,} tokens of {blocks.dropped} are dropped" if dropped else "")
             + ("; another data.packing or longer blocks keep more" if is_small else "")
         )
     return sentences

@@ -76,11 +76,11 @@ def _check_vocabulary(course: Course, records: Sequence[Record]) -> None:
     """Check that a recipe's corpora have the run's vocabulary, which no step can change."""
     began = ledger.created(records)
     assert began
-    for stream in course.segments.streams:
-        manifest = load_manifest(Path(stream.path))
+    for source in course.segments.sources:
+        manifest = load_manifest(Path(source.path))
         if began["tokenizer"] != manifest.tokenizer_digest:
             raise ValueError(
-                f"data.corpus: {stream.path}: made with a vocabulary of {began['vocab_size']} ids "
+                f"data.corpus: {source.path}: made with a vocabulary of {began['vocab_size']} ids "
                 f"({began['tokenizer'][:12]}), now with one of {manifest.vocab_size} "
                 f"({manifest.tokenizer_digest[:12]})"
             )
@@ -88,7 +88,7 @@ def _check_vocabulary(course: Course, records: Sequence[Record]) -> None:
 
 def _other_corpora(course: Course, records: Sequence[Record]) -> list[str]:
     """List the corpora that are not those that the run has read, of a recipe that is the same."""
-    pairs = zip(course.segments.streams, run_segments.corpora_of(records), strict=False)
+    pairs = zip(course.segments.sources, run_segments.corpora_of(records), strict=False)
     found = [(s.path, load_manifest(Path(s.path)).digest(), c["digest"]) for s, c in pairs]
     return [f"{p}: digest {was[:12]}, now {now[:12]}" for p, now, was in found if now != was]
 
@@ -129,19 +129,19 @@ def _check_step(step: int, config: RunConfig, old: RunConfig, records: Sequence[
 
 def _checked(course: Course, records: Sequence[Record]) -> Course:
     """Return a course with its manifests, after comparing the corpora with the run's so far."""
-    streams, found = course.segments.streams, dict[str, CorpusManifest]()
+    sources, found = course.segments.sources, dict[str, CorpusManifest]()
     named: dict[tuple[object, ...], str] = {}
-    for stream in streams:
-        manifest = found[stream.name] = load_manifest(Path(stream.path))
-        other = named.setdefault((manifest.digest(), *stream.key[1:]), stream.path)
-        if other != stream.path:
-            raise ValueError(f"{stream.path} is the same corpus as {other}; name it by that path")
-    then, now = run_segments.corpora_of(records), zip(streams, algorithms(streams), strict=True)
-    for old, (stream, cut) in zip(then, now, strict=False):
-        digest = found[stream.name].digest()
+    for source in sources:
+        manifest = found[source.name] = load_manifest(Path(source.path))
+        other = named.setdefault((manifest.digest(), *source.key[1:]), source.path)
+        if other != source.path:
+            raise ValueError(f"{source.path} is the same corpus as {other}; name it by that path")
+    then, now = run_segments.corpora_of(records), zip(sources, algorithms(sources), strict=True)
+    for old, (source, cut) in zip(then, now, strict=False):
+        digest = found[source.name].digest()
         if old["digest"] != digest:
             raise ValueError(
-                f"{stream.path}: is not the corpus that the run has read: digest "
+                f"{source.path}: is not the corpus that the run has read: digest "
                 f"{old['digest'][:12]}, now {digest[:12]}"
             )
         if old["cut"] != cut:

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from data_prep.common.records import OneOf, decode
+from pretrain.config.block_sources import BlockSource, named
 from pretrain.config.changes import PHASES_MAY_CHANGE
 from pretrain.config.sections import (
     BatchConfig,
@@ -33,7 +34,6 @@ from pretrain.config.sections import (
     TrainingConfig,
 )
 from pretrain.config.settings import flatten, is_within, merge
-from pretrain.config.streams import Stream, named
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import build
 from pretrain.objectives.base import ObjectiveSettings
@@ -203,40 +203,40 @@ class Segments:
         return Sizes(tuple((p.first_step, p.config.batch.global_batch_size) for p in self.parts))
 
     @cached_property
-    def _streams(self) -> tuple[list[Stream], list[list[int]]]:
-        """The streams, and for each segment the number of the stream of each of its corpora."""
-        found: list[Stream] = []
+    def _sources(self) -> tuple[list[BlockSource], list[list[int]]]:
+        """The sources, and for each segment the number of the source of each of its corpora."""
+        found: list[BlockSource] = []
         numbers: list[list[int]] = []
         for data in (part.config.data for part in self.parts):
-            known = {stream.key: number for number, stream in enumerate(found)}
+            known = {source.key: number for number, source in enumerate(found)}
             numbers.append([])
             for name, corpus in data.named_corpora.items():
-                stream = Stream(name, corpus.path, data.sequence_length, data.packing)
-                if stream.key not in known:
-                    found.append(stream)
-                numbers[-1].append(known.get(stream.key, len(found) - 1))
+                source = BlockSource(name, corpus.path, data.sequence_length, data.packing)
+                if source.key not in known:
+                    found.append(source)
+                numbers[-1].append(known.get(source.key, len(found) - 1))
         return named(found), numbers
 
     @property
-    def streams(self) -> list[Stream]:
+    def sources(self) -> list[BlockSource]:
         """What has an order of its own: each corpus, in each way in which segments cut it.
 
         In the order in which segments first name it.
         """
-        return self._streams[0]
+        return self._sources[0]
 
     @property
-    def stream_names(self) -> list[list[str]]:
-        """For each segment, the name of the stream of each of its corpora."""
-        found, numbers = self._streams
+    def source_names(self) -> list[list[str]]:
+        """For each segment, the name of the source of each of its corpora."""
+        found, numbers = self._sources
         return [[found[number].name for number in of_part] for of_part in numbers]
 
     def weights(self) -> list[tuple[int, list[float]]]:
-        """(first step, weight of each of `streams`) of each segment."""
-        streams, numbers = self._streams
+        """(first step, weight of each of `sources`) of each segment."""
+        sources, numbers = self._sources
         found = []
         for part, own in zip(self.parts, numbers, strict=True):
-            row = [0.0] * len(streams)
+            row = [0.0] * len(sources)
             for number, corpus in zip(own, part.config.data.named_corpora.values(), strict=True):
                 row[number] = corpus.weight
             found.append((part.first_step, row))

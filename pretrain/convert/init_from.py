@@ -34,7 +34,7 @@ def described(config: RunConfig, architecture: ModelConfig) -> str:
         ValueError: as `read_initial_model`.
     """
     source = Path(config.model.init_from)
-    corpora = [Path(stream.path) for stream in config.segments.streams]
+    corpora = [Path(source.path) for source in config.segments.sources]
     if corpora and corpora[0].exists() and source.exists():
         return check_initial_model(config, architecture, load_manifest(corpora[0]))
     return f"initial weights: those of {source}, not checked: it or its corpus is not here"
@@ -106,7 +106,7 @@ def read_initial_model(
         contents = conversion.read_model(Path(config.model.init_from))
     except ValueError as error:
         raise ValueError(f"model.init_from: {error}") from None
-    _check_vocabulary(name, contents, config.segments.streams[0].path, manifest)
+    _check_vocabulary(name, contents, config.segments.sources[0].path, manifest)
     contents = _without_padding(name, contents)
     _check_architecture(name, contents.config, architecture)
     weights = {key: w for key, w in contents.weights.items() if not key.startswith(HEADS)}

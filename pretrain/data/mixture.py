@@ -106,7 +106,7 @@ class Mixture:
 
     @classmethod
     def of_run(cls, segments: Segments) -> Mixture:
-        """Which of `segments.streams` each place of a run reads.
+        """Which of `segments.sources` each place of a run reads.
 
         Raises:
             ValueError: weights that no place could follow.
@@ -114,7 +114,7 @@ class Mixture:
         try:
             return cls.by_step(segments.weights(), segments.sizes.first_block)
         except ValueError as error:
-            names = ", ".join(stream.name for stream in segments.streams)
+            names = ", ".join(source.name for source in segments.sources)
             raise ValueError(f"data.corpora ({names}): {error}") from None
 
     def shares(self, place: int) -> list[float]:

@@ -27,7 +27,7 @@ from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.objectives.base import Block, Ids
 
 if TYPE_CHECKING:
-    from pretrain.config.streams import Stream
+    from pretrain.config.block_sources import BlockSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,12 +251,12 @@ SOURCES: Mapping[str, type[Blocks]] = MappingProxyType(
 """The values of `data.packing` in a recipe."""
 
 
-def algorithms(streams: Iterable[Stream]) -> list[str]:
-    """Name the algorithm that cuts each stream, as the ledger does: its packing and version."""
-    return [f"{stream.packing}-{SOURCES[stream.packing].algorithm}" for stream in streams]
+def algorithms(sources: Iterable[BlockSource]) -> list[str]:
+    """Name the algorithm that cuts each source, as the ledger does: its packing and version."""
+    return [f"{source.packing}-{SOURCES[source.packing].algorithm}" for source in sources]
 
 
-def open_stream(stream: Stream, split: str) -> Blocks:
+def open_source(source: BlockSource, split: str) -> Blocks:
     """Return the blocks of one split of a corpus, cut in one way."""
-    corpus = Corpus(Path(stream.path), split)
-    return SOURCES[stream.packing](corpus, stream.sequence_length)
+    corpus = Corpus(Path(source.path), split)
+    return SOURCES[source.packing](corpus, source.sequence_length)

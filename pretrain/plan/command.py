@@ -88,7 +88,7 @@ def plan(options: argparse.Namespace) -> None:
         gpus = 1 if is_here else planning.most_gpus(config)
     if gpus < 1:
         raise ValueError(f"--gpus {gpus}: accepted: 1 or more")
-    corpora = [Path(stream.path) for stream in config.segments.streams]
+    corpora = [Path(source.path) for source in config.segments.sources]
     has_corpora = corpora and all(corpus.exists() for corpus in corpora)
     (check_recipe if has_corpora else check_settings)(config, gpus)
     measured = None

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.corpus import Corpus
 from data_prep.manifest import load_manifest
 from pretrain.checks import needs
 from pretrain.checks import recipe as recipe_checks
@@ -16,7 +15,7 @@ from pretrain.checks.devices import DEVICES, HEADROOM
 from pretrain.config import deepspeed as deepspeed_settings
 from pretrain.config.run import RunConfig
 from pretrain.data.mixture import Mixture
-from pretrain.data.sources import SOURCES
+from pretrain.data.sources import SOURCES, open_source
 from pretrain.model.backends import choose_backend
 from pretrain.model.config import VOCABULARY_MULTIPLE, ModelConfig
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
@@ -235,23 +234,21 @@ def vocabulary_size(config: RunConfig) -> int:
 
 
 def _folders(config: RunConfig) -> list[Path]:
-    """Return the folders of `config.segments.streams` that are on this machine."""
-    folders = (Path(stream.path) for stream in config.segments.streams)
+    """Return the folders of `config.segments.sources` that are on this machine."""
+    folders = (Path(source.path) for source in config.segments.sources)
     return [folder for folder in folders if folder.exists()]
 
 
 def _reading(config: RunConfig, blocks: int) -> dict[str, Reading] | None:
     """Return the usage of each corpus by a run of `blocks`; None if one is not on this machine."""
-    folders = _folders(config)
-    if not folders or len(folders) < len(config.segments.streams):
+    sources = config.segments.sources
+    if not sources or len(_folders(config)) < len(sources):
         return None
     found = {}
-    draws = Mixture.of_run(config.segments).counts(blocks)
-    for stream, folder, drawn in zip(config.segments.streams, folders, draws, strict=True):
-        corpus = Corpus(folder, "train")
-        source = SOURCES[stream.packing](corpus, stream.sequence_length)
-        tokens, share = int(corpus.lengths.sum()), source.share_of_tokens
-        found[stream.name] = Reading(len(source), tokens, share, source.fill, drawn / len(source))
+    for source, drawn in zip(sources, Mixture.of_run(config.segments).counts(blocks), strict=True):
+        train = open_source(source, "train")
+        tokens, share = int(train.corpus.lengths.sum()), train.share_of_tokens
+        found[source.name] = Reading(len(train), tokens, share, train.fill, drawn / len(train))
     return found
 
 

@@ -184,7 +184,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     training, device, began = config.training, process.device, time.perf_counter()
     architecture = config.architecture(vocab_size)
     backend = choose_backend(architecture, training.attention_backend, device.type == "cuda")
-    folder = Path(next((stream.path for stream in config.segments.streams), ""))
+    folder = Path(next((source.path for source in config.segments.sources), ""))
     vocabulary = Vocabulary(vocab_size, architecture.vocab_size, folder)
     world_size, clipping = process.world_size, config.optimizer.gradient_clipping
     settings = deepspeed_json(training.deepspeed, config.batch, clipping, world_size)

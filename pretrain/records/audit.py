@@ -14,12 +14,11 @@ from data_prep import contents
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNPROVED
 from data_prep.common.files import sha256_of
 from data_prep.common.wording import count
-from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, load_manifest
+from pretrain.config.block_sources import BlockSource
 from pretrain.config.run import Segments
-from pretrain.config.streams import Stream
 from pretrain.data.mixture import Mixture
-from pretrain.data.sources import SOURCES, algorithms
+from pretrain.data.sources import algorithms, open_source
 from pretrain.records import checkpoints, folder, ledger, metrics
 from pretrain.records.proof import Audit, committed, examine
 from pretrain.records.segments import corpora_of, lines, order_of, segments_of
@@ -66,15 +65,15 @@ def compare_contents(segments: Segments, records: Sequence[ledger.Record], found
     """
     corpora = corpora_of(records)
     problems: dict[str, list[str]] = {}  # of each corpus
-    streams = segments.streams
-    for stream, corpus, cut in zip(streams, corpora, algorithms(streams), strict=True):
-        path = Path(stream.path)
+    sources = segments.sources
+    for source, corpus, cut in zip(sources, corpora, algorithms(sources), strict=True):
+        path = Path(source.path)
         if corpus["cut"] != cut:
             found.unproved.append(f"{path}: was cut by {corpus['cut']}; this version cuts by {cut}")
-        if stream.path not in problems:
-            problems[stream.path] = _content_problems(path, corpus["digest"])
-        if not problems[stream.path]:
-            problems[stream.path] = _table_problems(stream)
+        if source.path not in problems:
+            problems[source.path] = _content_problems(path, corpus["digest"])
+        if not problems[source.path]:
+            problems[source.path] = _table_problems(source)
     found.problems += [problem for each in problems.values() for problem in each]
     found.proved += [
         f"{path}: every file is as its manifest says, and gives the blocks that training reads"
@@ -93,11 +92,10 @@ def _content_problems(corpus: Path, digest: str) -> list[str]:
     return list(contents.differences(corpus, manifest))
 
 
-def _table_problems(stream: Stream) -> list[str]:
+def _table_problems(source: BlockSource) -> list[str]:
     try:
         for split in SPLITS:
-            corpus = Corpus(Path(stream.path), split)
-            SOURCES[stream.packing](corpus, stream.sequence_length).check_tables()
+            open_source(source, split).check_tables()
     except ValueError as error:
         return [str(error)]
     return []

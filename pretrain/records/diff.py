@@ -98,7 +98,7 @@ def _results(seen: RunView) -> dict[str, Any]:
         "tokens": f"{sum(line['tokens'] for line in seen.lines):,}",
         "spikes": len(seen.state.spikes),
         "rollbacks": len(seen.state.rollbacks),
-        "validation measure": newest["measure"] if newest else "-",
+        "validation id": newest["validation_id"] if newest else "-",
         "last validation loss": _measured(newest),
         "best validation loss": _measured(metrics.best_validation(seen.validation)),
     }

@@ -186,7 +186,7 @@ def check_corpora(segments: Segments, manifests: Mapping[str, CorpusManifest]) -
     Raises:
         ValueError: a file is another one; it is named.
     """
-    for path, name in {stream.path: stream.name for stream in segments.streams}.items():
+    for path, name in {source.path: source.name for source in segments.sources}.items():
         contents.check(Path(path), manifests[name])
 
 

@@ -137,10 +137,10 @@ def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     result: list[dict[str, Any]] = []
     for record in records:
-        step, measure = record["step"], record.get("measure")
+        step, validation_id = record["step"], record.get("validation_id")
         while result and (
             result[-1]["step"] > step
-            or (result[-1]["step"] == step and result[-1].get("measure") == measure)
+            or (result[-1]["step"] == step and result[-1].get("validation_id") == validation_id)
         ):
             result.pop()
         result.append(record)
@@ -197,11 +197,11 @@ def best_validation(validation: Sequence[Line]) -> Line | None:
 
     Only those count that measured the same as the newest one.
     """
-    measures = {line.get("measure") for line in validation[-1:]}
+    validation_ids = {line.get("validation_id") for line in validation[-1:]}
     comparable = [
         line
         for line in validation
-        if line.get("measure") in measures and not math.isnan(loss_of(line))
+        if line.get("validation_id") in validation_ids and not math.isnan(loss_of(line))
     ]
     return min(comparable, key=loss_of, default=None)
 

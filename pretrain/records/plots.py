@@ -75,7 +75,7 @@ def _draw(axes: Axes, seen: RunView, lines: Sequence[Line], loss: Callable[[Line
     label = f"training loss, mean of {width:,} steps" if width > 1 else "training loss"
     draw(seen.lines, smoothed(values, width), color=pictures.BLUE, label=label)
     # Evaluations of other blocks are not comparable, and are another curve.
-    for _, group in itertools.groupby(seen.validation, lambda line: line.get("measure")):
+    for _, group in itertools.groupby(seen.validation, lambda line: line.get("validation_id")):
         part = [*group]
         style = {"color": "black", "lw": 1, "marker": "o", "ms": 3, "label": "validation loss"}
         draw(part, [*map(loss, part)], **style)

@@ -25,7 +25,7 @@ from pretrain.config.load import RUN_FILE, differences, digest, dump, load
 from pretrain.config.run import RunConfig, Segments, Sizes
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
-from pretrain.data.sources import algorithms, open_stream
+from pretrain.data.sources import algorithms, open_source
 from pretrain.records import checkpoints, folder, ledger, metrics
 from pretrain.records.ledger import FORK, SPIKE, START, Record, RunState
 
@@ -66,7 +66,7 @@ class Course:
     """The newest recipe."""
     segments: Segments
     manifests: Mapping[str, CorpusManifest]
-    """Of `segments.streams`, by name."""
+    """Of `segments.sources`, by name."""
     why: str = ""
     """Of a segment that has to be recorded first; empty if there is none."""
     source: Source = Source(0)
@@ -182,16 +182,16 @@ def begin(course: Course, take_weights: Callable[[], Mapping[str, object]] | Non
     elif course.why == FORK:
         fields |= {"run": str(course.source.run)}
         path = _copy(course, run)
-    streams = zip(segments.streams, algorithms(segments.streams), strict=True)
+    sources = zip(segments.sources, algorithms(segments.sources), strict=True)
     fields["corpora"] = [
         {
-            "name": stream.name,
-            "digest": course.manifests[stream.name].digest(),
+            "name": source.name,
+            "digest": course.manifests[source.name].digest(),
             "cut": cut,
-            "blocks": len(blocks := open_stream(stream, "train")),
+            "blocks": len(blocks := open_source(source, "train")),
             "share_of_tokens": blocks.share_of_tokens,
         }
-        for stream, cut in streams
+        for source, cut in sources
     ]
     fields["recipe"] = _name_of(config, fields["corpora"])
     fields["batches"] = [part for part in segments.sizes.parts if part[0] >= step]

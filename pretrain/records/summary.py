@@ -53,7 +53,7 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
 def _corpora(config: RunConfig, records: Sequence[ledger.Record]) -> list[dict[str, Any]]:
     """Describe the corpora; their sizes only where they are still there."""
     found = []
-    paths = {stream.name: Path(stream.path) for stream in config.segments.streams}
+    paths = {source.name: Path(source.path) for source in config.segments.sources}
     for corpus in segments.corpora_of(records):
         name, digest = corpus["name"], corpus["digest"]
         path = paths.get(name, Path(name))

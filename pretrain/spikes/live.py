@@ -36,7 +36,7 @@ def observations(lines: Sequence[Mapping[str, Any]]) -> list[Observation]:
 def evaluations(validation: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
     """The detector's input for the evaluations of these lines of validation.jsonl."""
     return [
-        Evaluation(line["step"], metrics.loss_of(line), line.get("measure", ""))
+        Evaluation(line["step"], metrics.loss_of(line), line.get("validation_id", ""))
         for line in validation
     ]
 
@@ -74,24 +74,24 @@ class SpikeWatch:
         for seen in history:
             detector.update(seen)
             if isinstance(seen, Evaluation):
-                self._evaluated.add((seen.updates, seen.measure))
+                self._evaluated.add((seen.updates, seen.validation_id))
 
     def deviations(self, record: StepRecord) -> dict[str, float]:
         """What the detector sees in a step that it is yet to judge (`SpikeDetector.deviations`)."""
         loss, norm = self._detector.deviations(_observation(metrics.line_of(record)))
         return {"loss_deviations": loss, "gradient_norm_deviations": norm}
 
-    def has_evaluated(self, updates: int, measure: str) -> bool:
-        """Whether the history has an evaluation of this measure after so many updates."""
-        return (updates, measure) in self._evaluated
+    def has_evaluated(self, updates: int, validation_id: str) -> bool:
+        """Whether the history has such an evaluation after so many updates."""
+        return (updates, validation_id) in self._evaluated
 
     def __call__(self, record: StepRecord) -> int:
         """Judge a finished step; returns EXIT_SPIKE if a spike is confirmed, else GO_ON."""
         return self._judge(_observation(metrics.line_of(record)))
 
-    def evaluated(self, updates: int, loss: float, measure: str) -> int:
+    def evaluated(self, updates: int, loss: float, validation_id: str) -> int:
         """Judge an evaluation after so many updates; returns as the call."""
-        return self._judge(Evaluation(updates, metrics.finite_or_nan(loss), measure))
+        return self._judge(Evaluation(updates, metrics.finite_or_nan(loss), validation_id))
 
     def _judge(self, seen: Seen) -> int:
         events = self._detector.update(seen)

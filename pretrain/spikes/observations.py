@@ -49,7 +49,7 @@ class Evaluation:
     """Number of updates before it."""
     loss: float
     """Nats per target; NaN where it was not finite."""
-    measure: str = ""
+    validation_id: str = ""
     """Names what was measured: which blocks, and with which loss."""
 
 

@@ -9,7 +9,7 @@ from pretrain.spikes.observations import Evaluation, Event
 
 
 class ValidationChannel:
-    """Compares each evaluation with the last one of the same measure.
+    """Compares each evaluation with the last one of the same kind (`validation_id`).
 
     The best one would not do: a slowly rising loss is overfitting, which no rollback cures.
     """
@@ -17,7 +17,7 @@ class ValidationChannel:
     def __init__(self, limit: float) -> None:
         """Start without evaluations; a rise of more than `limit` nats is suspected."""
         self._limit = limit
-        self._measure = ""
+        self._validation_id = ""
         self.forget(-1)
 
     def forget(self, last_step: int) -> None:
@@ -31,7 +31,8 @@ class ValidationChannel:
     def judge(self, evaluation: Evaluation) -> list[Event]:
         """Judge an evaluation; the caller forgets all of them after a spike."""
         value, step = evaluation.loss, evaluation.updates - 1
-        is_other, self._measure = evaluation.measure != self._measure, evaluation.measure
+        is_other = evaluation.validation_id != self._validation_id
+        self._validation_id = evaluation.validation_id
         if is_other:
             self._good = (self._good[0], math.nan)
         last_good, before = self._good

@@ -68,7 +68,7 @@ def run_supervised(
     run = Path(config.folder)
     if machines:
         wait_seconds = config.supervision.node_wait_seconds
-        corpora = [stream.path for stream in course.segments.streams]
+        corpora = [each.path for each in course.segments.sources]
         node = connect(
             machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"), corpora
         )

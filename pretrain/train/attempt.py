@@ -124,9 +124,9 @@ class Attempt:
         Returns:
             The watch's verdict.
         """
-        before = self.pipeline.measure
+        before = self.pipeline.validation_id
         self.segment, self.pipeline = segment, self.pipelines[segment.first_step]
-        same = self.pipeline.measure == before
+        same = self.pipeline.validation_id == before
         return GO_ON if same else self._evaluate_once(segment.first_step)
 
     def _measure(self, data_seconds: float) -> dict[str, float]:
@@ -162,16 +162,16 @@ class Attempt:
 
         def judge() -> int:
             scores, record = self.pipeline.scores(sums)
-            verdict = self.log.watch.evaluated(step, scores.total.loss, self.pipeline.measure)
-            self.log.validated(step, record, self.pipeline.measure)
+            verdict = self.log.watch.evaluated(step, scores.total.loss, self.pipeline.validation_id)
+            self.log.validated(step, record, self.pipeline.validation_id)
             return verdict
 
         return self.group.on_rank_0(judge)
 
     def _evaluate_once(self, step: int) -> int:
         """The same, unless an earlier attempt has done it."""
-        measure = self.pipeline.measure
-        if self.group.on_rank_0(lambda: self.log.watch.has_evaluated(step, measure)):
+        validation_id = self.pipeline.validation_id
+        if self.group.on_rank_0(lambda: self.log.watch.has_evaluated(step, validation_id)):
             return GO_ON
         return self._evaluate(step)
 

@@ -30,7 +30,7 @@ class DataPipeline:
         self.setup, self.segment = setup, segment
         architecture, blocks, segments = setup.architecture, setup.blocks, setup.segments
         config = segment.config
-        names = segments.stream_names[segments.parts.index(segment)]
+        names = segments.source_names[segments.parts.index(segment)]
         data, training = config.data, config.training
         self._corpora = dict(
             zip(data.named_corpora, map(setup.manifests.__getitem__, names), strict=True)
@@ -41,11 +41,13 @@ class DataPipeline:
         objective = config.objective
         self.objective = objective.build(vocabulary, compiled=setup.compiled)
         validated = objective.for_validation()
-        self._measure = validated.build(vocabulary)
+        self._validated = validated.build(vocabulary)
         digests = [manifest.digest() for manifest in self._corpora.values()]
         sized = (data.sequence_length, data.packing, training.evaluation_blocks)
-        self.measure = hashlib.blake2b(repr((digests, sized, validated)).encode()).hexdigest()[:12]
-        """Names what validation measures: losses of equal measures can be compared."""
+        self.validation_id = hashlib.blake2b(
+            repr((digests, sized, validated)).encode()
+        ).hexdigest()[:12]
+        """Names what validation measures: losses with an equal id can be compared."""
         self.batches = PretrainingBatches(
             dataclasses.replace(blocks, longest=data.sequence_length),
             self.objective,
@@ -68,7 +70,7 @@ class DataPipeline:
             for source, first in zip(sources, firsts, strict=True)
             for batch in validation_batches(
                 source,
-                self._measure,
+                self._validated,
                 config.training.evaluation_blocks,
                 config.batch.micro_batch_size,
                 group.rank,
@@ -88,16 +90,16 @@ class DataPipeline:
 
     def sums(self, model: Model, batch: dict[str, Tensor]) -> Tensor:
         """Sums over a batch of `validation`; those of all batches give `scores`."""
-        return self._measure.evaluate(model, batch, len(self._names))
+        return self._validated.evaluate(model, batch, len(self._names))
 
     def scores(self, sums: Sequence[float]) -> tuple[Scores, dict[str, Any]]:
         """The scores of the validation splits, and as a record with those of each corpus."""
         from pretrain.inference.evaluate import Scores, scores_by_corpus
 
-        scores = Scores.of(sums, self._measure.terms, self._names)
+        scores = Scores.of(sums, self._validated.terms, self._names)
         record = dataclasses.asdict(scores)
         if self._has_several:
             sizes = {name: len(m.subsets) for name, m in self._corpora.items()}
-            by_corpus = scores_by_corpus(sums, self._measure.terms, sizes)
+            by_corpus = scores_by_corpus(sums, self._validated.terms, sizes)
             record["corpora"] = {name: dataclasses.asdict(s) for name, s in by_corpus.items()}
         return scores, record

@@ -50,7 +50,7 @@ class RunLog:
         self._progress: progress.ProgressPrinter | None = None
         self._metrics: metrics.MetricsWriter | None = None
         self._validation: metrics.JsonLines | None = None
-        self._measures: list[str] = []
+        self._validation_ids: list[str] = []
         self._paces: deque[Mapping[str, float]] = deque(maxlen=pace.STEPS)
         self._loss_before = math.nan
         """`recorded_loss` of the attempt's first step."""
@@ -80,7 +80,7 @@ class RunLog:
             self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
-        self._measures += [line["measure"] for line in validation]
+        self._validation_ids += [line["validation_id"] for line in validation]
         self._progress = progress.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
         segments = self._setup.segments
         micro_batch_size = segments.at(start.step).config.batch.micro_batch_size
@@ -210,12 +210,12 @@ class RunLog:
         folder.check_not_superseded(ledger.read_ledger(self._ledger), self._start.token)
         control.check_not_superseded(self._run, control.token_of(os.environ))
 
-    def validated(self, step: int, scores: Mapping[str, Any], measure: str) -> None:
+    def validated(self, step: int, scores: Mapping[str, Any], validation_id: str) -> None:
         """Write a measurement on the validation split after `step` updates.
 
         Args:
             step: number of updates.
-            measure: `DataPipeline.measure`: losses of equal measures can be compared.
+            validation_id: `DataPipeline.validation_id`: losses with an equal one can be compared.
             scores: `total` with loss, perplexity and number of targets; `subsets`, and `terms` and
                 `corpora` if there are several, with the same by name.
         """
@@ -225,10 +225,10 @@ class RunLog:
             del parts["terms"]
         line = {"attempt": self._start.attempt, "step": step, **total}
         if self._validation:
-            self._validation.write({**line, "measure": measure, **parts})
-        self._measures.append(measure)
+            self._validation.write({**line, "validation_id": validation_id, **parts})
+        self._validation_ids.append(validation_id)
         # What cannot be compared is another curve.
-        other = "" if measure == self._measures[0] else f"@{measure}"
+        other = "" if validation_id == self._validation_ids[0] else f"@{validation_id}"
         values = {f"validation/{name}": total[name] for name in ("loss", "perplexity")}
         for name, score in parts.get("terms", {}).items():
             values[f"validation/loss/{name}"] = score["loss"]

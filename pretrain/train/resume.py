@@ -109,7 +109,7 @@ def begin(
     write_json(run / "deepspeed.json", settings)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_json(run / folder.ENVIRONMENT, {**environment, "started": started})
-    tokenizers.load(Path(course.segments.streams[0].path)).save(run / "tokenizer.json")
+    tokenizers.load(Path(course.segments.sources[0].path)).save(run / "tokenizer.json")
     ledger.append(
         path,
         "attempt",

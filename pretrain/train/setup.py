@@ -24,7 +24,7 @@ from pretrain.config.deepspeed import check_same_state, compiles
 from pretrain.config.load import public
 from pretrain.config.run import RunConfig, Segments
 from pretrain.config.schedules import learning_rate
-from pretrain.data.sources import ConcatenatedBlocks, open_stream
+from pretrain.data.sources import ConcatenatedBlocks, open_source
 from pretrain.model.backends import choose_backend
 from pretrain.model.config import ModelConfig
 from pretrain.records import checkpoints, control, folder, ledger, versions
@@ -51,7 +51,7 @@ class Setup:
     """Of the run."""
     architecture: ModelConfig
     manifests: Mapping[str, CorpusManifest]
-    """Of `segments.streams`, by name."""
+    """Of `segments.sources`, by name."""
     settings: dict[str, Any]
     """DeepSpeed's."""
     process: Process
@@ -153,7 +153,7 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
             sys.stdout.write(f"{run} is done already; nothing to train\n")
         return None
     blocks = ConcatenatedBlocks(
-        tuple(open_stream(each, "train") for each in course.segments.streams)
+        tuple(open_source(each, "train") for each in course.segments.sources)
     )
     hosts = group.gather(socket.gethostname())
     point = checkpoints.find_resume_point(run, state.checkpoints, group)

@@ -117,9 +117,9 @@ def test_every_step_has_the_settings_of_its_phase(straight):
     # A boundary is measured in both ways, so that either side has something to compare with.
     assert [line["step"] for line in measured] == [3, 5, 5, 6, 8, 9, 9, 12, 14]
     assert ["corpora" in line for line in measured] == [False] * 2 + [True] * 4 + [False] * 3
-    measures = [line["measure"] for line in measured]
-    assert measures == [measures[0]] * 2 + [measures[2]] * 4 + [measures[0]] * 3
-    assert measures[0] != measures[2]
+    ids = [line["validation_id"] for line in measured]
+    assert ids == [ids[0]] * 2 + [ids[2]] * 4 + [ids[0]] * 3
+    assert ids[0] != ids[2]
     steps = ledger.run_state(ledger.read_ledger(straight / ledger.FILE_NAME)).checkpoints
     assert 9 in steps  # the end of the second phase
 
@@ -146,7 +146,7 @@ def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
     assert same(final_weights(straight), final_weights(tmp_path / "run"))
     for name, keys in (
         (metrics.METRICS, ("step", "loss", "blocks", "learning_rate")),
-        (metrics.VALIDATION, ("step", "loss", "measure")),
+        (metrics.VALIDATION, ("step", "loss", "validation_id")),
     ):
         runs = [
             metrics.surviving(metrics.read_metrics(r / name)) for r in (straight, tmp_path / "run")

@@ -37,7 +37,7 @@ def test_without_phases_a_run_is_one_phase(phased):
     config = phased("[]")
     (phase,) = config.segments.parts
     assert (phase.first_step, phase.end_step, phase.config) == (0, 100, config)
-    assert [stream.name for stream in config.segments.streams] == [""]
+    assert [source.name for source in config.segments.sources] == [""]
     assert config.segments.weights() == [(0, [1.0])]
 
 
@@ -124,8 +124,8 @@ def test_a_corpus_goes_on_where_it_was_cut_alike(phased):
         f"[{{steps: 20}}, {{steps: 20, {both}}}, {{steps: 20, {LONG[1:-1]}}}, {{{only}}}]"
     )
     names = ["web@128", "books@128", "web@256", "books@64"]
-    assert [stream.name for stream in config.segments.streams] == names
-    assert config.segments.stream_names == [[names[0]], names[:2], [names[2]], [names[3]]]
+    assert [source.name for source in config.segments.sources] == names
+    assert config.segments.source_names == [[names[0]], names[:2], [names[2]], [names[3]]]
     assert config.segments.weights() == [
         (0, [1, 0, 0, 0]),
         (20, [1, 3, 0, 0]),
@@ -139,7 +139,7 @@ def test_a_corpus_goes_on_where_it_was_cut_alike(phased):
 def test_a_phase_may_change_the_weights_of_the_same_corpora(phased):
     both = ("data.corpus=''", "data.corpora={a: {path: a}, b: {path: b}}")
     config = phased("[{steps: 20}, {data: {corpora: {a: {weight: 3}}}}]", *both)
-    assert [stream.name for stream in config.segments.streams] == ["a", "b"]
+    assert [source.name for source in config.segments.sources] == ["a", "b"]
     assert config.segments.weights() == [(0, [1, 1]), (20, [3, 1])]
 
 

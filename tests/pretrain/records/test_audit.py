@@ -12,7 +12,7 @@ import pytest
 from data_prep.manifest import load_manifest
 from pretrain import __main__ as command_line
 from pretrain.data.order import Order
-from pretrain.data.sources import algorithms, open_stream
+from pretrain.data.sources import algorithms, open_source
 from pretrain.records import audit, ledger, metrics, proof
 from pretrain.records.segments import RECIPES
 from tests.pretrain.histories import TOTAL, History, random_history
@@ -307,9 +307,9 @@ def began(corpus, recipe, tmp_path):
     """A copy of the corpus, and `compare()`: the findings on the contents of a run that read it."""
     folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
     segments = recipe.load(tmp_path / "run", f"data.corpus={folder}").segments
-    (cut,) = algorithms(segments.streams)
+    (cut,) = algorithms(segments.sources)
     corpus = {"digest": load_manifest(folder).digest(), "cut": cut}
-    open_stream(segments.streams[0], "train")[0]
+    open_source(segments.sources[0], "train")[0]
 
     def compare():
         found = proof.Audit()

@@ -20,7 +20,7 @@ def make_run(folder, *, history=None, loss=5.0, validation=4.0, accelerator="cpu
     for line in history.lines[3:]:
         line["loss"] = loss
     history.write(folder)
-    measured = {"attempt": 1, "perplexity": 2.0, "subsets": {}, "measure": "m"}
+    measured = {"attempt": 1, "perplexity": 2.0, "subsets": {}, "validation_id": "m"}
     lines = [{**measured, "step": 3, "loss": 4.5}, {**measured, "step": 6, "loss": validation}]
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
     (folder / metrics.VALIDATION).write_text(text)

@@ -104,8 +104,8 @@ def test_a_link_is_refused_and_its_target_keeps_its_last_line(json_lines, tmp_pa
     assert target.read_text() == "mine"
 
 
-def evaluation(step, loss, measure, attempt=1):
-    return {"step": step, "loss": loss, "measure": measure, "attempt": attempt}
+def evaluation(step, loss, validation_id, attempt=1):
+    return {"step": step, "loss": loss, "validation_id": validation_id, "attempt": attempt}
 
 
 def test_the_best_is_among_those_that_measured_the_same_as_the_newest():

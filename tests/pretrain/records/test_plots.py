@@ -39,9 +39,16 @@ def drawn(history, tmp_path, figures):
     return draw
 
 
-def evaluated(step, measure="a", **more):
+def evaluated(step, validation_id="a", **more):
     score = {"loss": 5.0, "perplexity": math.exp(5.0), "targets": 10}
-    return {"attempt": 1, "step": step, **score, "subsets": {}, "measure": measure, **more}
+    return {
+        "attempt": 1,
+        "step": step,
+        **score,
+        "subsets": {},
+        "validation_id": validation_id,
+        **more,
+    }
 
 
 def labelled(axes, label):

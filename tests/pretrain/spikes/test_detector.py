@@ -507,7 +507,7 @@ def test_a_loss_scale_that_keeps_falling_is_a_spike_and_one_that_settles_heals()
 
 
 def evaluated(values, steps=800):
-    """Events of a calm curve with evaluations: {updates: loss, or several (loss, measure)}."""
+    """Events of a calm curve with evaluations: {updates: loss, or several (loss, id)}."""
     losses = {n: given if isinstance(given, list) else [(given, "")] for n, given in values.items()}
     evaluations = [Evaluation(n, *each) for n, several in losses.items() for each in several]
     return events(in_order(observed(decay(steps)), evaluations))
@@ -544,13 +544,13 @@ def test_evaluations_of_other_measures_are_not_compared():
     jump = {**fine, 400: [(3.8, "a"), (4.5, "b")], 500: [(4.4, "b")]}
     assert evaluated(jump) == []
     assert kinds(evaluated({**jump, 600: [(5.0, "b")]})) == [("suspect", "validation")]
-    # The same weights have risen in the new measure as well: its level from before is inferred.
+    # The same weights have risen in the new kind as well: its level from before is inferred.
     risen = {**fine, 400: [(4.5, "a"), (6.0, "b")]}
     assert kinds(evaluated(risen)) == [("suspect", "validation")]
     assert kinds(evaluated({**risen, 500: [(5.4, "b")]}))[-1] == ("healed", "validation")
     spike = evaluated({**risen, 500: [(5.9, "b")]})[-1]
     assert (spike.kind, spike.onset) == ("spike", 300)
-    # Nothing of the new measure is known yet after one that is not finite.
+    # Nothing of the new kind is known yet after one that is not finite.
     broken = {**fine, 400: [(3.8, "a"), (math.nan, "b")], 500: [(9.0, "b")]}
     assert kinds(evaluated(broken))[-1] == ("healed", "validation")
 

@@ -71,7 +71,12 @@ class Run:
         verdict = self.watch(record)
         done = record.step + 1
         if done % EVERY == 0:
-            line = {"attempt": 1, "step": done, "loss": validation_after(done), "measure": "a"}
+            line = {
+                "attempt": 1,
+                "step": done,
+                "loss": validation_after(done),
+                "validation_id": "a",
+            }
             self.validation.write({**line, "perplexity": 1.0, "masked_tokens": 1, "subsets": {}})
             return verdict or self.watch.evaluated(done, validation_after(done), "a")
         return verdict

@@ -63,8 +63,8 @@ def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
     log.open()
     monkeypatch.setattr(log, "_scalars", lambda step, values: shown.append({*values}))
     scores = {"total": {"loss": 2.0, "perplexity": 7.4, "targets": 9}, "terms": {}, "subsets": {}}
-    for step, measure in ((10, "a"), (20, "a"), (20, "b")):
-        log.validated(step, scores, measure)
+    for step, validation_id in ((10, "a"), (20, "a"), (20, "b")):
+        log.validated(step, scores, validation_id)
     first = {"validation/loss", "validation/perplexity"}
     assert shown == [first, first, {f"{name}@b" for name in first}]
     log.close()

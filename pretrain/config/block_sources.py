@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class BlockSource:
     """Blocks with an order of their own: a corpus, cut in one way."""
 
     name: str
@@ -26,19 +26,19 @@ class Stream:
         return str(Path(self.path)), self.sequence_length, self.packing
 
 
-def named(streams: Sequence[Stream]) -> list[Stream]:
-    """Return streams with different names: of the corpora, with the length where one has several.
+def named(sources: Sequence[BlockSource]) -> list[BlockSource]:
+    """Return sources with different names: of the corpora, with the length where one has several.
 
     Where the length is the same, too, the packing or a number follows.
     """
-    if len(streams) == 1:
-        return [*streams]
-    given = {s.key[0]: s.name for s in reversed(streams) if s.name}  # by a phase, to a path
-    plain = [given.get(s.key[0], Path(s.path).name) for s in streams]
-    longer = [f"{n}@{s.sequence_length}" for n, s in zip(plain, streams, strict=True)]
-    packed = [f"{n}/{s.packing}" for n, s in zip(longer, streams, strict=True)]
+    if len(sources) == 1:
+        return [*sources]
+    given = {s.key[0]: s.name for s in reversed(sources) if s.name}  # by a phase, to a path
+    plain = [given.get(s.key[0], Path(s.path).name) for s in sources]
+    longer = [f"{n}@{s.sequence_length}" for n, s in zip(plain, sources, strict=True)]
+    packed = [f"{n}/{s.packing}" for n, s in zip(longer, sources, strict=True)]
     found = []
-    for number, stream in enumerate(streams):
+    for number, source in enumerate(sources):
         forms = (form[number] for form in (plain, longer, packed) if form.count(form[number]) == 1)
-        found.append(dataclasses.replace(stream, name=next(forms, f"{longer[number]}/{number}")))
+        found.append(dataclasses.replace(source, name=next(forms, f"{longer[number]}/{number}")))
     return found
