@@ -9,6 +9,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 FAIRSEQ_FILES = ("encoder.json", "vocab.bpe", "dict.txt")
 HUGGING_FACE_FILES = ("vocab.json", "merges.txt")
@@ -42,6 +43,38 @@ def read_vocabulary(folder: Path) -> tuple[Ids, Merges]:
     ids = _read_ids(folder / names[0])
     merges = _read_merges(folder / names[1], ids)
     return (_in_order_of(folder / "dict.txt", ids) if is_fairseq else ids), merges
+
+
+def read_added_tokens(folder: Path) -> list[dict[str, Any]]:
+    """Return the tokens that a user of transformers added to a vocabulary, in order.
+
+    Returns:
+        Each as in the `added_tokens` of a tokenizer.json; `id` is None where no file says it.
+
+    Raises:
+        ValueError: A file is damaged; it is named.
+    """
+    listed: list[tuple[int | None, Any]] = []
+    path = folder / "added_tokens.json"
+    if path.is_file():
+        listed += sorted((id, token) for token, id in _read_ids(path).items())
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        path = folder / name
+        if path.is_file():
+            try:
+                content = json.loads(_text(path))
+                listed += [(int(i), t) for i, t in content.get("added_tokens_decoder", {}).items()]
+                for key in ("additional_special_tokens", "extra_special_tokens"):
+                    listed += [(None, token) for token in content.get(key) or ()]
+            except (ValueError, AttributeError, TypeError, RecursionError) as error:
+                raise ValueError(f"{path}: is not a file of transformers: {error}") from error
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    found: dict[str, dict[str, Any]] = {}
+    for id, token in listed:
+        given = token if isinstance(token, dict) else {"content": str(token)}
+        known = found.setdefault(given["content"], {"id": id, "content": given["content"], **flags})
+        known |= {name: given[name] for name in flags if name in given}
+    return list(found.values())
 
 
 def _read_ids(path: Path) -> Ids:

@@ -6,7 +6,6 @@ The ids follow RoBERTa's order: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then th
 
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import gpt2_vocabulary, unigram
+from data_prep.common import hub
 from data_prep.common.files import retried, write_atomically
 from data_prep.gpt2_vocabulary import FIRST_TOKENS, MASK_TOKEN
 
@@ -29,8 +29,6 @@ _ACCEPTED = (
     f"train-tokenizer); a folder with {', '.join(gpt2_vocabulary.FAIRSEQ_FILES)}, or "
     f"{', '.join(gpt2_vocabulary.HUGGING_FACE_FILES)}"
 )
-# Possible names on the Hugging Face hub.
-_HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 
 _SPECIAL_TEXT = "<s> <pad> </s> <mask>"
 
@@ -180,13 +178,13 @@ def load_with_order(name_or_path: str | Path) -> tuple[Tokenizer, list[int]]:
         ValueError: As `load`.
     """
     place = _find(name_or_path)
-    contents = gpt2_vocabulary.read_vocabulary(place) if place.is_dir() else None
+    folder = place if place.is_dir() else place.parent
     try:
-        if contents is None:
-            return _from_json(place)
-        vocab, merges = contents
-        order = _order(vocab)
-        return from_vocabulary(_renumbered(vocab, order), merges), order
+        if place.is_dir():
+            backend = _bpe(*gpt2_vocabulary.read_vocabulary(place))
+        else:
+            backend = _read_json(place)
+        return _with_our_ids(backend, gpt2_vocabulary.read_added_tokens(folder))
     except ValueError as error:
         raise ValueError(f"tokenizer {place}: {error}") from error
 
@@ -203,16 +201,7 @@ def from_vocabulary(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]])
     Raises:
         ValueError: The ids have gaps, a byte has no id, or the special ids are unexpected.
     """
-    from tokenizers import models, pre_tokenizers
-
-    if sorted(vocab.values()) != list(range(len(vocab))):
-        raise ValueError(f"{len(vocab)} tokens, but their ids are not 0 to {len(vocab) - 1}")
-    # The library would silently drop such bytes from a text.
-    if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(vocab)):
-        raise ValueError(f"{len(missing)} of the 256 bytes have no id, such as {missing[0]!r}")
-    backend = _byte_level(models.BPE(vocab=dict(vocab), merges=list(merges)))
-    backend.add_special_tokens([*FIRST_TOKENS, MASK_TOKEN])
-    return Tokenizer(backend)
+    return Tokenizer(_bpe(vocab, merges))
 
 
 def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:
@@ -274,6 +263,19 @@ def train_unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = Fa
     return Tokenizer(unigram.train(texts, vocab_size, lowercase=lowercase))
 
 
+def _bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> "tokenizers.Tokenizer":
+    from tokenizers import models, pre_tokenizers
+
+    if sorted(vocab.values()) != list(range(len(vocab))):
+        raise ValueError(f"{len(vocab)} tokens, but their ids are not 0 to {len(vocab) - 1}")
+    # The library would silently drop such bytes from a text.
+    if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(vocab)):
+        raise ValueError(f"{len(missing)} of the 256 bytes have no id, such as {missing[0]!r}")
+    backend = _byte_level(models.BPE(vocab=dict(vocab), merges=list(merges)))
+    backend.add_special_tokens([*FIRST_TOKENS, MASK_TOKEN])
+    return backend
+
+
 def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
     """Add GPT-2's pretokeniser and decoder to a model."""
     from tokenizers import Tokenizer as Backend
@@ -285,21 +287,46 @@ def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
     return backend
 
 
-def _from_json(file: Path) -> tuple[Tokenizer, list[int]]:
+def _with_our_ids(
+    backend: "tokenizers.Tokenizer", more: Sequence[Mapping[str, Any]]
+) -> tuple[Tokenizer, list[int]]:
+    """Return the vocabulary, and the old id of each id where they change.
+
+    Tokens that a user added are tokens in a text too, as in transformers, also those that are
+    marked as special. Only our special tokens are not.
+
+    Args:
+        backend: A vocabulary of the library.
+        more: Added tokens that are not in it, as `gpt2_vocabulary.read_added_tokens` returns them.
+
+    Raises:
+        ValueError: An added token has the id of another one.
+    """
     import orjson
     import tokenizers
 
-    backend = _read_json(file)
     if unigram.is_albert(backend):
         renamed, order = unigram.from_albert(backend)
         return Tokenizer(renamed), order
     content, ids = unigram.content_of(backend), backend.get_vocab(with_added_tokens=True)
+    ours = {*FIRST_TOKENS, MASK_TOKEN}
+    known = {token["content"] for token in content["added_tokens"]}
+    added = [
+        {**t, "special": t["special"] and t["content"] in ours} for t in content["added_tokens"]
+    ]
+    for token in (token for token in more if token["content"] not in known | ours):
+        id = ids.setdefault(token["content"], len(ids))
+        if token["id"] not in (None, id):
+            raise ValueError(f"added token {token['content']!r} has id {token['id']}, not {id}")
+        added.append({**token, "id": id, "special": False})
     order = _order(ids) if content["model"]["type"] == "BPE" else []
     if order:
         new = {old: id for id, old in enumerate(order)}
         content["model"]["vocab"] = _renumbered(ids, order)
-        content["added_tokens"] = [{**t, "id": new[t["id"]]} for t in content["added_tokens"]]
+        added = sorted(({**t, "id": new[t["id"]]} for t in added), key=lambda token: token["id"])
         content["post_processor"] = None  # it has ids of special tokens, which are not asked for
+    if added != content["added_tokens"]:
+        content["added_tokens"] = added
         backend = tokenizers.Tokenizer.from_buffer(orjson.dumps(content))
     return Tokenizer(backend), order
 
@@ -342,23 +369,10 @@ def _find(name_or_path: str | Path) -> Path:
     file = path / FILE_NAME if path.is_dir() else path
     if file.is_file():
         return file
-    if isinstance(name_or_path, str) and not path.exists() and _HUB_NAME.fullmatch(name_or_path):
-        return _download(name_or_path)
-    raise ValueError(f"tokenizer {name_or_path}: no such file; accepted: {_ACCEPTED}")
-
-
-def _download(name: str) -> Path:
-    """Download the `tokenizer.json` of a model on the hub; return its path in the hub's cache."""
-    from huggingface_hub import hf_hub_download
-
-    # Without a network that takes half a minute, in which a mistyped path may be noticed.
-    asks = f"note: tokenizer {name}: no such file here; asking the Hugging Face hub"
-    print(asks, file=sys.stderr, flush=True)
-    try:
-        return Path(hf_hub_download(name, FILE_NAME))
-    except (OSError, ValueError) as error:
-        reason, *_ = str(error).splitlines() or [""]
-        raise ValueError(
-            f"tokenizer {name}: no such file, and no {FILE_NAME} of that name on the Hugging Face "
-            f"hub ({type(error).__name__}: {reason}); without a network: {_ACCEPTED}"
-        ) from error
+    reason = "no such file"
+    if isinstance(name_or_path, str) and hub.may_be_name(name_or_path):
+        try:
+            return hub.fetch(name_or_path, [FILE_NAME]) / FILE_NAME
+        except ValueError as error:
+            reason = str(error)
+    raise ValueError(f"tokenizer {name_or_path}: {reason}; accepted: {_ACCEPTED}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from data_prep.common.files import remove_partial_folders
 from finetune.config import FinetuneConfig
 from finetune.runs import MODEL, RunPlan
 from finetune.tasks import Task
-from pretrain.inference import model_folder
+from pretrain.convert.contents import CLASSIFIER, ModelContents
+from pretrain.convert.model_folder import LoadedModel
+from pretrain.convert.writing import save_model
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.config import ModelConfig
@@ -40,11 +43,11 @@ def about_length(max_tokens: int, trained: int, architecture: ModelConfig) -> st
     return f"{words}; {architecture.method.beyond}" if longest < max_tokens else words
 
 
-def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classifier:
+def build(loaded: LoadedModel, plan: RunPlan, task: Task) -> Classifier:
     """Build the classifier that a run starts from, which depends on model folder and plan only.
 
-    Where the model has a pretrained head for pairs of segments, the dense layer of the new head
-    starts as its dense layer, which has read `<s>` too: the pooler of BERT and ALBERT.
+    Where the model has segments, the dense layer of the new head starts as that of its pair head,
+    or of its classifier, which has read `<s>` too: it is the pooler of BERT and ALBERT.
     """
     architecture = dataclasses.replace(
         loaded.model.config,
@@ -56,17 +59,18 @@ def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classi
     if plan.weights == "pretrained":
         model.load_state_dict(loaded.model.state_dict())
     head = ClassificationHead(architecture.hidden_size, head_config(plan.config, task))
-    if architecture.pair_head and plan.weights == "pretrained" and plan.config.pooling == "first":
-        head.dense.load_state_dict(model.pair_head.dense.state_dict())
+    trained = model.pair_head if architecture.pair_head else loaded.classifier
+    reads_first = plan.config.pooling == "first" and plan.weights == "pretrained"
+    if reads_first and (architecture.pair_head or architecture.segments) and trained is not None:
+        head.dense.load_state_dict(trained.dense.state_dict())
     return Classifier(model.encoder, head)
 
 
-def save(
-    folder: Path, parts: Path, loaded: model_folder.LoadedModel, plan: RunPlan, task: Task
-) -> None:
-    """Write the fine-tuned model into the run's folder, with its head under the task's name.
+def save(folder: Path, parts: Path, loaded: LoadedModel, plan: RunPlan, task: Task) -> None:
+    """Write the fine-tuned model into the run's folder.
 
-    The language model's head is the pretrained one, which fine-tuning does not change.
+    The last layer of a regression is multiplied by the task's scale: the model's outputs are in the
+    units of the task's files.
 
     Args:
         folder: the run's folder.
@@ -77,14 +81,17 @@ def save(
     """
     from pretrain.engine.consolidated import consolidated_weights
 
-    weights = dict(loaded.model.state_dict())
-    for name, tensor in consolidated_weights(parts).items():
-        part, _, rest = name.partition(".")
-        weights[f"{model_folder.HEADS}{task.name}.{rest}" if part == "head" else name] = tensor
+    weights = {
+        re.sub(r"^head\.", CLASSIFIER, name): weight
+        for name, weight in consolidated_weights(parts).items()
+    }
+    for name in weights:
+        if task.is_regression and name.startswith(f"{CLASSIFIER}projection."):
+            weights[name] = weights[name] * task.scale
     shutil.rmtree(folder / MODEL, ignore_errors=True)  # left by an interrupted run
     remove_partial_folders(folder / MODEL)
-    contents = model_folder.ModelContents(
-        loaded.model.config,
+    contents = ModelContents(
+        dataclasses.replace(loaded.model.config, pair_head=False),
         weights,
         loaded.vocabulary,
         {
@@ -96,6 +103,6 @@ def save(
             "custom_task": dataclasses.asdict(plan.own) if plan.own else None,
             "pretrained": loaded.provenance,
         },
-        {task.name: head_config(plan.config, task)},
+        head_config(plan.config, task),
     )
-    model_folder.save_model(folder / MODEL, contents)
+    save_model(folder / MODEL, contents)

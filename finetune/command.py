@@ -104,7 +104,7 @@ def _run(
     from finetune.classifiers import about_length
     from finetune.report import write_report
     from finetune.runs import RESULT, WEIGHTS, plan_runs, prepare, run_all
-    from pretrain.inference.model_folder import load_model
+    from pretrain.convert.model_folder import load_model
 
     for name, least in (("jobs", 0), ("world_size", 1)):
         if (value := getattr(options, name)) < least:
@@ -158,7 +158,6 @@ def _predict_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("model", type=Path, help="a model folder with a classification head, as glue writes it")
     add("file", type=Path, help="one example per line: a text, or two separated by a tab")
-    add("--head", default="", help="the head, if the model has several")
     output = "write label, probability and text of each line here (default: print them)"
     add("--output", type=Path, help=output)
     add_device(command)
@@ -172,7 +171,7 @@ def _predict(options: argparse.Namespace) -> None:
     from data_prep.common.files import write_atomically
     from finetune.predict import predict
 
-    lines = predict(options.model, options.file, options.head, options.device)
+    lines = predict(options.model, options.file, options.device)
     if options.output:
         write_atomically(options.output, lines.encode())
     else:

@@ -21,20 +21,19 @@ from finetune.evaluation import outputs_of
 from finetune.examples import Example
 from finetune.runs import MODEL, RESULT, read_result
 from finetune.tasks import TASKS, Kind, Output, Task
+from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.engine.distributed import choose_device
-from pretrain.inference import model_folder
 from pretrain.model.classifier import Classifier
 
 SUBMISSION = "submission.zip"
 
 
-def predict(model: Path, file: Path, head: str = "", device: str | None = None) -> str:
+def predict(model: Path, file: Path, device: str | None = None) -> str:
     """Label every line of a file.
 
     Args:
         model: a folder with a classification head, such as a run's `model/`.
         file: one example per line: a text, or two separated by a tab.
-        head: name of the head; may be empty if there is only one.
         device: see `pretrain.engine.distributed.choose_device`.
 
     Returns:
@@ -42,12 +41,12 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
         read; of a regression a number in the units of the task's files, and the texts.
 
     Raises:
-        ValueError: no such device, folder, head or file, or a line with a wrong number of texts.
+        ValueError: no such device, folder or file, no classification head, or a line with a wrong
+            number of texts.
     """
     chosen = choose_device(device)
-    loaded = model_folder.load_model(model)
-    name = _head_name(loaded, head)
-    task = _task_of(loaded, name)
+    loaded = load_model(model)
+    task = _task_of(loaded)
     rows = _read_lines(file, task)
     outputs = _outputs(loaded, task, rows, chosen)
     return "".join(
@@ -56,13 +55,23 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
     )
 
 
-def _task_of(loaded: model_folder.LoadedModel, name: str) -> Task:
-    """Return the task that a head was trained on, as far as the model's folder tells."""
+def _task_of(loaded: LoadedModel) -> Task:
+    """Return the task that a classifier was trained on, as far as the model's folder tells.
+
+    Raises:
+        ValueError: the model has no classification head.
+    """
+    if loaded.classifier is None:
+        raise ValueError(
+            f"{loaded.folder}: has no classification head, so it predicts no labels; choose a "
+            "fine-tuned model, such as the folder model/ in a run of "
+            f"`{as_invoked('finetune glue')}`"
+        )
     if own := loaded.recorded("custom_task"):
         return decode(Task, own)
-    if name in TASKS:
+    config, name = loaded.classifier.config, str(loaded.recorded("task") or "")
+    if name in TASKS and TASKS[name].classes == config.classes:
         return TASKS[name]
-    config = loaded.classification_heads[name].config
     labels = config.labels or tuple(map(str, range(config.classes)))
     kind: Kind = "regression" if config.classes == 1 else "classification"
     return Task(name, kind, texts=(), labels=labels)
@@ -71,24 +80,8 @@ def _task_of(loaded: model_folder.LoadedModel, name: str) -> Task:
 def _as_text(task: Task, output: Output) -> tuple[str, ...]:
     """Return the columns of an answer."""
     if task.is_regression:
-        return (f"{float(output[0]) * task.scale:.4f}",)
+        return (f"{float(output[0]):.4f}",)
     return task.labels[output.argmax()], f"{softmax(output.astype(float)).max():.4f}"
-
-
-def _head_name(loaded: model_folder.LoadedModel, name: str) -> str:
-    known = list(loaded.classification_heads)
-    if name in known:
-        return name
-    if not name and len(known) == 1:
-        return known[0]
-    if not known:
-        raise ValueError(
-            f"{loaded.folder}: has no classification head, so it predicts no labels; choose a "
-            "fine-tuned model, such as the folder model/ in a run of "
-            f"`{as_invoked('finetune glue')}`"
-        )
-    what = f"has no head {name!r}" if name else f"has {len(known)} heads; choose one with --head"
-    raise ValueError(f"{loaded.folder}: {what}; accepted: {', '.join(known)}")
 
 
 def _read_lines(file: Path, task: Task) -> list[Example]:
@@ -108,10 +101,10 @@ def _read_lines(file: Path, task: Task) -> list[Example]:
 
 
 def _outputs(
-    loaded: model_folder.LoadedModel, task: Task, rows: Sequence[Example], device: torch.device
+    loaded: LoadedModel, task: Task, rows: Sequence[Example], device: torch.device
 ) -> list[Output]:
-    head = loaded.classification_heads[task.name]
-    classifier = Classifier(loaded.model.encoder, head).to(device)
+    assert loaded.classifier
+    classifier = Classifier(loaded.model.encoder, loaded.classifier).to(device)
     # A model from elsewhere has no record of its fine-tuning.
     max_tokens = int(loaded.recorded("max_tokens") or FinetuneConfig.max_tokens)
     config = loaded.model.config
@@ -143,7 +136,7 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
     partial = output / f"{SUBMISSION}.partial"
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for task, folder, name, rows in work:
-            loaded = model_folder.load_model(folder / MODEL)
+            loaded = load_model(folder / MODEL)
             content = submission(task, np.stack(_outputs(loaded, task, rows, chosen)))
             write_atomically(output / f"{name}.tsv", content.encode())
             archive.writestr(f"{name}.tsv", content)
@@ -187,7 +180,7 @@ def submission(task: Task, logits: Output) -> str:
     The numbers of a regression are clipped to the range of the labels.
     """
     if task.is_regression:
-        numbers = (logits[:, 0] * task.scale).clip(0, task.scale)
+        numbers = logits[:, 0].clip(0, task.scale)
         answers = [f"{number:.3f}" for number in numbers]
     else:
         answers = [task.labels[index] for index in logits.argmax(axis=1)]

@@ -8,6 +8,7 @@ to the run's folder before the run starts.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -29,7 +30,8 @@ from finetune.config import FinetuneConfig
 from finetune.protocols import DEFAULT, PROTOCOLS
 from finetune.tasks import BenchmarkTask, Task
 from pretrain.config import deepspeed
-from pretrain.inference import model_folder
+from pretrain.convert.model_folder import load_model
+from pretrain.convert.reading import weight_files
 from pretrain.model.classification import check_pooling
 from pretrain.processes.gpus import gpus_of, visible_gpus
 from pretrain.processes.launching import describe_exit, free_port, tail
@@ -227,11 +229,12 @@ def _model_digest(model: Path, poolings: Sequence[str] = ()) -> str:
     Raises:
         ValueError: no such folder, or it does not fit together.
     """
-    loaded = model_folder.load_model(model)
-    _ = loaded.tokenizer  # raises where it cannot be fine-tuned
+    loaded = load_model(model)
     for pooling in poolings:
         check_pooling(loaded.model.config, pooling)
-    return "".join(sha256_of(model / name)[:32] for name in ("model.json", "model.safetensors"))
+    digests = [sha256_of(path) for path in (model / "config.json", *weight_files(model))]
+    digests.append(loaded.tokenizer.digest())
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def read_tasks(

@@ -25,9 +25,9 @@ from finetune.evaluation import DevEvaluator
 from finetune.runs import MODEL, RESULT, RunPlan, read_plan
 from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
 from pretrain.config.sections import OptimizerConfig
+from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.engine.distributed import Process, gather
 from pretrain.engine.engine import Engine, deepspeed_json, start
-from pretrain.inference import model_folder
 from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import StepRecord
@@ -83,7 +83,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     started = time.perf_counter()
     task = plan.own or TASKS[plan.task]
     start_from = folder.parent / plan.start / MODEL if plan.start else Path(plan.model)
-    loaded = model_folder.load_model(start_from)
+    loaded = load_model(start_from)
     splits, skipped = _read_data(plan, task, loaded)
     config = plan.config
     dev_sets = {name: splits[name] for name in task.dev}
@@ -153,7 +153,7 @@ def _scores(
 
 
 def _read_data(
-    plan: RunPlan, task: Task, loaded: model_folder.LoadedModel
+    plan: RunPlan, task: Task, loaded: LoadedModel
 ) -> tuple[dict[str, EncodedExamples], int]:
     """Return the encoded splits by name, and the number of skipped training rows."""
     limit = classifiers.longest_input(plan.config.max_tokens, loaded.model.config)

@@ -26,10 +26,10 @@ _ROOMS = {
         "bench": "plan.command",
     },
     "use a model": {
-        "export": "inference.command",
+        "export": "convert.command",
+        "import": "convert.command",
         "evaluate": "inference.command",
         "fill-mask": "inference.command",
-        "convert": "convert.command",
     },
 }
 

@@ -63,16 +63,16 @@ ROOMS: dict[str, tuple[str, str]] = {
     "records": ("config data loop", "a run's folder, with or without a supervisor"),
     "spikes": ("config loop records", "judges and decides from a run's records"),
     "inference": (
-        "config data engine loop model objectives records",
-        "model folders come from a run's checkpoints, and are evaluated on corpora",
+        "config convert data engine loop model objectives",
+        "models are evaluated on corpora, and asked for words and features",
     ),
     "checks": (
         "config data model objectives processes records spikes",
         "what is refused before a start: recipe, past of the run, size of the machine",
     ),
     "convert": (
-        "config engine inference model records",
-        "other projects' files to model folders, and back; the model that a run starts from",
+        "config engine model objectives records",
+        "model folders, from checkpoints and from other projects; the model that a run starts from",
     ),
     "plan": (
         "checks config convert data engine loop model objectives spikes",

@@ -34,8 +34,10 @@ from pretrain.config.load import public
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import is_within, override
-from pretrain.inference import model_folder
-from pretrain.inference.model_folder import LoadedModel, ModelContents
+from pretrain.convert.contents import ModelContents
+from pretrain.convert.model_folder import build
+from pretrain.convert.reading import read_folder
+from pretrain.convert.writing import save_model
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import Block, Ids, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, PAD_ID
@@ -90,23 +92,23 @@ def fresh(options: argparse.Namespace, recipe: RunConfig) -> ModelContents:
     return ModelContents(architecture, weights, tokenizer, {"recipe": public(recipe)})
 
 
-def load(options: argparse.Namespace) -> LoadedModel:
-    """Load the model folder that a command line names.
+def read(options: argparse.Namespace) -> ModelContents:
+    """Read the model folder that a command line names.
 
     Raises:
         ValueError: it is not a model folder, or it has another model or another vocabulary than
             the command line names.
     """
     folder: Path = options.reading_params_path
-    loaded = model_folder.load_model(folder)
-    _check_variant(loaded.model.config, options, f"the model in {folder}")
-    ours = vocabulary(documents(options.corpus))
-    if ours.digest() != loaded.tokenizer.digest():
+    contents = read_folder(folder)
+    _check_variant(contents.config, options, f"the model in {folder}")
+    ours, theirs = vocabulary(documents(options.corpus)), contents.vocabulary
+    if theirs is None or ours.digest() != theirs.digest():
         raise ValueError(
             f"{options.corpus}: its characters, {ours.vocab_size} ids, are not the vocabulary of "
-            f"{folder}, {loaded.tokenizer.vocab_size} ids; give the text of the pretraining"
+            f"{folder}, {theirs.vocab_size if theirs else 0} ids; give the text of the pretraining"
         )
-    return loaded
+    return contents
 
 
 def _check_variant(model: ModelConfig, options: argparse.Namespace, name: str) -> None:
@@ -129,7 +131,7 @@ def pretrain(options: argparse.Namespace) -> int:
 
     example: python -m finetune birthplaces pretrain vanilla wiki.txt --writing_params_path before
     """
-    from pretrain.inference.export import export_checkpoint
+    from pretrain.convert.export import export_checkpoint
     from pretrain.processes.gpus import visible_gpus
     from pretrain.supervision.run import run_supervised
 
@@ -187,7 +189,7 @@ def finetune(options: argparse.Namespace) -> None:
     settings = [f"optimizer.learning_rate={options.finetune_lr}", f"training.steps={steps}"]
     settings += ["schedule.minimum_learning_rate=0", f"training.seed={options.seed}"]
     config = recipe(options, *settings)
-    start = load(options).contents() if reading else fresh(options, config)
+    start = read(options) if reading else fresh(options, config)
     assert start.vocabulary is not None
     encoded = encode(rows, start.vocabulary, start.config.max_positions, data)
     objective = AnswerObjective(start.vocabulary.mask_id)
@@ -202,7 +204,7 @@ def finetune(options: argparse.Namespace) -> None:
     }
     weights = _train(start, config, batches, folder)
     trained = dataclasses.replace(start, weights=weights, provenance=provenance)
-    model_folder.save_model(options.writing_params_path, trained)
+    save_model(options.writing_params_path, trained)
     print(f"{options.writing_params_path}: the model after {steps:,} steps")
 
 
@@ -305,7 +307,8 @@ def evaluate(options: argparse.Namespace) -> None:
 
     output, data = options.outputs_path, options.eval_corpus_path
     check_absent(output)
-    rows, loaded = read_rows(data, with_answers=False), load(options)
+    rows = read_rows(data, with_answers=False)
+    loaded = build(options.reading_params_path, read(options))
     tokenizer, model = loaded.tokenizer, loaded.model.to(choose_device())
     questions = encode([row[:1] for row in rows], tokenizer, model.config.max_positions, data)
     predictions = [tokenizer.decode(ids) for ids in answers(model, questions, tokenizer.mask_id)]

@@ -1,4 +1,4 @@
-"""The command `convert`: import and export of models."""
+"""The commands `export` and `import`, which make model folders."""
 
 from __future__ import annotations
 
@@ -9,46 +9,69 @@ from pathlib import Path
 from data_prep.common.arguments import as_invoked
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `convert`."""
+def add_export_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `export`."""
     add = command.add_argument
-    source = "a fairseq checkpoint (.pt), a model folder or a Hugging Face folder"
-    add("source", type=Path, help=source)
-    add("--to", required=True, choices=("zeroclap", "huggingface"), help="the form to write")
-    add("--output", type=Path, required=True, help="the folder to write")
-    add(
-        "--tokenizer",
-        help="the vocabulary, where the source has none: roberta-base, or a file or folder that "
-        f"`{as_invoked('data_prep prepare')}` accepts",
-    )
-    head = "with --to huggingface: export this classification head instead of the language model's"
-    add("--head", metavar="NAME", help=head)
-    scores = "with --to huggingface: a Markdown file that becomes a part of the model card, such "
-    scores += "as the report.md that `glue-report` writes"
-    add("--scores", type=Path, metavar="FILE", help=scores)
+    add("run", type=Path, help="the run's folder")
+    add("--output", type=Path, required=True, help="the new model folder")
+    step = "step of the checkpoint; 0: the initial weights (default: the newest one that no "
+    step += "suspected spike precedes)"
+    add("--step", type=int, help=step)
 
 
-def convert(options: argparse.Namespace) -> None:
-    """Convert a model from fairseq, or between Hugging Face and this project's model folders.
+def export(options: argparse.Namespace) -> None:
+    """Make a model folder, which transformers loads, from a run's checkpoint.
 
-    In transformers a baseline is a plain RoBERTa, and an ALBERT whose layers share everything or
-    nothing a plain ALBERT. Others carry their code (trust_remote_code).
+    A baseline is a plain RoBERTa, and an ALBERT whose layers share everything or nothing a plain
+    ALBERT. Others carry their code (trust_remote_code).
 
-    example: python -m pretrain convert model.pt --to zeroclap --output models/a
+    example: python -m pretrain export runs/base --output models/base
     """
-    from pretrain.convert import conversion
+    from pretrain.convert.export import export_checkpoint
 
-    notes = conversion.convert(
-        options.source,
-        options.to,
-        options.output,
-        options.tokenizer,
-        options.head,
-        options.scores,
-    )
-    for note in notes:
-        sys.stdout.write(f"note: {note}\n")
-    sys.stdout.write(f"{options.output}: {options.source} as {options.to}\n")
+    step, notes = export_checkpoint(options.run, options.output, options.step)
+    what = f"the model of {options.run} after {step} steps"
+    sys.stdout.write("\n".join([f"{options.output}: {what}", *notes, ""]))
 
 
-COMMANDS = {"convert": (add_arguments, convert)}
+def add_import_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `import`."""
+    add = command.add_argument
+    add("source", type=Path, help="a fairseq checkpoint (.pt)")
+    add("--output", type=Path, required=True, help="the new model folder")
+    tokenizer = "its vocabulary, which the checkpoint does not hold: roberta-base, or a file or "
+    tokenizer += f"folder that `{as_invoked('data_prep prepare')}` accepts (default: none; the "
+    tokenizer += "model then takes ids, not text)"
+    add("--tokenizer", help=tokenizer)
+    head = "the classification head to import, in place of the head over the vocabulary"
+    add("--head", metavar="NAME", default="", help=head)
+
+
+def import_model(options: argparse.Namespace) -> None:
+    """Make a model folder from a fairseq checkpoint. Folders of transformers need no import.
+
+    example: python -m pretrain import model.pt --tokenizer roberta-base --output models/a
+    """
+    from data_prep import tokenizer as tokenizers
+    from pretrain.convert import fairseq
+    from pretrain.convert.writing import save_model
+
+    source: Path = options.source
+    if source.is_dir():
+        raise ValueError(
+            f"{source}: is a folder; accepted: a fairseq checkpoint (.pt). Every command reads "
+            "folders of transformers as they are"
+        )
+    vocabulary = tokenizers.load(options.tokenizer) if options.tokenizer else None
+    contents = fairseq.read_checkpoint(source, vocabulary, options.head)
+    call = save_model(options.output, contents)
+    lines = [f"{options.output}: the model of {source}", *contents.notes, call]
+    if vocabulary is None:
+        lines.insert(1, "it has no vocabulary, so it reads ids, not text (--tokenizer names one)")
+    sys.stdout.write("\n".join([*lines, ""]))
+
+
+COMMANDS = {
+    "export": (add_export_arguments, export),
+    "import": (add_import_arguments, import_model),
+}

@@ -17,16 +17,8 @@ import torch
 from torch import Tensor
 
 from data_prep.tokenizer import Tokenizer
-from pretrain.convert.weights import (
-    empty_weights,
-    head_modules,
-    head_of,
-    joined,
-    load_pickled,
-    renamed,
-    weights_in,
-)
-from pretrain.inference.model_folder import HEADS, ModelContents, check_declared_size
+from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
+from pretrain.convert.weights import empty_weights, joined, load_pickled, renamed, weights_in
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -35,6 +27,7 @@ _LM_HEAD = "encoder.lm_head"
 _TOKENS = _ENCODER + "embed_tokens.weight"
 _TIED = _LM_HEAD + ".weight"
 _BETA = _LM_HEAD + ".beta"
+_HEADS = "classification_heads."
 _LEFT_OUT = (_TIED, _ENCODER + "version", _ENCODER + "embed_positions._float_tensor")
 """The tied copy; a format number and a device marker, which fairseq saves among the weights."""
 
@@ -54,6 +47,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "head.dense": (_LM_HEAD + ".dense",),
     "head.norm": (_LM_HEAD + ".layer_norm",),
     "head": (_LM_HEAD,),
+    f"{CLASSIFIER}dense": (CLASSIFIER + "dense",),
+    f"{CLASSIFIER}projection": (CLASSIFIER + "out_proj",),
 }
 
 _SIZES: Mapping[str, str] = {
@@ -96,7 +91,7 @@ def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
     for name, accepted in _NOT_MODELLED.items():
         if settings.get(name, accepted) != accepted:
             raise ValueError(
-                f"model.{name}: {settings[name]!r} cannot be converted; accepted: {accepted!r}"
+                f"model.{name}: {settings[name]!r} cannot be imported; accepted: {accepted!r}"
             )
     if missing := [name for name in _SIZES.values() if name not in settings]:
         raise ValueError(f"its settings lack model.{', model.'.join(missing)}")
@@ -138,8 +133,10 @@ def _position(settings: Mapping[str, Any], alibi: bool) -> str:
     return "learned" if _flag(settings, "encoder_learned_pos", True) else "sinusoidal"
 
 
-def read_checkpoint(path: Path, vocabulary: Tokenizer | None = None) -> ModelContents:
-    """Read the model of a checkpoint, with its classification heads.
+def read_checkpoint(
+    path: Path, vocabulary: Tokenizer | None = None, head: str = ""
+) -> ModelContents:
+    """Read the model of a checkpoint.
 
     Half-precision weights become fp32. Settings of training alone are ignored, such as `mask_prob`,
     by which EIFY/fairseq zeroed random tokens in every forward pass.
@@ -147,19 +144,22 @@ def read_checkpoint(path: Path, vocabulary: Tokenizer | None = None) -> ModelCon
     Args:
         path: a checkpoint of a RoBERTa, written by fairseq or EIFY/fairseq.
         vocabulary: of the model; a fairseq checkpoint holds none.
+        head: the classification head to read in place of the head over the vocabulary.
 
     Raises:
         ValueError: the file is not a checkpoint, is damaged, asks for code to be run, or has no
-            settings; the model is not supported; weights or vocabulary do not fit.
+            settings or no such head; the model is not supported; weights or vocabulary do not fit.
     """
     content = load_pickled(path, [argparse.Namespace])
     try:
-        return _contents(content, path.name, vocabulary)
+        return _contents(content, path.name, vocabulary, head)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _contents(content: object, source: str, vocabulary: Tokenizer | None) -> ModelContents:
+def _contents(
+    content: object, source: str, vocabulary: Tokenizer | None, head: str
+) -> ModelContents:
     if not isinstance(content, dict):
         raise ValueError(f"holds no fairseq checkpoint but {type(content).__name__}")
     found = _section(content.get("args")) or _section(_section(content.get("cfg")).get("model"))
@@ -172,8 +172,9 @@ def _contents(content: object, source: str, vocabulary: Tokenizer | None) -> Mod
         )
     weights = _upgrade(weights_in(content.get("model"), "holds no fairseq checkpoint: `model`"))
     config = architecture(settings, weights[_TOKENS].shape[0])
-    heads = _heads(weights, settings)
-    check_declared_size(config, heads, sum(weight.nbytes for weight in weights.values()))
+    weights, others = _with_one_head(weights, head)
+    classifier = _classifier(weights, settings) if head else None
+    check_declared_size(config, classifier, sum(weight.nbytes for weight in weights.values()))
     history = content.get("optimizer_history")
     last = _section(history[-1]) if isinstance(history, list) and history else {}
     updates = last.get("num_updates")
@@ -181,10 +182,13 @@ def _contents(content: object, source: str, vocabulary: Tokenizer | None) -> Mod
         "source": source,
         "format": "fairseq",
         "updates": updates if isinstance(updates, int) else None,
+        **({"task": head} if head else {}),
     }
     if vocabulary and (without := _tokens_without_row(config, vocabulary)):
         provenance["tokens_without_row"] = without
-    return ModelContents(config, import_weights(weights, config), vocabulary, provenance, heads)
+    notes = [f"classification heads were left out: {', '.join(others)} (--head)"] if others else []
+    own = import_weights(weights, config, classifier)
+    return ModelContents(config, own, vocabulary, provenance, classifier, tuple(notes))
 
 
 def _section(section: object) -> dict[str, Any]:
@@ -211,28 +215,36 @@ def _upgrade(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _heads(
-    weights: Mapping[str, Tensor], settings: Mapping[str, Any]
-) -> dict[str, ClassificationConfig]:
-    """Describe the classification heads; the shapes of their weights give the classes."""
-    classes = _classes(weights)
-    activation = settings.get("pooler_activation_fn", "tanh")
-    if classes and activation != "tanh":
+def _with_one_head(weights: Mapping[str, Tensor], head: str) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the weights with one head, and the names of the other classification heads.
+
+    Raises:
+        ValueError: there is no such head.
+    """
+    in_heads = {name: name.split(".")[1] for name in weights if name.startswith(_HEADS)}
+    heads = sorted(set(in_heads.values()))
+    if head and head not in heads:
+        known = ", ".join(heads) or "none"
+        raise ValueError(f"has no classification head {head!r}; it has {known}")
+    mine = f"{_HEADS}{head}."
+    kept = {
+        name.replace(mine, CLASSIFIER): weight
+        for name, weight in weights.items()
+        if (name.startswith(mine) if name in in_heads else not (head and _LM_HEAD in name))
+    }
+    return kept, [name for name in heads if name != head]
+
+
+def _classifier(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> ClassificationConfig:
+    """Describe the classification head; the shape of its weights gives the classes."""
+    if (activation := settings.get("pooler_activation_fn", "tanh")) != "tanh":
         raise ValueError(
-            f"model.pooler_activation_fn: {activation!r} cannot be converted; accepted: 'tanh'"
+            f"model.pooler_activation_fn: {activation!r} cannot be imported; accepted: 'tanh'"
         )
-    dropout = settings.get("pooler_dropout", 0.0)
-    return {name: ClassificationConfig(count, dropout=dropout) for name, count in classes.items()}
-
-
-def _classes(weights: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the number of classes of each classification head."""
-    result = {}
-    for head in dict.fromkeys(head_of(name) for name in weights if name.startswith(HEADS)):
-        weight = weights.get(f"{HEADS}{head}.out_proj.weight")
-        # A missing or misshapen one is reported with all other weights.
-        result[head] = weight.shape[0] if weight is not None and weight.ndim == 2 else 1
-    return result
+    projection = weights.get(f"{CLASSIFIER}out_proj.weight")
+    # A missing or misshapen one is reported with all other weights.
+    classes = projection.shape[0] if projection is not None and projection.ndim == 2 else 1
+    return ClassificationConfig(classes, dropout=settings.get("pooler_dropout", 0.0))
 
 
 def _tokens_without_row(config: ModelConfig, vocabulary: Tokenizer) -> list[str]:
@@ -260,29 +272,36 @@ def _tokens_without_row(config: ModelConfig, vocabulary: Tokenizer) -> list[str]
     return missing
 
 
-def import_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def import_weights(
+    weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    classifier: ClassificationConfig | None = None,
+) -> dict[str, Tensor]:
     """Rename fairseq's weights to ours, in fp32.
 
     Each of ours is one of theirs, or several concatenated, so that gradients can be imported too.
 
     Args:
-        weights: of a language model and of any classification heads; the copy of the token
-            embedding that fairseq keeps for the head over the vocabulary may be missing.
+        weights: of a language model; the copy of the token embedding that fairseq keeps for the
+            head over the vocabulary may be missing. With a classification head, under
+            `classifier.`, there is no head over the vocabulary.
         config: of the language model.
+        classifier: of the classification head.
 
     Raises:
         ValueError: weights are missing, left over, misshapen or not finite (a few are named), or
             the head over the vocabulary is not tied to the token embedding.
     """
-    heads = {name: ClassificationConfig(count) for name, count in _classes(weights).items()}
     own = {name: weight for name, weight in weights.items() if name not in _LEFT_OUT}
     if _BETA in own and own[_BETA].ndim == 0:
         own[_BETA] = own[_BETA].reshape(1)
-    empty = empty_weights(config, heads)
-    result = joined(own, renamed(empty, _MODULES | head_modules(empty)), empty)
+    empty = empty_weights(config, classifier)
+    if classifier is not None:
+        empty = {name: weight for name, weight in empty.items() if not name.startswith("head.")}
+    result = joined(own, renamed(empty, _MODULES), empty)
     tied = weights.get(_TIED)
     if tied is not None and not torch.equal(tied.float(), own[_TOKENS].float()):
         raise ValueError(
-            f"{_TIED} is not the token embedding; a head with its own weights cannot be converted"
+            f"{_TIED} is not the token embedding; a head with its own weights cannot be imported"
         )
     return result

@@ -7,19 +7,17 @@ both end in `read_initial_model`.
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 
+from safetensors.torch import save
+
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import sha256_of
+from data_prep.common.files import sha256_of, write_atomically
 from data_prep.manifest import CorpusManifest, load_manifest
-from pretrain.config.load import public
 from pretrain.config.run import RunConfig
-from pretrain.convert import conversion
-from pretrain.convert.huggingface_import import weight_files
-from pretrain.convert.huggingface_layout import BY_TOKEN
-from pretrain.inference import model_folder
-from pretrain.inference.model_folder import HEADS, ModelContents
+from pretrain.convert import reading
+from pretrain.convert.contents import CLASSIFIER, ModelContents
+from pretrain.convert.names import BY_TOKEN
 from pretrain.model.config import ModelConfig
 from pretrain.records import folder, ledger
 
@@ -54,7 +52,7 @@ def check_initial_model(
         return f"initial weights: {ledger.describe_origin(found)}"
     contents = read_initial_model(config, architecture, manifest)
     text = f"initial weights: those of {config.model.init_from}"
-    return "; ".join([text, *contents.provenance.get("notes", [])])
+    return "; ".join([text, *contents.notes])
 
 
 def copy_initial_model(
@@ -69,19 +67,11 @@ def copy_initial_model(
         ValueError: as `read_initial_model`.
     """
     contents = read_initial_model(config, architecture, manifest)
-    path = Path(config.model.init_from).resolve()
-    files = {file.name: sha256_of(file) for file in weight_files(path)}
-    copy = Path(config.folder) / folder.INITIAL
-    shutil.rmtree(copy, ignore_errors=True)  # of an attempt that ended before it was recorded
-    provenance = {
-        "run": Path(config.folder).name,
-        "step": 0,
-        "recipe": public(config),
-        "init_from": {"path": path.name, "files": files, "provenance": contents.provenance},
-    }
-    model_folder.save_model(copy, dataclasses.replace(contents, provenance=provenance))
-    copied = sha256_of(Path(config.folder) / folder.INITIAL_WEIGHTS)
-    return {"path": str(path), "files": files, "sha256": copied}
+    path = reading.located(Path(config.model.init_from)).resolve()
+    files = {file.name: sha256_of(file) for file in reading.weight_files(path)}
+    weights = {name: weight.contiguous() for name, weight in contents.weights.items()}
+    copied = write_atomically(Path(config.folder) / folder.INITIAL_WEIGHTS, save(weights))
+    return {"path": str(path), "files": files, "sha256": copied.sha256}
 
 
 def read_initial_model(
@@ -103,22 +93,19 @@ def read_initial_model(
     """
     name = f"model.init_from {config.model.init_from}"
     try:
-        contents = conversion.read_model(Path(config.model.init_from))
+        contents = reading.read_folder(Path(config.model.init_from))
     except ValueError as error:
         raise ValueError(f"model.init_from: {error}") from None
     _check_vocabulary(name, contents, config.segments.sources[0].path, manifest)
     contents = _without_padding(name, contents)
     _check_architecture(name, contents.config, architecture)
-    weights = {key: w for key, w in contents.weights.items() if not key.startswith(HEADS)}
-    dense = weights.get("head.dense.weight")
-    if dense is not None and not dense.any():
+    if not contents.has_head:
         raise ValueError(
             f"{name}: has no head over the vocabulary; use a language model, such as "
             "RobertaForMaskedLM"
         )
-    return dataclasses.replace(
-        contents, config=architecture, weights=weights, classification_heads={}
-    )
+    weights = {k: w for k, w in contents.weights.items() if not k.startswith(CLASSIFIER)}
+    return dataclasses.replace(contents, config=architecture, weights=weights, classifier=None)
 
 
 def _check_vocabulary(
@@ -126,11 +113,10 @@ def _check_vocabulary(
 ) -> None:
     vocabulary = contents.vocabulary
     if vocabulary is None:
-        notes = "; ".join(contents.provenance.get("notes", []))
+        notes = "; ".join(contents.notes)
         raise ValueError(
             f"{name}: has no vocabulary to compare with that of the corpus "
-            f"{corpus}{notes and f' ({notes})'}; add one with "
-            f"`{as_invoked('pretrain convert')} ... --tokenizer ...`"
+            f"{corpus}{notes and f' ({notes})'}; put its tokenizer.json into the folder"
         )
     if (digest := vocabulary.digest()) != manifest.tokenizer_digest:
         raise ValueError(
@@ -156,13 +142,9 @@ def _without_padding(name: str, contents: ModelContents) -> ModelContents:
         for key, weight in contents.weights.items()
     }
     note = f"its last {rows - needed} rows of tokens, which have no id, were left out"
-    notes = [*contents.provenance.get("notes", []), note]
-    return dataclasses.replace(
-        contents,
-        config=dataclasses.replace(contents.config, vocab_size=needed),
-        weights=weights,
-        provenance={**contents.provenance, "notes": notes},
-    )
+    config = dataclasses.replace(contents.config, vocab_size=needed)
+    notes = (*contents.notes, note)
+    return dataclasses.replace(contents, config=config, weights=weights, notes=notes)
 
 
 def _check_architecture(name: str, theirs: ModelConfig, ours: ModelConfig) -> None:

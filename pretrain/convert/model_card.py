@@ -1,4 +1,4 @@
-"""The model card of a Hugging Face folder (README.md): use, training, scores, provenance.
+"""The model card of a model folder (README.md): use, training, provenance.
 
 The description of the training comes from the provenance that `export` writes; other models have
 less.
@@ -10,46 +10,35 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data_prep.common.files import strict_json
-from pretrain.convert import huggingface_layout as layout
-from pretrain.inference.model_folder import ModelContents
+from pretrain.convert import names as layout
+from pretrain.convert.contents import ModelContents
 from pretrain.records import ledger
 from pretrain.records.wording import format_number
 
 
-def model_card(name: str, contents: ModelContents, head: str | None, scores: str = "") -> str:
+def model_card(name: str, contents: ModelContents) -> str:
     """Return the card as Markdown.
 
     Args:
         name: of the model.
         contents: of the model folder.
-        head: the classification head that is exported, if it is not the language model.
-        scores: of fine-tuning, in Markdown, such as report.md of `finetune glue-report`.
     """
     # A fine-tuned model has the provenance of the model that it was made from.
     trained = contents.provenance.get("pretrained") or contents.provenance
-    sections = [
-        _use(name, contents, head),
-        *_training(trained.get("training")),
-    ]
-    if scores:
-        lines = [line for line in scores.splitlines() if not line.startswith("![")]
-        # Its sections become parts of this one.
-        text = "\n".join(f"#{line}" if line.startswith("#") else line for line in lines)
-        sections.append(f"## Fine-tuning\n\n{text.strip()}\n")
     # config.json has the architecture, the table the training.
     rest = {name: value for name, value in contents.provenance.items() if name != "training"}
-    sections.append(f"## Provenance\n\n```json\n{strict_json(rest, indent=1)}\n```\n")
-    return "\n".join(sections)
+    provenance = f"## Provenance\n\n```json\n{strict_json(rest, indent=1)}\n```\n"
+    return "\n".join([_use(name, contents), *_training(trained.get("training")), provenance])
 
 
-def _use(name: str, contents: ModelContents, head: str | None) -> str:
-    classifier = None if head is None else contents.classification_heads[head]
-    plain = layout.plain_type(contents.config, classifier)
-    call = layout.loading_call(contents.config, classifier, "folder")
+def _use(name: str, contents: ModelContents) -> str:
+    config, classifier = contents.config, contents.classifier
+    plain = layout.plain_type(config, classifier)
+    call = layout.loading_call(config, classifier, "folder")
     task, what = {
         "SequenceClassification": ("text-classification", "A text classifier"),
         "CausalLM": ("text-generation", "A causal language model"),
-    }.get(layout.task(contents.config, classifier), ("fill-mask", "A masked language model"))
+    }.get(layout.task(config, classifier), ("fill-mask", "A masked language model"))
     trust = "" if plain else ", trust_remote_code=True"
     longer = ""
     if contents.config.longest_input is None:
@@ -58,7 +47,7 @@ def _use(name: str, contents: ModelContents, head: str | None) -> str:
             f"\nThe tokenizer truncates texts to {trained} tokens, the longest input in training. "
             "The model reads longer ones: set `tokenizer.model_max_length`.\n"
         )
-    code = "not in transformers; the Python files beside this one are its code."
+    code = "not in transformers; modeling_zeroclap.py is its code."
     if plain is not None:
         name_there = {"roberta": "RoBERTa", "albert": "ALBERT"}[plain]
         code = f"transformers' own {name_there}; no other code is needed."

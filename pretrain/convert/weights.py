@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pretrain.inference.model_folder import HEADS
+from pretrain.convert.contents import CLASSIFIER
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 from pretrain.model.heads import ClassificationHead
@@ -46,28 +46,6 @@ def renamed(
         number = str(int(layer[1]) // group_size) if layer else ""
         result[name] = tuple(f"{their.replace('{}', number)}.{kind}" for their in theirs)
     return result
-
-
-def head_modules(
-    weights: Iterable[str], dense: str = HEADS + "{}.dense", projection: str = HEADS + "{}.out_proj"
-) -> dict[str, tuple[str, ...]]:
-    """Return the other form's names of the modules of classification heads.
-
-    Args:
-        weights: names of our weights, those of the heads among them.
-        dense: the first module of a head; `{}` stands for its name.
-        projection: the second one.
-    """
-    return {
-        f"{HEADS}{head}.{ours}": (theirs.replace("{}", head),)
-        for head in {head_of(name) for name in weights if name.startswith(HEADS)}
-        for ours, theirs in (("dense", dense), ("projection", projection))
-    }
-
-
-def head_of(name: str) -> str:
-    """Return the classification head that a weight belongs to, by its name."""
-    return name.removeprefix(HEADS).rsplit(".", 2)[0]
 
 
 def separated(weights: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
@@ -125,14 +103,14 @@ def joined(
 
 
 def empty_weights(
-    config: ModelConfig, heads: Mapping[str, ClassificationConfig]
+    config: ModelConfig, classifier: ClassificationConfig | None
 ) -> dict[str, Tensor]:
-    """Return all weights of a model folder on the meta device, without content."""
+    """Return all weights of a model on the meta device, without content."""
     with torch.device("meta"):
         result: dict[str, Tensor] = dict(LanguageModel(config).state_dict())
-        for name, head in heads.items():
-            state = ClassificationHead(config.hidden_size, head).state_dict()
-            result |= {f"{HEADS}{name}.{key}": weight for key, weight in state.items()}
+        if classifier is not None:
+            head = ClassificationHead(config.hidden_size, classifier)
+            result |= head.state_dict(prefix=CLASSIFIER)
     return result
 
 

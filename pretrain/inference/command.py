@@ -1,4 +1,4 @@
-"""The commands `export`, `evaluate` and `fill-mask`, which make and use model folders."""
+"""The commands `evaluate` and `fill-mask`, which use model folders."""
 
 from __future__ import annotations
 
@@ -8,29 +8,6 @@ from pathlib import Path
 
 from data_prep.common import pictures
 from pretrain.config.settings import add_device
-
-
-def add_export_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `export`."""
-    add = command.add_argument
-    add("run", type=Path, help="the run's folder")
-    add("--output", type=Path, required=True, help="the new model folder")
-    step = "step of the checkpoint; 0: the initial weights (default: the newest one that no "
-    step += "suspected spike precedes)"
-    add("--step", type=int, help=step)
-
-
-def export(options: argparse.Namespace) -> None:
-    """Make a model folder from a run's checkpoint.
-
-    example: python -m pretrain export runs/base --output models/base
-    """
-    from pretrain.inference.export import export_checkpoint
-
-    step, reason = export_checkpoint(options.run, options.output, options.step)
-    sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
-    if reason:
-        sys.stdout.write(f"{reason}\n")
 
 
 def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
@@ -96,13 +73,13 @@ def fill_mask(options: argparse.Namespace) -> None:
 
     example: python -m pretrain fill-mask models/base "The capital of China is <mask>."
     """
+    from pretrain.convert.model_folder import load_model
     from pretrain.engine.distributed import choose_device
     from pretrain.inference.fill_mask import fill_mask as fill
-    from pretrain.inference.model_folder import load_model
 
     device = choose_device(options.device)
     loaded = load_model(options.model)
-    model = loaded.model.to(device)
+    model = loaded.language_model.to(device)
     for fillers in fill(model, loaded.tokenizer, options.text, options.top_k):
         for filler in fillers:
             # A filler may be a new line, and each has one line here.
@@ -111,7 +88,6 @@ def fill_mask(options: argparse.Namespace) -> None:
 
 
 COMMANDS = {
-    "export": (add_export_arguments, export),
     "evaluate": (add_evaluate_arguments, evaluate),
     "fill-mask": (add_fill_mask_arguments, fill_mask),
 }

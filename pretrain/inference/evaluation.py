@@ -14,6 +14,7 @@ import numpy as np
 from data_prep.common import pictures
 from data_prep.common.files import AtomicFile, write_json
 from data_prep.corpus import Corpus
+from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.data.batches import (
     check_packing,
     check_targets,
@@ -22,7 +23,6 @@ from pretrain.data.batches import (
 )
 from pretrain.data.sources import SOURCES
 from pretrain.engine.distributed import choose_device
-from pretrain.inference import model_folder
 from pretrain.inference.evaluate import (
     LengthScores,
     Refusal,
@@ -31,7 +31,6 @@ from pretrain.inference.evaluate import (
     pair_objectives,
     validation_objective,
 )
-from pretrain.inference.model_folder import LoadedModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,7 @@ def run(
     names = [folder.resolve().name for folder in models]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in models]
-    loaded = [model_folder.load_model(folder) for folder in models]
+    loaded = [load_model(folder) for folder in models]
     all_results = [_results(each, corpus, reading) for each in loaded]
     _check_output_files(reading, json, plot)
     measured: list[Measured] = []
@@ -124,8 +123,9 @@ def _results(
     Raises:
         ValueError: the model or its objective cannot read such text, or the corpus has none.
     """
+    model = loaded.language_model
     # Defaults for a model whose training is not known.
-    model, size = loaded.model, int(loaded.recipe_section("batch").get("micro_batch_size", 8))
+    size = int(loaded.recipe_section("batch").get("micro_batch_size", 8))
     objective = validation_objective(model, loaded.tokenizer.digest(), corpus, loaded.objective)
     packing = reading.packing or loaded.packing
     if reading.lengths:

@@ -3,8 +3,7 @@
 Example:
     model = Pretrained.load("models/zero-clap")
     ids = model.encode("A premise.", "A hypothesis.")
-    model.features(ids)
-    model.predict("entailment", model.collate([ids, model.encode("Hello world!")]))
+    model.features(model.collate([ids, model.encode("Hello world!")]))
     model.fill_mask("The capital of China is <mask>.", top_k=3)
 """
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from data_prep.tokenizer import Tokenizer
-from pretrain.inference import model_folder
+from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.inference.fill_mask import Filler, fill_mask
 from pretrain.model.classifier import Classifier
 from pretrain.model.config import ModelConfig
@@ -28,17 +27,17 @@ from pretrain.model.embeddings import PAD_ID
 
 
 class Pretrained:
-    """A model in evaluation mode on one device, with its tokenizer and classification heads.
+    """A model in evaluation mode on one device, with its tokenizer and classification head.
 
     Token ids are integer tensors on any device: [T] for one text, or [B, T] padded with `<pad>`,
     which is recognized by its id. Results are on the model's device and have no gradient.
     """
 
-    def __init__(self, loaded: model_folder.LoadedModel, device: str | torch.device) -> None:
+    def __init__(self, loaded: LoadedModel, device: str | torch.device) -> None:
         """Move the modules of a loaded folder to the device."""
         self.loaded = loaded
         self.device = torch.device(device)
-        for module in (loaded.model, *loaded.classification_heads.values()):
+        for module in filter(None, (loaded.model, loaded.classifier)):
             module.to(self.device).eval()
 
     @classmethod
@@ -46,14 +45,14 @@ class Pretrained:
         """Load the model of a folder.
 
         Args:
-            folder: a folder that `python -m pretrain export` or `convert` wrote.
+            folder: a folder of transformers: RoBERTa, ALBERT, or a model of this project.
             device: such as "cuda". The default is the CPU, so that a script gives the same results
                 on every machine.
 
         Raises:
             ValueError: not a model folder, or its parts do not fit together.
         """
-        return cls(model_folder.load_model(Path(folder)), device)
+        return cls(load_model(Path(folder)), device)
 
     def encode(self, text: str, *more: str) -> Tensor:
         """Return the ids [T] of one text, `<s> a </s>`, or of several, `<s> a </s> </s> b </s>`.
@@ -132,11 +131,10 @@ class Pretrained:
             features: Tensor = encoder(batch, document_ids, segment_ids=segments)
         return features
 
-    def predict(self, head: str, ids: Tensor, return_logits: bool = False) -> Tensor:
-        """Return the predictions of a classification head.
+    def predict(self, ids: Tensor, return_logits: bool = False) -> Tensor:
+        """Return the predictions of the classification head, `loaded.classifier`.
 
         Args:
-            head: name of the head; `loaded.classification_heads` has them, with their labels.
             ids: [T] or [B, T].
             return_logits: return logits instead of log-probabilities.
 
@@ -144,23 +142,21 @@ class Pretrained:
             [B, C] log-probabilities of the classes, or [B, 1] values of a regression head.
 
         Raises:
-            ValueError: the folder has no such head, or `features` would refuse the ids.
+            ValueError: the folder has no classification head, or `features` would refuse the ids.
         """
-        heads = self.loaded.classification_heads
-        if head not in heads:
-            raise ValueError(
-                f"no classification head {head!r}; known: {', '.join(heads) or 'none'}"
-            )
-        classifier = Classifier(self.loaded.model.encoder, heads[head])
+        head = self.loaded.classifier
+        if head is None:
+            raise ValueError(f"{self.loaded.folder}: has no classification head")
+        classifier = Classifier(self.loaded.model.encoder, head)
         with torch.no_grad():
             logits: Tensor = classifier(*self._inputs(ids))
         # log_softmax of a single logit is always 0.
-        is_regression = heads[head].config.classes == 1
+        is_regression = head.config.classes == 1
         return logits if return_logits or is_regression else logits.log_softmax(dim=-1)
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filler]]:
         """Return the most likely fillers of each `<mask>` (see `fill_mask.fill_mask`)."""
-        return fill_mask(self.loaded.model, self.loaded.tokenizer, text, top_k)
+        return fill_mask(self.loaded.language_model, self.loaded.tokenizer, text, top_k)
 
     def _inputs(self, ids: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the ids as [B, T], with those of documents and of segments."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
-from .checks import check_kinds, check_names, check_value
+from .checks import check_kinds, check_value
 from .config import ModelConfig
 
 POOLINGS = ("first", "mean")
@@ -35,22 +34,6 @@ class ClassificationConfig:
         check_value(f"{prefix}.labels", self.labels, fits, expected)
         check_value(f"{prefix}.pooling", self.pooling, self.pooling in POOLINGS, POOLINGS)
         check_value(f"{prefix}.dropout", self.dropout, 0.0 <= self.dropout < 1.0, "in [0, 1)")
-
-    def to_dict(self) -> dict[str, object]:
-        """Return every field as a plain mapping, for `model.json`."""
-        return {**dataclasses.asdict(self), "labels": list(self.labels)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> ClassificationConfig:
-        """Build the record from a mapping; fields with a default may be missing.
-
-        Raises:
-            ValueError: `classes` is missing, a field is unknown, or a value is not accepted.
-        """
-        check_names(cls, "classification head", values)
-        labels = values.get("labels", ())
-        fields = {**values, "labels": tuple(labels) if isinstance(labels, list) else labels}
-        return cls(**fields)  # type: ignore[arg-type]
 
 
 def check_pooling(config: ModelConfig, pooling: str) -> None:

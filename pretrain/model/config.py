@@ -301,7 +301,7 @@ class ModelConfig:
         return self.head == "roberta" and self.mask_embedding == "row"
 
     def to_dict(self) -> dict[str, object]:
-        """Return every field as a plain mapping, for `model.json`."""
+        """Return every field as a plain mapping."""
         return dataclasses.asdict(self)
 
     @classmethod

@@ -124,10 +124,10 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
         ValueError: the recipe cannot be trained, or does not fit its run's folder.
         Failure: on every rank, if any refuses.
     """
+    from pretrain.convert.initial_weights import initial_model
     from pretrain.engine.determinism import make_deterministic
     from pretrain.engine.distributed import gather
     from pretrain.engine.engine import deepspeed_json, start
-    from pretrain.inference.initial_weights import initial_model
 
     architecture = recipe_checks.check(config, world_size)
     settings = deepspeed_json(*config.deepspeed_arguments(world_size))

@@ -8,13 +8,13 @@ import shutil
 import unicodedata
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
 
 from data_prep.tokenizer import from_vocabulary, load, load_with_order, train
 from tests.data_prep.conftest import make_texts
+from tests.hub import hub_of
 
 CONTROL_TEXT = "<s> </s><pad><mask> <unk>"
 
@@ -192,34 +192,15 @@ def write_hub(tokenizer, file):
     return file
 
 
-@pytest.fixture
-def hub(monkeypatch):
-    """Return `hub(answer)`, which sets the hub's answer and returns the list of requests."""
-    asked: list[tuple[str, str]] = []
-
-    def install(answer):
-        def download(name, file):
-            asked.append((name, file))
-            if isinstance(answer, Exception):
-                raise answer
-            return str(answer)
-
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-        return asked
-
-    return install
-
-
-def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(tokenizer, tmp_path, hub, capsys):
-    asked = hub(write_hub(tokenizer, tmp_path / "tokenizer.json"))
-    copies = [
-        load(write_gpt2(tokenizer, tmp_path / "gpt2")),
-        load(write_hugging_face(tokenizer, tmp_path / "hugging face")),
-        load("roberta-base"),
-        load("someone/roberta-2.0"),
-    ]
-    assert asked == [("roberta-base", "tokenizer.json"), ("someone/roberta-2.0", "tokenizer.json")]
-    assert capsys.readouterr().err.count("Hugging Face hub") == 2
+def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(tokenizer, tmp_path):
+    (tmp_path / "hub" / "someone" / "roberta-2.0").mkdir(parents=True)
+    write_hub(tokenizer, tmp_path / "hub" / "someone" / "roberta-2.0" / "tokenizer.json")
+    with hub_of(tmp_path / "hub"):
+        copies = [
+            load(write_gpt2(tokenizer, tmp_path / "gpt2")),
+            load(write_hugging_face(tokenizer, tmp_path / "hugging face")),
+            load("someone/roberta-2.0"),
+        ]
     texts = [*make_texts(20, 30, seed=3), CONTROL_TEXT, " naïve  東京\n\U0001f600 "]
     for copy in copies:
         assert copy.digest() == tokenizer.digest()
@@ -227,6 +208,36 @@ def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(tokenizer, tmp
         for one, other in zip(copy.encode_batch(texts), tokenizer.encode_batch(texts), strict=True):
             assert np.array_equal(one, other)
             assert copy.decode(one.tolist()) == tokenizer.decode(one.tolist())
+
+
+@pytest.mark.parametrize("layout", ["tokenizer.json", "added_tokens.json", "added_tokens_decoder"])
+def test_tokens_that_a_user_added_are_those_of_transformers(layout, tokenizer, tmp_path):
+    """Special ones too: of each text the same number of ids, and the same order."""
+    transformers = pytest.importorskip("transformers")
+    folder = write_hugging_face(tokenizer, tmp_path / "model")
+    theirs = transformers.RobertaTokenizer.from_pretrained(folder)
+    theirs.add_tokens(["wug", "blick"])
+    special = [transformers.AddedToken("<ent>", lstrip=True, special=True), "[X]"]
+    theirs.add_special_tokens({"additional_special_tokens": special})
+    added = {id: token for id, token in theirs.added_tokens_decoder.items() if id > 319}
+    if layout == "tokenizer.json":
+        theirs.save_pretrained(folder)
+    elif layout == "added_tokens.json":  # as version 4 wrote them
+        (folder / layout).write_text(json.dumps({t.content: id for id, t in added.items()}))
+        names = {"additional_special_tokens": [{"content": "<ent>", "lstrip": True}, "[X]"]}
+        (folder / "special_tokens_map.json").write_text(json.dumps(names))
+    else:
+        flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+        tokens = {id: {name: getattr(t, name) for name in flags} for id, t in added.items()}
+        (folder / "tokenizer_config.json").write_text(json.dumps({layout: tokens}))
+    ours, order = load_with_order(folder)
+    assert ours.vocab_size == len(theirs)
+    texts = ["a wug  <ent> b", "blick[X]wug <ent>", "wugblick the <mask> </s>"]
+    for text in texts[:2]:
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        assert [order[id] for id in ours.encode_batch([text])[0]] == expected
+    (plain,) = ours.encode_batch(texts[2:])
+    assert not {0, 2, ours.mask_id} & {*plain.tolist()}
 
 
 def test_digest_changes_with_the_ids(tokenizer, tmp_path):
@@ -308,17 +319,16 @@ def test_invalid_vocabulary_tables_are_refused(tokenizer, tmp_path):
             from_vocabulary(vocab | swapped, pairs)
 
 
-def test_names_are_looked_up_on_the_hub_and_paths_are_not(tmp_path, monkeypatch, hub):
-    asked = hub(OSError("nobody answers\nat length"))
+def test_what_is_not_found_is_named_with_what_would_be(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    for path in ("./nowhere", "a/b/c", "/nowhere", "../x", "folder", "", Path("roberta-base")):
-        with pytest.raises(ValueError, match="no such file"):
-            load(path)
-    assert not asked
-    with pytest.raises(ValueError, match=r"roberta-base: no such file, .*hub.*nobody") as caught:
-        load("roberta-base")
-    assert asked == [("roberta-base", "tokenizer.json")]
+    with hub_of(tmp_path) as asked:
+        for path in ("./nowhere", "a/b/c", "/nowhere", "folder", "folder/a", "", Path("roberta")):
+            with pytest.raises(ValueError, match="no such file"):
+                load(path)
+        assert not asked
+        with pytest.raises(ValueError, match="roberta: no such file, and not .* hub") as caught:
+            load("someone/roberta")
     assert "encoder.json, vocab.bpe, dict.txt" in str(caught.value)
 
 

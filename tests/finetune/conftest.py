@@ -82,7 +82,8 @@ def make_model(folder: Path, variant: str, **overrides: object) -> Path:
     import torch
 
     from data_prep.tokenizer import train
-    from pretrain.inference import model_folder
+    from pretrain.convert.contents import ModelContents
+    from pretrain.convert.writing import save_model
     from pretrain.model import presets
     from pretrain.model.language_model import LanguageModel
 
@@ -90,7 +91,7 @@ def make_model(folder: Path, variant: str, **overrides: object) -> Path:
     config = presets.build("tiny", variant, tokenizer.vocab_size, overrides)
     torch.manual_seed(0)
     weights = LanguageModel(config).state_dict()
-    model_folder.save_model(folder, model_folder.ModelContents(config, weights, tokenizer, {}))
+    save_model(folder, ModelContents(config, weights, tokenizer, {}))
     return folder
 
 

@@ -41,7 +41,7 @@ def test_two_ranks_learn_the_same_as_one(run_ranks, tiny_model, easy_glue, tmp_p
     for ours, theirs in zip(one["epochs"], two["epochs"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
     for name in ("one", "two"):
-        assert (tmp_path / name / "model" / "model.json").is_file()
+        assert (tmp_path / name / "model" / "config.json").is_file()
         found = {path.name for path in (tmp_path / name).iterdir()}
         assert found == {"run.json", "metrics.jsonl", "model"}  # nothing else
 
@@ -65,9 +65,9 @@ def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, ea
     import torch
 
     from finetune import classifiers
-    from pretrain.inference import model_folder
+    from pretrain.convert.model_folder import load_model
 
-    loaded = model_folder.load_model(segment_model)
+    loaded = load_model(segment_model)
     pooler = loaded.model.pair_head.dense.weight
     for settings, is_pooler in ((["pooling=first"], True), (["pooling=mean"], False)):
         plan = planned(segment_model, easy_glue, "RTE", *settings)

@@ -52,12 +52,12 @@ def fresh(task, tmp_path):
 
     def make(variant, latents=8):
         from finetune.birthplaces import training
-        from pretrain.inference import model_folder
+        from pretrain.convert.writing import save_model
 
         options = SimpleNamespace(variant=variant, bottleneck_dim=latents, corpus=task.text)
         options.overrides, options.reading_params_path = TINY.split(), tmp_path / variant
         contents = training.fresh(options, training.recipe(options))
-        model_folder.save_model(options.reading_params_path, contents)
+        save_model(options.reading_params_path, contents)
         return options
 
     return make

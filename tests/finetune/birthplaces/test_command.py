@@ -13,7 +13,7 @@ from data_prep.manifest import load_manifest
 from finetune.__main__ import _parser
 from finetune.birthplaces import rows, training
 from finetune.birthplaces.rows import read_rows
-from pretrain.inference import model_folder
+from pretrain.convert.model_folder import load_model
 from pretrain.records.metrics import read_metrics
 from tests.finetune.birthplaces.conftest import TINY
 
@@ -85,7 +85,7 @@ def test_the_assignments_commands_run_in_their_order(task, birthplaces, capsys):
         "pretrain/run_vanilla_pt_lr_0.006000_seed_1/vanilla.pretrain.params",
         "pretrain/run_perceiver_64_pt_lr_0.006000_seed_1/perceiver.pretrain.params",
     }
-    loaded = model_folder.load_model(Path("perceiver.finetune.params"))
+    loaded = load_model(Path("perceiver.finetune.params"))
     assert loaded.provenance["pretrained"]["step"] == 30
     assert loaded.objective.name == "span-corruption"
     # The run is finished: the same command only makes its model folder again.
@@ -129,7 +129,7 @@ def test_few_rows_are_one_batch_and_every_epoch_is_read(
     monkeypatch.setattr(training, "BATCH_SIZE", batch_size)
     words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} --epochs 3 {TINY}"
     assert birthplaces(f"{words} --writing_params_path model") == 0
-    assert model_folder.load_model(Path("model")).provenance["steps"] == steps
+    assert load_model(Path("model")).provenance["steps"] == steps
 
 
 def test_fine_tuning_starts_from_the_pretrained_weights_and_repeats_bit_for_bit(
@@ -140,7 +140,7 @@ def test_fine_tuning_starts_from_the_pretrained_weights_and_repeats_bit_for_bit(
     words += f" --reading_params_path {start} optimizer.weight_decay=0 --finetune_lr"
     for name, rate in (("same", 1e-9), ("first", 1e-3), ("second", 1e-3)):
         assert birthplaces(f"{words} {rate} --writing_params_path {name}") == 0
-    before, same = (model_folder.load_model(Path(name)).model for name in (start, "same"))
+    before, same = (load_model(Path(name)).model for name in (start, "same"))
     for name, weights in before.state_dict().items():
         torch.testing.assert_close(same.state_dict()[name], weights, rtol=0, atol=1e-7)
     first, second = (Path(name, "model.safetensors").read_bytes() for name in ("first", "second"))

@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from data_prep import tokenizer as tokenizers
-from pretrain.convert import huggingface_export
-from pretrain.inference.model_folder import HEADS as IN_FOLDERS
+from pretrain.convert.model_folder import build
+from pretrain.convert.writing import save_model
 from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
-from pretrain.model.heads import ClassificationHead
-from pretrain.model.language_model import LanguageModel
-from tests.pretrain.inference.contents import random_contents
+from tests.pretrain.convert.contents import random_contents
 
 EXPORTED = [name for name in presets.VARIANTS if not name.startswith("char-")]
 """Variants that transformers can load."""
@@ -70,29 +68,29 @@ def tokenizer(corpus):
 
 @pytest.fixture(scope="module")
 def exported(tokenizer, tmp_path_factory):
-    """`exported(variant, head, **overrides)`: an export and what it was made of; made once."""
+    """`exported(variant, classifier, **overrides)`: a folder and what it was made of; made once."""
 
     @functools.cache
-    def make(variant, head=None, **overrides):
-        contents, model, heads = random_model(variant, tokenizer, **overrides)
-        folder = tmp_path_factory.mktemp("exports") / f"{variant}-{head}"
-        notes = huggingface_export.write_folder(folder, contents, head)
+    def make(variant, classifier=None, **overrides):
+        contents, modules = random_model(variant, tokenizer, classifier, **overrides)
+        folder = tmp_path_factory.mktemp("exports") / f"{variant}-{classifier}"
+        call = save_model(folder, contents)
         return SimpleNamespace(
-            folder=folder, contents=contents, model=model, heads=heads, notes=notes
+            folder=folder,
+            contents=contents,
+            model=modules.model,
+            classifier=modules.classifier,
+            call=call,
         )
 
     return make
 
 
-def random_model(variant, tokenizer, **overrides):
+def random_model(variant, tokenizer, classifier=None, **overrides):
     """A model whose weights all differ from their initial values, and its modules."""
     overrides = {"initial_beta": 3.0, **overrides}
-    contents = random_contents(variant, tokenizer, HEADS, {"step": 7}, **overrides)
-    model = LanguageModel(contents.config).eval()
-    heads = {name: ClassificationHead(32, head).eval() for name, head in HEADS.items()}
-    for prefix, module in {"": model, **{f"{IN_FOLDERS}{n}.": h for n, h in heads.items()}}.items():
-        module.load_state_dict({k: contents.weights[prefix + k] for k in module.state_dict()})
-    return contents, model, heads
+    contents = random_contents(variant, tokenizer, HEADS.get(classifier), {"step": 7}, **overrides)
+    return contents, build(Path(), contents)
 
 
 def task_of(variant):

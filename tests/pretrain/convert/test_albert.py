@@ -1,19 +1,20 @@
 """ALBERT to transformers and back: the same numbers there, the same model here."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from data_prep.tokenizer import train_unigram
-from pretrain.convert import conversion, huggingface_export, huggingface_import
-from pretrain.convert.huggingface_layout import ALBERT_PROJECTION, plain_type
-from pretrain.inference import model_folder
+from pretrain.convert.model_folder import build, load_model
+from pretrain.convert.names import ALBERT_PROJECTION, plain_type
+from pretrain.convert.reading import read_folder
+from pretrain.convert.writing import save_model
 from pretrain.inference.fill_mask import fill_mask
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
-from pretrain.model.language_model import LanguageModel
 from tests.pretrain.convert.conftest import batch, loaded, random_model, two_segments
 
 PLAIN = {
@@ -98,7 +99,8 @@ def test_pair_logits_do_not_depend_on_the_side_of_the_padding(transformers, expo
 def test_a_saved_copy_of_layers_that_share_is_the_same_model(
     task, transformers, exported, tmp_path
 ):
-    export = exported("albert", "topic", **OWN["attention"])
+    head = "topic" if task == "ForSequenceClassification" else None
+    export = exported("albert", head, **OWN["attention"])
     model = loaded(transformers, export.folder, task)
     assert model.base_model.layers[1].attention is model.base_model.layers[0].attention
     assert model.base_model.layers[1].expand is not model.base_model.layers[0].expand
@@ -108,9 +110,10 @@ def test_a_saved_copy_of_layers_that_share_is_the_same_model(
     inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": two_segments(ids)}
     for ours, theirs in zip(model(**inputs).values(), again(**inputs).values(), strict=True):
         assert torch.equal(ours, theirs)
-    back = huggingface_import.read_folder(tmp_path)
+    back = read_folder(tmp_path)
     assert back.config.pair_head == (task == "ForMaskedLM")
-    assert [*back.classification_heads] == ["topic"] * (task == "ForSequenceClassification")
+    of_classifier = task == "ForSequenceClassification"
+    assert (back.classifier is None, back.has_head) == (not of_classifier, task == "ForMaskedLM")
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -125,10 +128,10 @@ def vocabulary():
 @pytest.fixture(scope="module")
 def english(vocabulary, tmp_path_factory):
     """A plain export with a unigram vocabulary, and its model."""
-    contents, model, _ = random_model("albert", vocabulary, embedding_size=16, pair_head=True)
+    contents, modules = random_model("albert", vocabulary, embedding_size=16, pair_head=True)
     folder = tmp_path_factory.mktemp("english") / "model"
-    huggingface_export.write_folder(folder, contents)
-    return folder, model
+    save_model(folder, contents)
+    return folder, modules.model
 
 
 def test_the_tokenizer_lays_out_segments(transformers, english, exported, vocabulary):
@@ -175,10 +178,7 @@ def albert(transformers):
 
 
 def language_model(contents):
-    model = LanguageModel(contents.config).eval()
-    own = {k: v for k, v in contents.weights.items() if not k.startswith(model_folder.HEADS)}
-    model.load_state_dict(own)
-    return model
+    return build(Path(), contents).model
 
 
 @pytest.mark.parametrize("kind", ["AlbertForPreTraining", "AlbertForMaskedLM"])
@@ -186,7 +186,7 @@ def language_model(contents):
 def test_an_albert_of_theirs_gives_the_same_logits_here(kind, hidden_act, albert, tmp_path):
     theirs = albert(kind, hidden_act=hidden_act)
     theirs.save_pretrained(tmp_path)
-    back = huggingface_import.read_folder(tmp_path)
+    back = read_folder(tmp_path)
     assert (back.config.layer_groups, back.config.sharing, back.config.dropout) == (2, "all", 0.2)
     assert back.config.pair_head == (kind == "AlbertForPreTraining")
     same_outputs(language_model(back), theirs, 60)
@@ -196,25 +196,25 @@ def test_an_albert_of_theirs_gives_the_same_logits_here(kind, hidden_act, albert
 def test_an_encoder_alone_keeps_its_features_and_not_its_pooler(albert, tmp_path):
     theirs = albert("AlbertModel")
     theirs.save_pretrained(tmp_path)
-    back = huggingface_import.read_folder(tmp_path)
+    back = read_folder(tmp_path)
     ids, mask, places = batch(60)
     ours = language_model(back)
     features = theirs(input_ids=ids, attention_mask=mask).last_hidden_state
     close(features[mask.bool()], ours.encoder(ids, mask.bool(), places))
-    assert not ours(ids, mask.bool(), places).any()
-    pooler, head = back.provenance["notes"]
+    assert not back.has_head
+    pooler, head = back.notes
     assert "albert.pooler was left out" in pooler
-    assert "all tokens are equally likely" in head
+    assert head == "there is no head over the vocabulary"
 
 
 @torch.no_grad()
 def test_a_classifier_of_theirs_gives_the_same_logits_here(albert, tmp_path):
     theirs = albert("AlbertForSequenceClassification", num_labels=3)
     theirs.save_pretrained(tmp_path / "theirs")
-    model_folder.save_model(tmp_path / "ours", huggingface_import.read_folder(tmp_path / "theirs"))
-    ours = model_folder.load_model(tmp_path / "ours")
-    ((name, head),) = ours.classification_heads.items()
-    assert (name, head.config) == ("classifier", ClassificationConfig(3, dropout=0.1))
+    save_model(tmp_path / "ours", read_folder(tmp_path / "theirs"))
+    ours = load_model(tmp_path / "ours")
+    head = ours.classifier
+    assert head.config == ClassificationConfig(3, dropout=0.1)
     ids, mask, _ = batch(60)
     segments = two_segments(ids)
     found = theirs(input_ids=ids, attention_mask=mask, token_type_ids=segments).logits
@@ -237,7 +237,7 @@ def published(transformers, albert, vocabulary, tmp_path):
 def test_a_published_model_gives_the_same_logits_of_a_text(published, transformers, tmp_path):
     """The rows of its tokens, and their biases, are in the order of our ids."""
     folder, theirs, their_tokenizer = published
-    back = conversion.read_model(folder)
+    back = read_folder(folder)
     ours, vocabulary = language_model(back), back.vocabulary
     texts = "What was it?", "The value."
     a, b = (ids.tolist() for ids in vocabulary.encode_batch(texts))
@@ -254,7 +254,7 @@ def test_a_published_model_gives_the_same_logits_of_a_text(published, transforme
     for name, id in their_tokenizer.get_vocab().items():
         other = here[names_here[names.index(name)] if name in names else name]
         close(found.prediction_logits[0, :, id], logits[:, other])
-    huggingface_export.write_folder(tmp_path / "again", back)
+    save_model(tmp_path / "again", back)
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")(
         *texts, return_tensors="pt"
     )
@@ -266,15 +266,15 @@ def test_a_published_model_without_its_vocabulary_is_refused(published):
     folder, _, _ = published
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="ALBERT's vocabulary; put its tokenizer.json into"):
-        conversion.read_model(folder)
+        read_folder(folder)
 
 
 def test_alberts_vocabulary_beside_another_model_is_left_out(published, exported, tmp_path):
     folder = shutil.copytree(exported("baseline").folder, tmp_path / "model")
     shutil.copy(published[0] / "tokenizer.json", folder)
-    back = huggingface_import.read_folder(folder)
+    back = read_folder(folder)
     assert back.vocabulary is None
-    assert "it is ALBERT's" in back.provenance["notes"][0]
+    assert "it is ALBERT's" in back.notes[0]
 
 
 def test_a_projection_between_equal_sizes_is_refused_unless_it_is_the_identity(exported, tmp_path):
@@ -285,4 +285,4 @@ def test_a_projection_between_equal_sizes_is_refused_unless_it_is_the_identity(e
     save_file(weights, path)
     message = r"embedding_hidden_mapping_in\.weight changes the token vectors"
     with pytest.raises(ValueError, match=message):
-        huggingface_import.read_folder(folder)
+        read_folder(folder)

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from pretrain.convert import huggingface_export
-from pretrain.inference.model_folder import ModelContents
+from pretrain.convert.contents import ModelContents
+from pretrain.convert.writing import save_model
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from tests.pretrain.convert.conftest import batch, loaded
@@ -41,7 +41,7 @@ def exports(tokenizer, transformers, tmp_path_factory):
         ours = random_model(variant, tokenizer)
         folder = tmp_path_factory.mktemp("causal") / "export"
         contents = ModelContents(ours.config, ours.state_dict(), tokenizer, {})
-        assert len(huggingface_export.write_folder(folder, contents)) == 1
+        save_model(folder, contents)
         theirs = loaded(transformers, folder, "ForCausalLM")
         auto = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         return SimpleNamespace(folder=folder, ours=ours, theirs=theirs, tokenizer=auto)
@@ -127,11 +127,10 @@ def test_the_loss_compares_each_logit_with_the_next_label(export):
 
 
 def test_a_head_on_the_first_token_of_a_causal_model_is_refused(transformers, tokenizer, tmp_path):
-    contents, _, _ = with_heads("causal-alibi", tokenizer)
     message = "pooling: 'first' is not accepted; it must be 'mean' for a causal model"
     with pytest.raises(ValueError, match=message):
-        huggingface_export.write_folder(tmp_path / "first", contents, "topic")
-    huggingface_export.write_folder(tmp_path / "mean", contents, "average")
+        save_model(tmp_path / "first", with_heads("causal-alibi", tokenizer, "topic")[0])
+    save_model(tmp_path / "mean", with_heads("causal-alibi", tokenizer, "average")[0])
     auto = transformers.AutoModelForSequenceClassification
     auto.from_pretrained(tmp_path / "mean", trust_remote_code=True)
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "mean", trust_remote_code=True)

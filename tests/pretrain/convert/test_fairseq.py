@@ -18,13 +18,15 @@ from torch.nn.functional import cross_entropy
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import fairseq
-from pretrain.convert.weights import head_modules, renamed, separated
-from pretrain.inference import model_folder
+from pretrain.convert.model_folder import load_model
+from pretrain.convert.weights import renamed, separated
+from pretrain.convert.writing import save_model
 from pretrain.inference.fill_mask import fill_mask
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
+from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from tests.pretrain.inference.contents import random_contents
+from tests.pretrain.convert.contents import random_contents
 
 ENCODER, LM_HEAD = "encoder.sentence_encoder.", "encoder.lm_head."
 TOKENS = ENCODER + "embed_tokens.weight"
@@ -50,12 +52,18 @@ SETTINGS = {
 
 
 def write(path, variant, heads=None, rows=50):
-    """Write a checkpoint of a tiny model with random weights, and return our contents of it."""
+    """Write a checkpoint of a tiny model with random weights, and return our contents of it.
+
+    `heads` are further classification heads.
+    """
     fields = {"dropout": 0.0, "max_positions": 17}
     fields |= {"initial_beta": 2.5} if variant == "zero-clap" else {}
-    contents = random_contents(variant, None, heads, rows=rows, scale=1.0, **fields)
-    modules = fairseq._MODULES | head_modules(contents.weights)
-    weights = separated(contents.weights, renamed(contents.weights, modules))
+    contents = random_contents(variant, None, rows=rows, scale=1.0, **fields)
+    weights = separated(contents.weights, renamed(contents.weights, fairseq._MODULES))
+    for name, head in (heads or {}).items():
+        for key, weight in ClassificationHead(32, head).state_dict().items():
+            key = key.replace("projection", "out_proj")
+            weights[f"classification_heads.{name}.{key}"] = weight
     weights |= {ENCODER + "version": torch.tensor([3.0]), LM_HEAD + "weight": weights[TOKENS]}
     sizes = {theirs: getattr(contents.config, ours) for ours, theirs in fairseq._SIZES.items()}
     model = {**sizes, "activation_fn": "gelu", "attention_dropout": 0.1, **SETTINGS[variant]}
@@ -118,7 +126,7 @@ def everywhere(model, ids):
 
 def same(one, other):
     assert one.config == other.config
-    assert dict(one.classification_heads) == dict(other.classification_heads)
+    assert one.classifier == other.classifier
     assert one.weights.keys() == other.weights.keys()
     assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
     return True
@@ -155,15 +163,14 @@ def test_classification_heads_give_fairseq_s_logits(name, classes, golden, tmp_p
     weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
     settings = {"cfg": {"model": {**arguments, "pooler_dropout": 0.3}}}
     torch.save({**settings, "model": weights}, tmp_path / "golden.pt")
-    contents = fairseq.read_checkpoint(tmp_path / "golden.pt")
-    heads = {"sentence_classification_head": ClassificationConfig(classes, dropout=0.3)}
-    assert contents.classification_heads == heads
-    model_folder.save_model(tmp_path / "folder", contents)
-    loaded = model_folder.load_model(tmp_path / "folder")
-    (head,) = loaded.classification_heads.values()
+    head = "sentence_classification_head"
+    contents = fairseq.read_checkpoint(tmp_path / "golden.pt", None, head)
+    assert contents.classifier == ClassificationConfig(classes, dropout=0.3)
+    save_model(tmp_path / "folder", contents)
+    loaded = load_model(tmp_path / "folder")
     ids = tensors["in.src_tokens"]
     with torch.no_grad():
-        logits = Classifier(loaded.model.encoder, head)(ids, ids != 1)
+        logits = Classifier(loaded.model.encoder, loaded.classifier)(ids, ids != 1)
     close(logits, tensors["out.cls_logits"])
 
 
@@ -211,7 +218,7 @@ def test_each_weight_lands_in_its_place(path):
 
 @pytest.mark.parametrize("variant", SETTINGS)
 def test_settings_weights_and_heads_are_those_of_the_model(variant, tmp_path):
-    contents = write(tmp_path / "model.pt", variant, HEADS if variant == "baseline" else {})
+    contents = write(tmp_path / "model.pt", variant, HEADS)
     found = fairseq.read_checkpoint(tmp_path / "model.pt")
     assert same(found, contents)
     assert found.provenance == {"source": "model.pt", "format": "fairseq", "updates": 7}
@@ -316,8 +323,8 @@ def test_a_vocabulary_that_fits_is_kept(variant, rows, tmp_path):
     contents = fairseq.read_checkpoint(tmp_path / "model.pt", vocabulary(made_up=3))
     assert contents.config.vocab_size == rows
     assert "tokens_without_row" not in contents.provenance
-    model_folder.save_model(tmp_path / "folder", contents)
-    assert model_folder.load_model(tmp_path / "folder").tokenizer.vocab_size == 264
+    save_model(tmp_path / "folder", contents)
+    assert load_model(tmp_path / "folder").tokenizer.vocab_size == 264
 
 
 @pytest.mark.parametrize(
@@ -463,7 +470,7 @@ def test_a_file_of_torch_that_holds_something_else_is_refused(content, message, 
 )
 def test_settings_of_another_model_are_refused_by_name(name, value, message, path):
     change(path, **{name: value})
-    assert message in refusal(path)
+    assert message in refusal(path, None, "topic" if name.startswith("pooler") else "")
 
 
 LAYER, HEAD = "encoder__sentence_encoder__layers__1__", "classification_heads__topic__"
@@ -487,4 +494,7 @@ LAYER, HEAD = "encoder__sentence_encoder__layers__1__", "classification_heads__t
 )
 def test_a_weight_that_does_not_fit_is_named(name, weight, fault, path):
     change_weights(path, **{name: weight})
-    assert fault + name.replace("__", ".") in refusal(path)
+    of_head = name.startswith(HEAD)
+    named = name.replace("__", ".")
+    named = named.replace("classification_heads.topic", "classifier") if of_head else named
+    assert fault + named in refusal(path, None, "topic" if of_head else "")

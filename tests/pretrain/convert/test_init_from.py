@@ -16,8 +16,10 @@ from data_prep.__main__ import main as data_prep
 from data_prep.manifest import load_manifest
 from pretrain.__main__ import main as pretrain
 from pretrain.config.load import public
-from pretrain.convert import conversion, init_from
-from pretrain.inference import model_folder
+from pretrain.convert import init_from, reading
+from pretrain.convert.model_folder import load_model
+from pretrain.convert.reading import read_folder
+from pretrain.convert.writing import save_model
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics
 from pretrain.train import __main__ as train
@@ -58,11 +60,11 @@ def source(recipe, tokenizer, tmp_path):
     """`source(variant)`: a model folder that says how it was trained, as an export does."""
 
     def make(variant="zero-clap", vocabulary=tokenizer, **overrides):
-        contents, _, _ = random_model(variant, vocabulary, **overrides)
+        contents, _ = random_model(variant, vocabulary, **overrides)
         config = recipe.load(tmp_path, f"model.variant={variant}")
         provenance = {"run": "before", "step": 7, "recipe": public(config)}
         path = tmp_path / f"source-{variant}"
-        model_folder.save_model(path, dataclasses.replace(contents, provenance=provenance))
+        save_model(path, dataclasses.replace(contents, provenance=provenance))
         return path
 
     return make
@@ -105,8 +107,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
     moved = model.rename(tmp_path / "elsewhere")
     same = load_file(str(exported(run, 0, tmp_path) / "model.safetensors"))
     for name, weight in load_file(str(moved / "model.safetensors")).items():
-        if not name.startswith(model_folder.HEADS):
-            assert torch.equal(same[name], weight), name
+        assert torch.equal(same[name], weight), name
     again = shutil.copytree(run, tmp_path / "again")  # as it was before its first checkpoint
     shutil.rmtree(again / "checkpoints")
     kept = (again / ledger.FILE_NAME).read_bytes().splitlines(keepends=True)[:2]
@@ -138,7 +139,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
 def test_a_roberta_of_transformers_is_continued(
     attempt, transformers, tokenizer, corpus, recipe, tmp_path
 ):
-    """As the guide says: converted, its vocabulary taken for the corpus, and continued."""
+    """As the guide says: its vocabulary is taken for the corpus, and it is continued."""
     torch.manual_seed(3)
     config = transformers.RobertaConfig(
         vocab_size=tokenizer.vocab_size,
@@ -154,19 +155,17 @@ def test_a_roberta_of_transformers_is_continued(
     folder, run = tmp_path / "roberta", tmp_path / "run"
     theirs.save_pretrained(folder)
     tokenizer.save(folder / "tokenizer.json")
-    model, domain = tmp_path / "converted", tmp_path / "domain"
-    assert pretrain(["convert", str(folder), "--to", "zeroclap", "--output", str(model)]) == 0
-    words = ["--tokenizer", str(model), "--output", str(domain), "--valid-fraction", "0.1"]
+    domain = tmp_path / "domain"
+    words = ["--tokenizer", str(folder), "--output", str(domain), "--valid-fraction", "0.1"]
     assert data_prep(["prepare", "--input", str(corpus.parent / "topics.jsonl"), *words]) == 0
-    # The Hugging Face folder itself, and what was made of it, are the same model.
     begin = ["model.variant=baseline", f"data.corpus={domain}"]
     code, output = attempt(run, f"model.init_from={folder}", *begin)
     assert code == 0, output
-    assert pretrain(["plan", str(run / "run.yaml"), "--gpus=1", f"model.init_from={model}"]) == 0
+    assert pretrain(["plan", str(run / "run.yaml"), "--gpus=1", f"model.init_from={folder}"]) == 0
     initial = exported(run, 0, tmp_path)
     assert validation(run)[0] == evaluated(initial, domain, tmp_path)
     ids = torch.arange(4, 36)[None]
-    ours = model_folder.load_model(initial).model
+    ours = load_model(initial).model
     with torch.no_grad():
         expected = theirs(input_ids=ids).logits[0]
         torch.testing.assert_close(ours(ids, None, torch.arange(32)), expected)
@@ -178,27 +177,22 @@ def test_step_0_of_a_run_that_draws_its_weights_can_be_exported(attempt, corpus,
     assert attempt(run, "optimizer.learning_rate=1e-12", "schedule.minimum_learning_rate=0")[0] == 0
     loss = evaluated(exported(run, 0, tmp_path), corpus, tmp_path)
     assert loss == pytest.approx(validation(run)[4], abs=1e-6), "hardly trained since"
-    facts = model_folder.load_model(exported(run, 2, tmp_path)).provenance
+    facts = load_model(exported(run, 2, tmp_path)).provenance
     assert (facts["step"], facts["training"]["validation"]["step"]) == (2, 2)
     lines = metrics.read_metrics(run / metrics.METRICS)
     assert facts["training"]["tokens"] == sum(line["tokens"] for line in lines[:2]) > 0
 
 
-def test_the_model_card_of_an_export_says_how_it_was_trained(
-    attempt, source, recipe, tmp_path, capsys
-):
-    """Data, tokens, recipe, perplexity, spikes survived, initial weights, and scores if any.
+def test_the_model_card_of_an_export_says_how_it_was_trained(attempt, source, recipe, tmp_path):
+    """Data, tokens, recipe, perplexity, spikes survived, initial weights.
 
     Nothing else: neither what only this machine, its user or a service should know, nor a path.
     """
-    run, card, scores = tmp_path / "run", tmp_path / "card", tmp_path / "report.md"
+    run = tmp_path / "run"
     private = ["notify.command=[curl, S3CRET]", "supervision.hostfile=S3CRET"]
     assert attempt(run, f"model.init_from={source()}", *private)[0] == 0
-    scores.write_text("## RTE\n\n![epochs](epochs.png)\n\n| weights | accuracy |\n")
-    model = str(exported(run, 4, tmp_path))
-    words = ["--to", "huggingface", "--scores", str(scores)]
-    assert pretrain(["convert", model, *words, "--output", str(card)]) == 0
-    text = (card / "README.md").read_text()
+    model = exported(run, 4, tmp_path)
+    text = (model / "README.md").read_text()
     perplexity = metrics.read_metrics(run / metrics.VALIDATION)[-1]["perplexity"]
     tokens = sum(line["tokens"] for line in metrics.read_metrics(run / metrics.METRICS))
     corpus = load_manifest(Path(recipe.load(run).data.corpus))
@@ -211,22 +205,13 @@ def test_the_model_card_of_an_export_says_how_it_was_trained(
         "| initial weights | those of source-zero-clap (model.safetensors ",
         f"| validation perplexity | {perplexity:.3f} after 4 steps |",
         '"variant": "zero-clap"',
-        "## Fine-tuning\n\n### RTE\n\n\n| weights | accuracy |\n",
     ):
         assert part in text, part
-    for folder in (run / "checkpoints", run / run_folder.INITIAL, Path(model), card):
+    for folder in (run / "checkpoints", run / run_folder.INITIAL, model):
         for path in filter(Path.is_file, folder.rglob("*")):
             content = path.read_bytes()
             assert b"S3CRET" not in content, path
             assert not any(str(p).encode() in content for p in (tmp_path, recipe.path.parent)), path
-    capsys.readouterr()
-    for form, file, message in (
-        ("zeroclap", scores, "--scores: only --to huggingface takes it"),
-        ("huggingface", tmp_path / "no.md", "no.md: cannot be read"),
-    ):
-        words = ["--to", form, "--scores", str(file), "--output", str(tmp_path / "x")]
-        assert pretrain(["convert", model, *words]) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_another_vocabulary_is_refused_before_anything_starts_and_both_are_named(
@@ -269,7 +254,7 @@ def test_another_architecture_is_refused_with_the_settings_that_describe_it(
         checked(recipe.load(tmp_path, f"model.init_from={model}", "model.overrides.num_heads=1"))
     settings = str(refused.value).partition("; set ")[2].split()
     fitted = checked(recipe.load(tmp_path, f"model.init_from={model}", *settings))
-    theirs = conversion.read_model(model).config
+    theirs = read_folder(model).config
     free = {"dropout": theirs.dropout, "attention_dropout": theirs.attention_dropout}
     free |= {"initial_weights": theirs.initial_weights, "initial_beta": theirs.initial_beta}
     assert dataclasses.replace(fitted.config, **free) == theirs
@@ -279,7 +264,7 @@ def test_another_architecture_is_refused_with_the_settings_that_describe_it(
     ("changed", "message"),
     [
         ({"vocabulary": None}, "has no vocabulary to compare with that of the corpus"),
-        ({"weights": "no head"}, "has no head over the vocabulary"),
+        ({"classifier": "topic"}, "has no head over the vocabulary"),
         ({"rows": -8}, "has 392 rows of tokens, but its vocabulary needs 400"),
     ],
 )
@@ -287,15 +272,13 @@ def test_a_model_that_cannot_be_continued_is_refused(
     changed, message, recipe, tokenizer, tmp_path, monkeypatch
 ):
     rows = changed.get("rows", 0)
-    contents, _, _ = random_model("baseline", tokenizer)
+    contents, _ = random_model("baseline", tokenizer, changed.get("classifier"))
     if rows:
         config = dataclasses.replace(contents.config, vocab_size=contents.config.vocab_size + rows)
         contents = dataclasses.replace(contents, config=config)
     if "vocabulary" in changed:
         contents = dataclasses.replace(contents, vocabulary=None)
-    if "weights" in changed:
-        contents.weights["head.dense.weight"].zero_()
-    monkeypatch.setattr(conversion, "read_model", lambda path: contents)
+    monkeypatch.setattr(reading, "read_folder", lambda path: contents)
     words = ["model.init_from=here", "model.variant=baseline"]
     with pytest.raises(ValueError, match=f"model.init_from here: {message}"):
         checked(recipe.load(tmp_path, *words))
@@ -308,7 +291,7 @@ def test_a_padded_vocabulary_is_accepted_without_its_padding(
     """As transformers' resize_token_embeddings(pad_to_multiple_of=...) leaves it."""
     variant = settings if settings != "untied" else "baseline"
     overrides = {"head": "untied"} if settings == "untied" else {}
-    contents, model, _ = random_model(variant, tokenizer, **overrides)
+    contents, modules = random_model(variant, tokenizer, **overrides)
     ids = tokenizer.vocab_size
     padded = {
         name: torch.cat([w, torch.ones(48, *w.shape[1:])]) if len(w) == ids else w
@@ -316,17 +299,15 @@ def test_a_padded_vocabulary_is_accepted_without_its_padding(
     }
     config = dataclasses.replace(contents.config, vocab_size=ids + 48)
     source = dataclasses.replace(contents, config=config, weights=padded)
-    monkeypatch.setattr(conversion, "read_model", lambda path: source)
+    monkeypatch.setattr(reading, "read_folder", lambda path: source)
     words = ["model.init_from=here", f"model.variant={variant}"]
     words += [f"model.overrides.{key}={value}" for key, value in overrides.items()]
     found = checked(recipe.load(tmp_path, *words))
-    assert found.provenance["notes"] == [
-        "its last 48 rows of tokens, which have no id, were left out"
-    ]
-    for name, weight in model.state_dict().items():
+    assert found.notes == ("its last 48 rows of tokens, which have no id, were left out",)
+    for name, weight in modules.model.state_dict().items():
         assert torch.equal(found.weights[name], weight), name
 
 
 def test_no_model_is_refused(recipe, tmp_path):
-    with pytest.raises(ValueError, match="model.init_from: /nowhere: holds no model"):
+    with pytest.raises(ValueError, match="model.init_from: /nowhere: is not a model folder"):
         checked(recipe.load(tmp_path, "model.init_from=/nowhere"))

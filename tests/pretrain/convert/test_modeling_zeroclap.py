@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from pretrain.convert import huggingface_import
+from pretrain.convert.reading import read_folder
 from tests.pretrain.convert.conftest import batch, loaded, task_of
 
 PROGRAMS = ("zero-clap", "modern", "causal-alibi", "causal-t5-bias")
@@ -172,9 +172,9 @@ def test_a_model_for_any_task_comes_back_as_it_was_saved(
     if task in ("ForMaskedLM", "ForSequenceClassification"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(exported(variant).folder)
         tokenizer.save_pretrained(tmp_path)
-        back, ours = huggingface_import.read_folder(tmp_path), exported(variant).contents
+        back, ours = read_folder(tmp_path), exported(variant).contents
         assert (back.config, back.vocabulary.digest()) == (ours.config, ours.vocabulary.digest())
-        assert bool(back.classification_heads) == (task == "ForSequenceClassification")
+        assert bool(back.classifier) == (task == "ForSequenceClassification")
 
 
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
@@ -321,3 +321,19 @@ def test_onnx_gives_the_same_logits(variant, transformers, exported, tmp_path):
         ["logits"], {name: x.numpy() for name, x in other.items()}
     )
     close(torch.from_numpy(logits), first_output(model, **other))
+
+
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap", "albert"])
+def test_sentence_transformers_opens_a_folder_and_takes_the_mean(variant, transformers, exported):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    export = exported(variant)
+    trust = {"trust_remote_code": True}
+    theirs = sentence_transformers.SentenceTransformer(
+        str(export.folder), device="cpu", model_kwargs=trust, config_kwargs=trust, **trust
+    )
+    texts = ["The value of it.", "a"]
+    for text, vector in zip(texts, theirs.encode(texts), strict=True):
+        (ids,) = export.contents.vocabulary.encode_batch([text])
+        with torch.no_grad():
+            features = export.model.encoder(torch.tensor([[0, *ids.tolist(), 2]]))
+        close(torch.from_numpy(vector), features[0].mean(0))

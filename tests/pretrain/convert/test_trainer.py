@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.convert import huggingface_import
+from pretrain.convert.reading import read_folder
 from tests.pretrain.convert.conftest import loaded
 
 TEXTS = [f"The value of {word} is what it is." for word in ("it", "this", "that", "all")] * 4
@@ -94,6 +94,6 @@ def test_trainer_trains_saves_resumes_and_what_it_saved_loads(
     assert np.isfinite(resumed.evaluate(resumed.train_dataset)["eval_loss"])
     predictions = resumed.predict(resumed.train_dataset).predictions
     assert np.isfinite(predictions).all()
-    back = huggingface_import.read_folder(tmp_path / "saved")
+    back = read_folder(tmp_path / "saved")
     assert back.config.to_dict().keys() == exported(variant).contents.config.to_dict().keys()
-    assert bool(back.classification_heads) == (task == "ForSequenceClassification")
+    assert bool(back.classifier) == (task == "ForSequenceClassification")

@@ -9,15 +9,15 @@ import torch
 from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from pretrain import __main__ as command_line
+from pretrain.convert.writing import save_model
 from pretrain.data.sources import SOURCES
 from pretrain.data.windows import Windows
 from pretrain.inference import evaluate, evaluation
 from pretrain.inference.command import add_evaluate_arguments
-from pretrain.inference.model_folder import save_model
 from pretrain.model.language_model import LanguageModel
 from pretrain.records import metrics
 from pretrain.train import __main__ as train
-from tests.pretrain.inference.contents import random_contents
+from tests.pretrain.convert.contents import random_contents
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from data_prep import tokenizer as tokenizers
-from pretrain.inference import model_folder
+from pretrain.convert.writing import save_model
 from pretrain.inference.pretrained import Pretrained
 from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
-from tests.pretrain.inference.contents import random_contents
+from tests.pretrain.convert.contents import random_contents
 
 HEADS = {
     "sentiment": ClassificationConfig(2, ("bad", "good"), "first", 0.1),
@@ -25,12 +25,14 @@ def tokenizer(corpus):
 
 @pytest.fixture(scope="module")
 def make(tokenizer, tmp_path_factory):
-    """`make(variant)`: a model folder with three classification heads."""
+    """`make(variant)`: a model folder, with one of the classification heads or without."""
 
-    def make_folder(variant, vocabulary=tokenizer, rows=tokenizer.vocab_size, **overrides):
+    def make_folder(
+        variant, vocabulary=tokenizer, rows=tokenizer.vocab_size, head=None, **overrides
+    ):
         folder = tmp_path_factory.mktemp("made") / variant
-        contents = random_contents(variant, vocabulary, HEADS, rows=rows, **overrides)
-        model_folder.save_model(folder, contents)
+        contents = random_contents(variant, vocabulary, HEADS.get(head), rows=rows, **overrides)
+        save_model(folder, contents)
         return folder
 
     return make_folder
@@ -71,9 +73,6 @@ def test_a_model_with_segments_reads_two_texts_as_albert_does(make, tokenizer):
     torch.testing.assert_close(model.features(batch)[1:, : len(a) + 2], alone)
     assert torch.equal(model.features(ids, all_layers=True)[-1], expected)
     assert not torch.allclose(expected, encoder(ids[None]))
-    head = model.loaded.classification_heads["topic"]
-    with torch.no_grad():
-        assert torch.equal(model.predict("topic", ids, return_logits=True), head(expected, None))
     for texts in (("a", "b"), ("", ""), ("a", ""), ("", "b")):
         assert model.decode(model.encode(*texts)) == texts
     assert model.decode(model.encode("a b")) == "a b"
@@ -143,28 +142,24 @@ def test_padding_does_not_change_features(model):
 
 
 @pytest.mark.parametrize("head", list(HEADS))
-def test_predictions_are_those_of_the_head_and_ignore_padding(model, head):
-    encoded = [model.encode(text) for text in TEXTS]
-    if model.loaded.model.config.causal and HEADS[head].pooling == "first":
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap", "albert", "causal-rotary"])
+def test_predictions_are_those_of_the_head_and_ignore_padding(variant, head, make):
+    if variant.startswith("causal") and HEADS[head].pooling == "first":
         with pytest.raises(ValueError, match="pooling: 'first' .* must be 'mean' for a causal"):
-            model.predict(head, encoded[0])
+            make(variant, head=head)
         return
-    together = model.predict(head, model.collate(encoded), return_logits=True)
-    assert together.shape == (4, HEADS[head].classes)
-    module = model.loaded.classification_heads[head]
+    model = Pretrained.load(make(variant, head=head))
+    encoded = [model.encode(*texts) for texts in (*((text,) for text in TEXTS), ("a", "b"))]
+    together = model.predict(model.collate(encoded), return_logits=True)
+    assert together.shape == (5, HEADS[head].classes)
     for row, ids in zip(together, encoded, strict=True):
-        torch.testing.assert_close(row[None], module(model.features(ids), None))
-
-
-def test_predictions_are_log_probabilities_except_for_a_regression(one):
-    ids = one.encode("a premise.", "a hypothesis.")
-    for head in ("sentiment", "topic"):
-        logits = one.predict(head, ids, return_logits=True)
-        torch.testing.assert_close(one.predict(head, ids), logits.log_softmax(-1))
-        assert float(one.predict(head, ids).exp().sum()) == pytest.approx(1.0)
-    value = one.predict("score", ids)
-    assert torch.equal(value, one.predict("score", ids, return_logits=True))
-    assert float(value) != 0.0
+        expected = model.loaded.classifier(model.features(ids), None)
+        torch.testing.assert_close(row[None], expected)
+    found = model.predict(encoded[0])
+    is_regression = HEADS[head].classes == 1
+    torch.testing.assert_close(
+        found[0], together[0] if is_regression else together[0].log_softmax(-1)
+    )
 
 
 def test_masks_are_filled_from_text(model):
@@ -177,9 +172,11 @@ def test_masks_are_filled_from_text(model):
     assert all(filler.text == f"the value of{filler.token}." for filler in fillers)
 
 
-def test_an_unknown_head_is_refused_with_the_known_ones(one):
-    with pytest.raises(ValueError, match="no classification head 'mood'; known: .*sentiment"):
-        one.predict("mood", one.encode("a"))
+def test_what_a_model_has_no_head_for_is_refused(one, make):
+    with pytest.raises(ValueError, match="zero-clap: has no classification head"):
+        one.predict(one.encode("a"))
+    with pytest.raises(ValueError, match="zero-clap: has no head over the vocabulary"):
+        Pretrained.load(make("zero-clap", head="topic")).fill_mask("a <mask>")
 
 
 INVALID_IDS = [
@@ -199,8 +196,8 @@ INVALID_IDS = [
 
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
 def test_invalid_ids_are_refused_before_the_model_reads_them(make, variant):
-    model = Pretrained.load(make(variant))
-    for reader in (model.features, model.decode, lambda ids: model.predict("topic", ids)):
+    model = Pretrained.load(make(variant, head="topic"))
+    for reader in (model.features, model.decode, model.predict):
         for ids, message in INVALID_IDS:
             with pytest.raises(ValueError, match=message):
                 reader(ids)

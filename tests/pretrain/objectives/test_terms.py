@@ -10,12 +10,12 @@ import torch
 
 from data_prep.corpus import Corpus
 from pretrain.config.sections import BatchConfig, OptimizerConfig
+from pretrain.convert.export import export_checkpoint
+from pretrain.convert.model_folder import load_model
 from pretrain.data.sources import SOURCES
 from pretrain.engine import engine, optimizers
 from pretrain.engine.consolidated import consolidated_weights
 from pretrain.inference.evaluate import evaluate_blocks, evaluate_lengths, validation_objective
-from pretrain.inference.export import export_checkpoint
-from pretrain.inference.model_folder import load_model
 from pretrain.loop.protocols import TermLoss
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel

@@ -7,8 +7,8 @@ import pytest
 
 from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
+from pretrain.convert.model_folder import load_model
 from pretrain.data.batches import validation_note
-from pretrain.inference import model_folder
 from pretrain.records import checkpoints, ledger, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import read_curve
@@ -189,11 +189,11 @@ def test_an_older_checkpoint_can_be_exported_by_its_step(run, exported, tmp_path
     options = ["--output", str(tmp_path / "older"), "--step", "35"]
     assert command_line.main(["export", str(run), *options]) == 0
     assert "after 35 steps" in capsys.readouterr().out
-    loaded = model_folder.load_model(tmp_path / "older")
+    loaded = load_model(tmp_path / "older")
     assert loaded.provenance["step"] == 35
     recorded = recipes.to_dict(recipes.load(str(run / "run.yaml")))
     assert loaded.provenance["recipe"]["model"] == recorded["model"]
-    newest = model_folder.load_model(exported).model.state_dict()
+    newest = load_model(exported).model.state_dict()
     assert any(not newest[n].equal(t) for n, t in loaded.model.state_dict().items())
 
 

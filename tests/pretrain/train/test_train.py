@@ -23,8 +23,8 @@ from data_prep.common.files import write_json
 from data_prep.corpus import Corpus
 from pretrain.__main__ import main as pretrain
 from pretrain.config.load import load
+from pretrain.convert.export import export_checkpoint
 from pretrain.data.sources import SOURCES
-from pretrain.inference.export import export_checkpoint
 from pretrain.plan import plan
 from pretrain.records import audit, checkpoints, control, ledger, metrics, status
 from pretrain.records import folder as run_folder
@@ -56,8 +56,8 @@ def attempt(run_ranks, recipe):
         # What each rank would otherwise import by itself.
         import torch.utils.tensorboard.writer  # noqa: F401
 
+        from pretrain.convert import initial_weights  # noqa: F401
         from pretrain.engine import engine  # noqa: F401
-        from pretrain.inference import initial_weights  # noqa: F401
         from pretrain.model import language_model  # noqa: F401
 
     def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):
@@ -429,8 +429,8 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     attempt, corpus_for, tmp_path, overrides, ranks
 ):
     """Whatever tokens the recipe predicts, and however many ranks share the blocks."""
+    from pretrain.convert.model_folder import load_model
     from pretrain.inference.evaluate import evaluate_blocks, validation_objective
-    from pretrain.inference.model_folder import load_model
 
     corpus = corpus_for("sentence-pairs" if overrides is PAIRS else "chunked")
     words = [f"data.corpus={corpus}", *overrides]

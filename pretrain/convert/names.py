@@ -1,25 +1,22 @@
-"""Names of our weights and settings in transformers, for export and import."""
+"""Names of our weights and settings in transformers."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
-from pretrain.convert.weights import Names, head_modules, renamed
-from pretrain.inference.model_folder import HEADS
+from pretrain.convert.contents import CLASSIFIER
+from pretrain.convert.weights import Names, renamed
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
-CLASSIFIER = "classifier"
-"""transformers' attribute, and our name of a head if its folder has none."""
 TOKENS = "encoder.embeddings.tokens.weight"
 POSITIONS = "encoder.embeddings.positions.table.weight"
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
 BY_TOKEN = {TOKENS, "head.bias"}
-"""Weights of our own export that have one row for each id."""
+"""Weights that have one row for each id."""
 UNUSED_POSITIONS = 2
 """Rows of the position table that no token reads, in both forms; transformers counts them."""
 
@@ -64,6 +61,8 @@ _ROBERTA: dict[str, tuple[str, ...]] = {
     "head.dense": ("lm_head.dense",),
     "head.norm": ("lm_head.layer_norm",),
     "head": ("lm_head",),
+    f"{CLASSIFIER}dense": ("classifier.dense",),
+    f"{CLASSIFIER}projection": ("classifier.out_proj",),
 }
 
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
@@ -86,9 +85,9 @@ _ALBERT: dict[str, tuple[str, ...]] = {
     "head": ("predictions",),
     "pair_head.dense": (ALBERT_POOLER,),
     "pair_head.projection": ("sop_classifier.classifier",),
+    f"{CLASSIFIER}dense": (ALBERT_POOLER,),
+    f"{CLASSIFIER}projection": ("classifier",),
 }
-
-_HEAD = re.compile(rf"^{re.escape(HEADS)}.+\.(?=\w+\.\w+$)")
 
 
 def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) -> str | None:
@@ -103,9 +102,7 @@ def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) ->
     the models of the ALiBi paper do not; GPT-NeoX also pairs numbers by halves of a head, not
     neighbours, and BLOOM normalises the token embeddings. OPT has no factor on these.
     """
-    free = ["max_positions", "alibi", "alibi_slopes", "initial_beta", "initial_weights"]
-    if head is not None:
-        free.append("pair_head")  # it is left out, like the head over the vocabulary
+    free = ("max_positions", "alibi", "alibi_slopes", "initial_beta", "initial_weights")
     given = {name: getattr(config, name) for name in (*ROBERTA_SETTINGS, *free)}
     reads_first = head is None or head.pooling == "first"
     if config == ModelConfig(**given) and reads_first:
@@ -119,14 +116,19 @@ def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) ->
     return None
 
 
+def in_transformers(config: ModelConfig) -> bool:
+    """Return whether transformers can load the model: not with latents or an untied head."""
+    return not config.latents and config.head != "untied"
+
+
 def loading_call(config: ModelConfig, head: ClassificationConfig | None, folder: str) -> str:
-    """Return the call that loads an export; `folder` is an expression in Python."""
+    """Return the call that loads a model folder; `folder` is an expression in Python."""
     trust = "" if plain_type(config, head) else ", trust_remote_code=True"
     return f"AutoModelFor{task(config, head)}.from_pretrained({folder}{trust})"
 
 
 def task(config: ModelConfig, head: ClassificationConfig | None) -> str:
-    """Return the task of an export, as in the names of transformers' classes."""
+    """Return the task of a model, as in the names of transformers' classes."""
     if head is not None:
         return "SequenceClassification"
     if config.causal:
@@ -136,9 +138,8 @@ def task(config: ModelConfig, head: ClassificationConfig | None) -> str:
 
 
 def roberta_names(weights: Collection[str]) -> Names:
-    """Return the names in transformers' RoBERTa of our weights, with at most one head."""
-    heads = head_modules(weights, f"{CLASSIFIER}.dense", f"{CLASSIFIER}.out_proj")
-    return renamed(weights, _ROBERTA | heads)
+    """Return the names in transformers' RoBERTa of our weights."""
+    return renamed(weights, _ROBERTA)
 
 
 def albert_groups(config: ModelConfig) -> int:
@@ -147,20 +148,14 @@ def albert_groups(config: ModelConfig) -> int:
 
 
 def albert_names(weights: Collection[str], config: ModelConfig) -> Names:
-    """Return the names in transformers' ALBERT of our weights, with at most one head."""
-    modules = _ALBERT | head_modules(weights, ALBERT_POOLER, CLASSIFIER)
-    return renamed(weights, modules, config.num_layers // albert_groups(config))
+    """Return the names in transformers' ALBERT of our weights."""
+    return renamed(weights, _ALBERT, config.num_layers // albert_groups(config))
 
 
 def identity(size: int) -> dict[str, Tensor]:
     """Return the identity projection of an ALBERT whose token vectors have the hidden size."""
     weight, bias = f"{ALBERT_PROJECTION}.weight", f"{ALBERT_PROJECTION}.bias"
     return {weight: torch.eye(size), bias: torch.zeros(size)}
-
-
-def native_names(weights: Iterable[str]) -> Names:
-    """Return the names in exports with custom code: ours, except for a classification head."""
-    return {name: (_HEAD.sub(f"{CLASSIFIER}.", name),) for name in weights}
 
 
 def unnamed(classes: int) -> tuple[str, ...]:

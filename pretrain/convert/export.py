@@ -12,10 +12,10 @@ from data_prep import tokenizer as tokenizers
 from data_prep.common.arguments import as_invoked
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
+from pretrain.convert.contents import ModelContents
+from pretrain.convert.initial_weights import TOKENS, initial_model
+from pretrain.convert.writing import save_model
 from pretrain.engine.consolidated import consolidated_weights
-from pretrain.inference import model_folder
-from pretrain.inference.initial_weights import TOKENS, initial_model
-from pretrain.inference.model_folder import ModelContents
 from pretrain.model.config import ModelConfig
 from pretrain.records import checkpoints, ledger
 from pretrain.records.history import suspicion
@@ -23,7 +23,7 @@ from pretrain.records.ledger import RunState
 from pretrain.records.summary import summary
 
 
-def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple[int, str]:
+def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple[int, list[str]]:
     """Export a checkpoint of a run as a model folder.
 
     Args:
@@ -33,7 +33,8 @@ def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple
             weights that the run began with.
 
     Returns:
-        The step of the exported checkpoint, and a sentence on why it is not the newest, or "".
+        The step of the exported checkpoint; and notes for the user: why it is not the newest,
+        where it is not, and how to load the model.
 
     Raises:
         ValueError: no run, no such checkpoint, none before a suspected spike, or a damaged one.
@@ -57,8 +58,8 @@ def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple
         "training": summary(run, config, step),
     }
     contents = ModelContents(architecture, weights, tokenizers.load(run), provenance)
-    model_folder.save_model(output, contents)
-    return step, reason
+    call = save_model(output, contents)
+    return step, [*([reason] if reason else []), call]
 
 
 def _chosen(run: Path, state: RunState, step: int | None) -> tuple[int, str]:

@@ -1,13 +1,14 @@
-"""Import Hugging Face folders: RoBERTa and ALBERT models, and exports of zeroclap.
+"""Read model folders: RoBERTa, ALBERT and zeroclap models as transformers saves them.
 
-Nothing in a folder is executed. transformers itself is not needed here.
+Nothing in a folder is executed, and transformers is not needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from data_prep.common import hub
+from data_prep.common.arguments import as_invoked
 from data_prep.tokenizer import Tokenizer
-from pretrain.convert import huggingface_layout as layout
-from pretrain.convert import huggingface_tokenizer
+from pretrain.convert import names as layout
+from pretrain.convert import tokenizer_files
+from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size, read_json
 from pretrain.convert.weights import Names, empty_weights, joined, load_pickled, weights_in
-from pretrain.inference.model_folder import ModelContents, check_declared_size, read_json
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -45,70 +48,107 @@ _UNUSED = re.compile(
 )
 """Counters, and the pooler, which neither a masked language model nor a classifier has."""
 _INDEX = "model.safetensors.index.json"
+_FETCHED = ("config.json", "*.safetensors", _INDEX, *tokenizer_files.NAMES)
+_KINDS = {
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "albert": "albert",
+    "zeroclap": "zeroclap",
+}
+"""Accepted values of model_type, with the class that has the same weights and settings."""
 _PREFIXES = {"roberta": "roberta.", "albert": "albert.", "zeroclap": "encoder."}
-"""Prefix of the encoder's weights, by model_type."""
+"""Prefix of the encoder's weights."""
+
+
+def located(model: Path) -> Path:
+    """Return the folder of a model; one that is not here but on the Hugging Face hub is fetched.
+
+    Raises:
+        ValueError: it is not on the hub, or the hub does not answer.
+    """
+    name = str(model)
+    if not hub.may_be_name(name):
+        return model
+    try:
+        folder = hub.fetch(name, _FETCHED)
+        found = any(folder.glob("*.safetensors"))
+        return folder if found else hub.fetch(name, ["pytorch_model.bin"])
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def read_folder(folder: Path) -> ModelContents:
-    """Read a RoBERTa or ALBERT model, or one of our own exports, as a model folder's contents.
+    """Read a model folder, ours or anybody's.
 
     RoBERTa's tokenizer uses only row 0 of the token-type table, which is added to every row of the
-    position table. A missing head over the vocabulary is replaced by one that gives all tokens the
-    same probability. ALBERT's vocabulary gets our special ids, and its rows are permuted. The notes
-    in the provenance report what was added or omitted.
+    position table. ALBERT's vocabulary gets our special ids, and its rows are permuted. The notes
+    say what was added or left out.
 
     Args:
-        folder: holds config.json, and model.safetensors (whole, or in parts under
-            model.safetensors.index.json) or pytorch_model.bin.
+        folder: or a name on the Hugging Face hub. It holds config.json, and model.safetensors
+            (whole, or in parts under model.safetensors.index.json) or pytorch_model.bin.
 
     Raises:
         ValueError: a file is missing or damaged, a setting is one that our model does not have,
             weights are missing, left over or misshapen, or an ALBERT has other special ids than
             ours and no vocabulary to map them.
     """
-    config_file = folder / "config.json"
-    settings = read_json(config_file)
-    kind = settings.get("model_type")
-    if kind not in [*_PREFIXES]:
-        accepted = ", ".join(map(repr, _PREFIXES))
-        raise ValueError(f"{config_file}: model_type {kind!r}; accepted: {accepted}")
+    folder = located(folder)
+    settings = _settings(folder)
+    kind = _KINDS[settings["model_type"]]
     file, theirs = read_weights(folder)
     if not any(name.startswith(_PREFIXES[kind]) for name in theirs):  # an encoder alone
         theirs = {_PREFIXES[kind] + name: weight for name, weight in theirs.items()}
     notes: list[str] = []
-    try:
-        config = _architecture(settings, theirs)
-        heads = _classification_heads(settings, theirs)
-        check_declared_size(config, heads, sum(weight.nbytes for weight in theirs.values()))
-    except ValueError as error:
-        raise ValueError(f"{config_file}: {error}") from None
-    empty = empty_weights(config, heads)
-    try:
+    with _naming(folder / "config.json"):
+        config = _architecture(kind, settings, theirs)
+        classifier = _classifier(kind, settings, theirs)
+        size = sum(weight.nbytes for weight in theirs.values())
+        check_declared_size(config, classifier, size)
+    empty = empty_weights(config, classifier)
+    with _naming(file):
         if kind == "roberta":
             weights = _roberta_weights(theirs, empty, notes)
         elif kind == "albert":
             weights = _albert_weights(theirs, empty, config, notes)
         else:
             weights = _own_weights(theirs, empty, settings, notes)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
-    vocabulary, order = huggingface_tokenizer.read_vocabulary(folder, kind, config, notes)
-    if (
-        vocabulary is None
-        and kind == "albert"
-        and settings.get("pad_token_id", 0) != Tokenizer.pad_id
-    ):
+    vocabulary, order = tokenizer_files.read_vocabulary(folder, kind, config, notes)
+    other_ids = kind == "albert" and settings.get("pad_token_id", 0) != Tokenizer.pad_id
+    if vocabulary is None and other_ids:
         reason = "; ".join(["the ids are those of ALBERT's vocabulary", *notes])
         raise ValueError(f"{folder}: {reason}; put its tokenizer.json into the folder")
-    weights |= {name: weights[name][order] for name in layout.BY_TOKEN if order}
-    provenance: dict[str, Any] = {
-        "source": folder.resolve().name,
-        "format": "Hugging Face",
-        "model_type": kind,
-        "provenance": settings.get("provenance"),
-        "notes": notes,
-    }
-    return ModelContents(config, weights, vocabulary, provenance, heads)
+    if order:
+        weights |= {name: weights[name][order] for name in layout.BY_TOKEN & weights.keys()}
+    provenance = settings.get("provenance")
+    if not isinstance(provenance, dict):  # not one of ours
+        provenance = {"source": folder.resolve().name, "model_type": settings["model_type"]}
+    return ModelContents(config, weights, vocabulary, provenance, classifier, tuple(notes))
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name a file in the errors about what it holds."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Read config.json, whose model_type is one of ours."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{folder}: is not a model folder, it has no config.json "
+            f"(`{as_invoked('pretrain export')} RUN --output FOLDER` makes one)"
+        )
+    settings = read_json(path)
+    if (found := settings.get("model_type")) not in [*_KINDS]:
+        accepted = ", ".join(map(repr, _KINDS))
+        raise ValueError(f"{path}: model_type {found!r}; accepted: {accepted}")
+    return settings
 
 
 def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
@@ -158,9 +198,8 @@ def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a
     return settings[name]
 
 
-def _architecture(settings: Mapping[str, Any], theirs: Weights) -> ModelConfig:
+def _architecture(kind: str, settings: Mapping[str, Any], theirs: Weights) -> ModelConfig:
     read = {"roberta": _roberta_config, "albert": _albert_config, "zeroclap": _own_config}
-    kind = settings["model_type"]
     for name, accepted in _NOT_MODELLED.get(kind, {}).items():
         if (value := settings.get(name, accepted)) != accepted:
             raise ValueError(f"{name} is {value!r}; accepted: {accepted!r}")
@@ -210,13 +249,13 @@ def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig.from_dict(values)
 
 
-def _classification_heads(
-    settings: Mapping[str, Any], theirs: Weights
-) -> dict[str, ClassificationConfig]:
-    """Describe the one classification head of a folder, under its name; empty without one."""
-    module = "" if settings["model_type"] == "albert" else "dense."
-    if f"{layout.CLASSIFIER}.{module}weight" not in theirs:
-        return {}
+def _classifier(
+    kind: str, settings: Mapping[str, Any], theirs: Weights
+) -> ClassificationConfig | None:
+    """Describe the classification head of a folder; None without one."""
+    module = "" if kind == "albert" else "dense."
+    if f"{CLASSIFIER}{module}weight" not in theirs:
+        return None
     listed = settings.get("id2label")
     # transformers writes no labels where there are two classes.
     labels = layout.unnamed(2) if listed is None else _labels(listed)
@@ -227,18 +266,14 @@ def _classification_heads(
             f"{layout.problem_types(len(labels))[0]!r}"
         )
     dropout = settings.get("classifier_dropout")
-    if settings["model_type"] == "albert":
+    if kind == "albert":
         dropout = settings.get("classifier_dropout_prob", 0.1)
-    head = ClassificationConfig(
+    return ClassificationConfig(
         len(labels),
         () if labels == layout.unnamed(len(labels)) else labels,
         settings.get("classifier_pooling", "first"),
         settings.get("hidden_dropout_prob", 0.0) if dropout is None else dropout,
     )
-    name = settings.get("classifier_name", layout.CLASSIFIER)
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"classifier_name is {name!r}, not a name")
-    return {name: head}
 
 
 def _labels(listed: object) -> tuple[str, ...]:
@@ -256,21 +291,22 @@ def _own_weights(
         name: weight[: len(weight) - masks] if name in layout.BY_TOKEN else weight
         for name, weight in theirs.items()
     }
-    return _with_head(trained, layout.native_names(empty), empty, notes)
+    return _renamed(trained, {name: (name,) for name in empty}, empty, notes)
 
 
 def _roberta_weights(theirs: Weights, empty: Weights, notes: list[str]) -> dict[str, Tensor]:
     left = _modern(theirs)
     _drop_tied(left, "lm_head", "roberta.embeddings.word_embeddings.weight")
     types = left.pop(layout.TOKEN_TYPES, None)
-    result = _with_head(left, layout.roberta_names(empty), empty, notes)
+    result = _renamed(left, layout.roberta_names(empty), empty, notes)
     size = empty[layout.POSITIONS].shape[1]
     if types is None or types.ndim != 2 or types.shape[1] != size or not len(types):
         found = "missing" if types is None else list(types.shape)
         raise ValueError(f"{layout.TOKEN_TYPES} is {found}; accepted: one row or more of {size}")
     if len(types) > 1:
         notes.append(f"of {len(types)} token types, 0 was taken: RoBERTa's tokenizer has no other")
-    result[layout.POSITIONS] = result[layout.POSITIONS] + types[0].float()
+    if types[0].any():
+        result[layout.POSITIONS] = result[layout.POSITIONS] + types[0].float()
     return result
 
 
@@ -292,7 +328,7 @@ def _albert_weights(
                     f"{name} changes the token vectors; it must be the identity where "
                     f"embedding_size equals hidden_size, {config.hidden_size}"
                 )
-    return _with_head(left, names, empty, notes)
+    return _renamed(left, names, empty, notes)
 
 
 def _modern(weights: Weights) -> dict[str, Tensor]:
@@ -322,22 +358,14 @@ def _drop_tied(weights: dict[str, Tensor], head: str, tokens: str) -> None:
             )
 
 
-def _with_head(
-    weights: Weights, names: Names, empty: Weights, notes: list[str]
-) -> dict[str, Tensor]:
-    """Rename the weights to ours; add a head over the vocabulary where there is none.
+def _renamed(weights: Weights, names: Names, empty: Weights, notes: list[str]) -> dict[str, Tensor]:
+    """Return the weights by our names; the head over the vocabulary may be missing.
 
     Raises:
         ValueError: weights are missing, left over or misshapen.
     """
-    over_vocabulary = [name for name in names if name.startswith("head.")]
-    found = any(theirs in weights for name in over_vocabulary for theirs in names[name])
-    if found or not over_vocabulary:
-        return joined(weights, names, empty)
-    notes.append("there was no head over the vocabulary: all tokens are equally likely")
-    wanted = {name: theirs for name, theirs in names.items() if name not in over_vocabulary}
-    # All logits are zero.
-    made = {name: torch.zeros(empty[name].shape) for name in over_vocabulary}
-    if "head.norm.weight" in made:
-        made["head.norm.weight"].fill_(1.0)
-    return joined(weights, wanted, empty) | made
+    head = [name for name in names if name.startswith("head.")]
+    if head and not any(theirs in weights for name in head for theirs in names[name]):
+        notes.append("there is no head over the vocabulary")
+        names = {name: theirs for name, theirs in names.items() if name not in head}
+    return joined(weights, names, empty)

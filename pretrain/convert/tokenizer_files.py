@@ -1,4 +1,4 @@
-"""Write and read the vocabularies of Hugging Face folders."""
+"""Write and read the vocabularies of model folders."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 from data_prep import tokenizer as tokenizers
 from data_prep.common.files import write_json
 from data_prep.tokenizer import Tokenizer
-from pretrain.inference.model_folder import read_json
+from pretrain.convert.contents import read_json
 from pretrain.model.config import ModelConfig
 
+NAMES = (
+    *(tokenizers.FILE_NAME, "vocab.json", "merges.txt"),
+    *("added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"),
+)
+"""Files that a vocabulary may be in."""
 _SPECIAL_TOKENS = {
     "bos_token": "<s>",
     "cls_token": "<s>",

@@ -1,0 +1,81 @@
+"""A model as plain values: what is read from files of any form, and written to a model folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.tokenizer import Tokenizer
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLASSIFIER = "classifier."
+"""Prefix of the weights of a classification head."""
+_MOST_LAYERS = 10_000
+"""Limit for any model: the size of a file does not limit layers that share their weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelContents:
+    """A language model, or an encoder with a classification head."""
+
+    config: ModelConfig
+    weights: Mapping[str, Tensor]
+    """By their names in `LanguageModel`, and in `ClassificationHead` after `classifier.`; fp32 on
+    the CPU. Those of the head over the vocabulary may be missing."""
+    vocabulary: Tokenizer | None
+    """None where there is none that fits the model."""
+    provenance: Mapping[str, Any]
+    """Where the model comes from."""
+    classifier: ClassificationConfig | None = None
+    notes: tuple[str, ...] = ()
+    """For the user: what was added or left out when the model was read."""
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the model predicts tokens."""
+        return self.config.head == "tied" or any(name.startswith("head.") for name in self.weights)
+
+
+def check_declared_size(
+    config: ModelConfig, classifier: ClassificationConfig | None, size: int
+) -> None:
+    """Raise ValueError if a description has more weights than its file, before making any.
+
+    Only matrices are counted, at one byte per weight.
+
+    Args:
+        config: of the language model.
+        classifier: its classification head.
+        size: bytes of the weights.
+
+    Raises:
+        ValueError: names both numbers; or there are more than 10,000 layers.
+    """
+    least, layers = config.least_weights + config.token_size * config.segments, config.num_layers
+    least += config.hidden_size * (config.latents + (classifier.classes if classifier else 0))
+    if least > size:
+        raise ValueError(f"describes {least:,} weights or more, its file has {size:,} bytes")
+    if layers > _MOST_LAYERS:
+        raise ValueError(f"num_layers: {layers:,}; accepted: at most {_MOST_LAYERS:,}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        ValueError: the file is damaged, or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: is not a JSON object but {type(values).__name__}")
+    return values

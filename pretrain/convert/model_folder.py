@@ -1,0 +1,151 @@
+"""Model folders, which are those of transformers, and the modules of one.
+
+config.json                    the architecture, and where the model comes from (`provenance`)
+model.safetensors              fp32 weights
+tokenizer.json                 the vocabulary, where one is known, with tokenizer_config.json
+README.md                      the model card
+modeling_zeroclap.py           the code of architectures that transformers does not have
+
+`reading` reads such folders, ours or anybody's, and `writing` writes them. Neither needs
+transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from data_prep import tokenizer as tokenizers
+from data_prep.common.records import decode
+from pretrain.convert.contents import CLASSIFIER, ModelContents
+from pretrain.convert.reading import read_folder
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.base import ObjectiveSettings
+from pretrain.objectives.registry import SETTINGS_BY_NAME
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """The modules of a model folder, in evaluation mode."""
+
+    folder: Path
+    model: LanguageModel
+    """Its head over the vocabulary is untrained where the folder has none (`has_head`)."""
+    has_head: bool
+    classifier: ClassificationHead | None
+    vocabulary: tokenizers.Tokenizer | None
+    provenance: dict[str, Any]
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """The vocabulary.
+
+        Raises:
+            ValueError: the folder has none.
+        """
+        if self.vocabulary is None:
+            raise ValueError(
+                f"{self.folder}: has no vocabulary, so the model takes ids but no text (put its "
+                "tokenizer.json into the folder)"
+            )
+        return self.vocabulary
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The model with its head over the vocabulary.
+
+        Raises:
+            ValueError: the folder has no such head.
+        """
+        if not self.has_head:
+            raise ValueError(
+                f"{self.folder}: has no head over the vocabulary, so it predicts no tokens; choose "
+                "a language model, such as RobertaForMaskedLM"
+            )
+        return self.model
+
+    @property
+    def packing(self) -> str:
+        """Packing of its training; as in fairseq where it is not known."""
+        default = "sentence-pairs" if self.objective.pairs else "complete"
+        return str(self.recipe_section("data").get("packing", default))
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of the blocks of its training; its positions where that is not known."""
+        return int(
+            self.recipe_section("data").get("sequence_length", self.model.config.max_positions)
+        )
+
+    def recipe_section(self, name: str) -> dict[str, Any]:
+        """Return a section of the recipe of its training; empty where it is not known."""
+        recipe = self.recorded("recipe")
+        section = recipe.get(name) if isinstance(recipe, dict) else None
+        return section if isinstance(section, dict) else {}
+
+    def recorded(self, name: str) -> Any:  # noqa: ANN401 - any JSON value
+        """Return a record of the model, or of the one that it was made from; None if absent."""
+        record: Any = self.provenance
+        while isinstance(record, dict):
+            if (value := record.get(name)) is not None:
+                return value
+            record = record.get("pretrained")
+        return None
+
+    @property
+    def objective(self) -> ObjectiveSettings:
+        """Settings of the objective it was trained with.
+
+        If it is not recorded: causal LM for a causal model, else masked LM, with sentence order if
+        the model has a pair head.
+
+        Raises:
+            ValueError: this version does not know the objective, or one of its settings.
+        """
+        default = "causal-lm" if self.model.config.causal else "masked-lm"
+        default = "sentence-pairs" if self.model.config.pair_head else default
+        section = {"name": default, **self.recipe_section("objective")}
+        name = section["name"]
+        if name not in SETTINGS_BY_NAME:
+            known = ", ".join(SETTINGS_BY_NAME)
+            raise ValueError(f"{self.folder}: its objective {name!r} is not one of {known}")
+        try:
+            return decode(SETTINGS_BY_NAME[name], section, "objective.")
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: {error}") from None
+
+
+def load_model(folder: Path) -> LoadedModel:
+    """Load the model of a folder, in evaluation mode, on the CPU.
+
+    Raises:
+        ValueError: not a model folder, its parts do not fit together, or it has a setting that our
+            model does not have; the file and the setting are named.
+    """
+    return build(folder, read_folder(folder))
+
+
+def build(folder: Path, contents: ModelContents) -> LoadedModel:
+    """Make the modules of a folder's contents, in evaluation mode."""
+    model, classifier = LanguageModel(contents.config), None
+    weights = {k: w for k, w in contents.weights.items() if not k.startswith(CLASSIFIER)}
+    model.load_state_dict({**model.head.state_dict(prefix="head."), **weights})
+    if contents.classifier:
+        classifier = ClassificationHead(contents.config.hidden_size, contents.classifier).eval()
+        classifier.load_state_dict(
+            {
+                name.removeprefix(CLASSIFIER): weight
+                for name, weight in contents.weights.items()
+                if name.startswith(CLASSIFIER)
+            }
+        )
+    return LoadedModel(
+        folder,
+        model.eval(),
+        contents.has_head,
+        classifier,
+        contents.vocabulary,
+        dict(contents.provenance),
+    )
