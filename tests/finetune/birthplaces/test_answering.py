@@ -8,6 +8,7 @@ import torch
 
 from finetune.birthplaces import training
 from finetune.birthplaces.rows import encode, read_rows
+from pretrain.convert.model_folder import build
 
 MASK, LAST = 99, 60
 
@@ -59,7 +60,8 @@ def test_padding_and_other_special_ids_are_never_part_of_an_answer():
 
 @pytest.mark.parametrize("variant", ["vanilla", "perceiver"])
 def test_answers_do_not_depend_on_the_other_questions(fresh, task, variant):
-    loaded = training.load(fresh(variant))
+    options = fresh(variant)
+    loaded = build(options.reading_params_path, training.read(options))
     questions = [row[:1] for row in read_rows(task.dev)]
     encoded = encode(questions, loaded.tokenizer, 64, task.dev)
     together = training.answers(loaded.model, encoded, loaded.tokenizer.mask_id)

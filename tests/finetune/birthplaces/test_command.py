@@ -151,15 +151,15 @@ def test_a_model_of_another_kind_or_text_is_refused(fresh, task, tmp_path):
     options = fresh("perceiver")
     options.bottleneck_dim = 16
     with pytest.raises(ValueError, match="8 latents; accepted with perceiver: .* 16 latents"):
-        training.load(options)
+        training.read(options)
     options.variant = "vanilla"
     with pytest.raises(ValueError, match="accepted with vanilla: causal True and 0 latents"):
-        training.load(options)
+        training.read(options)
     options = fresh("vanilla")
     options.corpus = tmp_path / "other.txt"
     options.corpus.write_text("xyz")
     with pytest.raises(ValueError, match=r"other\.txt: its characters, .* are not the vocabulary"):
-        training.load(options)
+        training.read(options)
 
 
 @pytest.mark.parametrize(

@@ -84,13 +84,3 @@ def test_the_head_begins_with_torch_s_own_draw():
 def test_a_head_that_cannot_be_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         ClassificationConfig(**fields)
-
-
-def test_a_head_s_record_survives_its_json():
-    config = ClassificationConfig(2, ("yes", "no"), "mean", 0.1)
-    values = json.loads(json.dumps(config.to_dict()))
-    assert ClassificationConfig.from_dict(values) == config
-    with pytest.raises(ValueError, match=r"missing \[\], unknown \['poling'\]"):
-        ClassificationConfig.from_dict(
-            {**{k: v for k, v in values.items() if k != "pooling"}, "poling": "first"}
-        )

