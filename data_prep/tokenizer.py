@@ -50,8 +50,6 @@ class Tokenizer:
         """
         backend.no_truncation()
         backend.no_padding()
-        # "</s>" within a document is text and must not end the document.
-        backend.encode_special_tokens = True
         self._backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.mask_id = self.vocab_size - 1
@@ -61,8 +59,8 @@ class Tokenizer:
             raise ValueError(
                 f"special ids {found}; accepted: {expected} (RoBERTa's order, with <mask> last)"
             )
-        written = backend.encode(_SPECIAL_TEXT, add_special_tokens=False).ids
-        if control := sorted(set(written) & {0, 1, 2, self.mask_id}):
+        # "</s>" within a document is text and must not end the document.
+        if control := _control_ids(backend):
             raise ValueError(
                 f"the text {_SPECIAL_TEXT!r} encodes to the special ids {control}; the vocabulary "
                 "must mark its special tokens as special, so that no text encodes to them"
@@ -287,6 +285,14 @@ def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
     return backend
 
 
+def _control_ids(backend: "tokenizers.Tokenizer") -> list[int]:
+    """Return the special ids, in our order, that a text may encode to."""
+    backend.encode_special_tokens = True
+    written = backend.encode(_SPECIAL_TEXT, add_special_tokens=False).ids
+    last = backend.get_vocab_size(with_added_tokens=True) - 1
+    return sorted(set(written) & {0, 1, 2, last})
+
+
 def _with_our_ids(
     backend: "tokenizers.Tokenizer", more: Sequence[Mapping[str, Any]]
 ) -> tuple[Tokenizer, list[int]]:
@@ -305,11 +311,12 @@ def _with_our_ids(
     import orjson
     import tokenizers
 
-    if unigram.is_albert(backend):
-        renamed, order = unigram.from_albert(backend)
-        return Tokenizer(renamed), order
     content, ids = unigram.content_of(backend), backend.get_vocab(with_added_tokens=True)
     ours = {*FIRST_TOKENS, MASK_TOKEN}
+    is_unigram, others_ids = content["model"]["type"] == "Unigram", unigram.ALBERT[0] in ids
+    if is_unigram and (others_ids or _order(ids) or _control_ids(backend)):
+        renamed, order = unigram.renumbered(backend)
+        return Tokenizer(renamed), [] if order == [*range(len(order))] else order
     known = {token["content"] for token in content["added_tokens"]}
     added = [
         {**t, "special": t["special"] and t["content"] in ours} for t in content["added_tokens"]
@@ -319,8 +326,7 @@ def _with_our_ids(
         if token["id"] not in (None, id):
             raise ValueError(f"added token {token['content']!r} has id {token['id']}, not {id}")
         added.append({**token, "id": id, "special": False})
-    order = _order(ids) if content["model"]["type"] == "BPE" else []
-    if order:
+    if order := _order(ids) if content["model"]["type"] == "BPE" else []:
         new = {old: id for id, old in enumerate(order)}
         content["model"]["vocab"] = _renumbered(ids, order)
         added = sorted(({**t, "id": new[t["id"]]} for t in added), key=lambda token: token["id"])

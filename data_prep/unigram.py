@@ -1,4 +1,6 @@
-"""Unigram vocabularies in the style of SentencePiece (Kudo 2018): train them, and read ALBERT's.
+"""Unigram vocabularies in the style of SentencePiece (Kudo 2018).
+
+They are trained here; those of ALBERT, XLM-RoBERTa and CamemBERT are read.
 
 A text is normalised and split at white space. Each word begins with "▁", which stands for the white
 space before it, the first word of a text too. The model then finds the most probable pieces of a
@@ -30,8 +32,7 @@ _SPACE = "▁"
 _RUNS = rf"{_SPACE}?(?:[\p{{L}}\p{{M}}]+|\p{{N}}+|[^\p{{L}}\p{{M}}\p{{N}}]+)"
 _SPECIAL_TOKEN = r"<(?=/?s>|pad>|unk>|mask>)"  # its first character
 # ALBERT's special tokens, in the order of ours.
-_ALBERT_FIRST = ("[CLS]", "<pad>", "[SEP]", "<unk>")
-_ALBERT_MASK = "[MASK]"
+ALBERT = ("[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]")
 _FREQUENT = 5  # occurrences: one more changes little
 _BATCH = 10_000  # occurrences of a run handed to the trainer at once
 _DIGITS = 4  # of a score: the trainer's sums depend on the number of threads after ten or more
@@ -88,19 +89,12 @@ def train(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> 
     return _build([*((byte, 0.0) for byte in _BYTES), *pieces], normalizer, splitter)
 
 
-def is_albert(backend: "Backend") -> bool:
-    """Return whether a vocabulary is a unigram one with ALBERT's special tokens."""
-    from tokenizers.models import Unigram
+def renumbered(backend: "Backend") -> tuple["Backend", list[int]]:
+    """Return a vocabulary from elsewhere with our special tokens and ids, and the old id of each.
 
-    return isinstance(backend.model, Unigram) and backend.token_to_id(_ALBERT_FIRST[0]) is not None
-
-
-def from_albert(backend: "Backend") -> tuple["Backend", list[int]]:
-    """Return ALBERT's vocabulary with our special tokens and ids, and ALBERT's id of each of ours.
-
-    Our `<s>` is its `[CLS]`, `</s>` its `[SEP]`, and `<mask>` its `[MASK]`. The other pieces keep
-    their order, and texts have corresponding ids. Where a text contains the name of a special token
-    it is text.
+    ALBERT's `[CLS]` is our `<s>`, `[SEP]` is `</s>`, and `[MASK]` is `<mask>`; others have special
+    tokens with our names. The other pieces keep their order, and texts have corresponding ids.
+    Where a text contains the name of a special token it is text.
 
     Raises:
         ValueError: A special token is missing, or there are tokens that are not pieces.
@@ -108,14 +102,14 @@ def from_albert(backend: "Backend") -> tuple["Backend", list[int]]:
     from tokenizers import Regex, pre_tokenizers
 
     pieces: list[tuple[str, float]] = content_of(backend)["model"]["vocab"]
-    ids = {piece: id for id, (piece, _) in enumerate(pieces)}
-    special = [*_ALBERT_FIRST, _ALBERT_MASK]
+    ids = backend.get_vocab(with_added_tokens=True)
+    special = ALBERT if ALBERT[0] in ids else (*FIRST_TOKENS, MASK_TOKEN)
     if missing := [token for token in special if token not in ids]:
-        raise ValueError(f"lacks {', '.join(missing)} of ALBERT's {', '.join(special)}")
-    if added := backend.get_vocab_size(with_added_tokens=True) - len(pieces):
+        raise ValueError(f"lacks {', '.join(missing)} of the special tokens {', '.join(special)}")
+    words = [id for id, (piece, _) in enumerate(pieces) if piece not in special]
+    if added := len(ids) - len(words) - len(special):
         raise ValueError(f"has {added} added tokens beside {', '.join(special)}")
-    words = [id for piece, id in ids.items() if piece not in special]
-    order = [*(ids[token] for token in _ALBERT_FIRST), *words, ids[_ALBERT_MASK]]
+    order = [*(ids[token] for token in special[:-1]), *words, ids[special[-1]]]
     splitter = pre_tokenizers.Sequence(
         [
             backend.pre_tokenizer,

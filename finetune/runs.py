@@ -31,7 +31,7 @@ from finetune.protocols import DEFAULT, PROTOCOLS
 from finetune.tasks import BenchmarkTask, Task
 from pretrain.config import deepspeed
 from pretrain.convert.model_folder import load_model
-from pretrain.convert.reading import weight_files
+from pretrain.convert.reading import located, weight_files
 from pretrain.model.classification import check_pooling
 from pretrain.processes.gpus import gpus_of, visible_gpus
 from pretrain.processes.launching import describe_exit, free_port, tail
@@ -175,7 +175,7 @@ def plan_runs(
         ValueError: a bad setting, no such model folder or one that does not fit
             together, or missing data and bad lines, of all tasks at once.
     """
-    configs = check_settings(chosen, overrides, protocol, world_size)
+    configs, model = check_settings(chosen, overrides, protocol, world_size), located(model)
     model_sha256 = _model_digest(model, [config.pooling for config in configs.values()])
     read = read_tasks(data, chosen, configs)
     order = list(seeds) or list(range(1, PROTOCOLS[protocol].seeds + 1))

@@ -32,6 +32,8 @@ Weights = Mapping[str, Tensor]
 _OF_BOTH = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
     "add_cross_attention": False,
     "quantization_config": None,
 }

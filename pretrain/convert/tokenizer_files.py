@@ -123,8 +123,6 @@ def read_vocabulary(
         return None, []
     try:
         vocabulary, order = tokenizers.load_with_order(folder)
-        if kind != "albert" and order and vocabulary.content()["model"]["type"] == "Unigram":
-            raise ValueError(f"it is ALBERT's, the model_type is {kind!r}")
         if kind == "roberta" and order and order[Tokenizer.pad_id] != Tokenizer.pad_id:
             # Its pad_token_id, from which positions are counted, is another token's.
             raise ValueError(f"special ids: <pad> has {order[1]}, the model's pad_token_id is 1")
@@ -135,8 +133,9 @@ def read_vocabulary(
     if ids <= rows if config.mask_embedding == "row" else vocabulary.mask_id >= rows:
         if order and kind != "albert":
             notes.append(
-                f"the ids were put in this project's order: <mask>, which had {order[-1]}, has the "
-                f"last, {ids - 1}; the rows of the tokens follow"
+                "the ids were put in this project's order, in which <mask> has the last, "
+                f"{ids - 1} (here {order[-1]}), and <s> has 0 (here {order[0]}); the rows of the "
+                "tokens follow"
             )
         return vocabulary, order and [*order, *range(ids, rows)]
     else:

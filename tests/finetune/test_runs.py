@@ -18,6 +18,7 @@ from finetune.__main__ import main
 from finetune.runs import PLAN, read_plan
 from finetune.tasks import TASKS
 from pretrain.processes import gpus
+from tests.hub import hub_of
 
 ROOT = Path(__file__).parents[2]
 NAME = "CoLA-pretrained-seed1"
@@ -483,3 +484,15 @@ def test_differences_name_what_makes_scores_incomparable(tiny_model, easy_glue):
         f"model: {plan.model_sha256[:12]}, now {'c' * 12}",
         "epochs: 10, now 5",
     ]
+
+
+def test_a_model_of_the_hub_is_fetched_and_recorded_by_its_folder(
+    tiny_model, easy_glue, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_model, tmp_path / "hub" / "someone" / "tiny")
+    with hub_of(tmp_path / "hub"):
+        (plan,) = plans(Path("someone/tiny"), easy_glue)
+    (here,) = plans(tiny_model, easy_glue)
+    assert plan.model_sha256 == here.model_sha256
+    assert Path(plan.model, "config.json").is_file()

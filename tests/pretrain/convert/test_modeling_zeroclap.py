@@ -1,7 +1,5 @@
 """Exported models in transformers: what the library and its users ask of any model."""
 
-import os
-
 import pytest
 import torch
 
@@ -257,14 +255,6 @@ def test_other_ways_to_compute_attention_are_refused(name, transformers, exporte
         loaded(transformers, exported("zero-clap").folder, attn_implementation=name)
 
 
-def test_every_file_of_an_export_is_readable_as_the_umask_says(exported):
-    umask = os.umask(0)
-    os.umask(umask)
-    for variant in ("baseline", "zero-clap"):
-        for path in [exported(variant).folder, *exported(variant).folder.iterdir()]:
-            assert path.stat().st_mode & 0o444 == 0o444 & ~umask, path
-
-
 # --- programs ------------------------------------------------------------------------------------
 
 
@@ -293,6 +283,13 @@ def test_an_exported_program_takes_batches_of_all_sizes(variant, transformers, e
     with torch.no_grad():
         logits = program.module()(**other).logits
     close(logits, first_output(model, **other))
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_one_graph(transformers, exported, inputs):
+    model = loaded(transformers, exported("zero-clap").folder)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    close(first_output(compiled, **inputs), first_output(model, **inputs))
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter itself
