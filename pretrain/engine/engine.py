@@ -84,21 +84,17 @@ def start() -> Process:
     return process
 
 
-def dropout_seed(seed: int, step: int, index: int) -> int:
-    """Seed of torch's generators for the micro-batch `index` of a step."""
-    digest = hashlib.blake2b(f"{seed} {step} {index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def _seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the generators of the CPU and of `device`.
+def _seed_dropout(seed: int, step: int, index: int, device: torch.device) -> None:
+    """Seed the generators of the CPU and of `device` for the micro-batch `index` of a step.
 
     torch.manual_seed gives the same numbers, and formats the stack for every kind of device that
     is not in use: milliseconds for each micro-batch.
     """
-    torch.default_generator.manual_seed(seed)
+    digest = hashlib.blake2b(f"{seed} {step} {index}".encode(), digest_size=8).digest()
+    own_seed = int.from_bytes(digest, "little") >> 1
+    torch.default_generator.manual_seed(own_seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+        torch.cuda.manual_seed(own_seed)
 
 
 class Engine:
@@ -209,7 +205,7 @@ class Engine:
         self._deepspeed.train()
         for number, batch in enumerate(micro_batches, start=1):
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
-            _seed_generators(dropout_seed(seed, step, batch.index), self.device)
+            _seed_dropout(seed, step, batch.index, self.device)
             losses = objective.loss(self._deepspeed, batch.to(self.device))
             self._deepspeed.backward((losses * factors).sum(), scale_wrt_gas=False)
             sums += losses.detach()

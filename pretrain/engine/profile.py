@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ class Profiler:
     """Traces one window of an attempt's steps."""
 
     def __init__(
-        self, window: Sequence[int], run: Path, attempt: int, say: Callable[[str], object]
+        self,
+        window: Sequence[int],
+        run: Path,
+        attempt: int,
+        say: Callable[[str], object],
+        writing: Callable[[int], AbstractContextManager[object]],
     ) -> None:
         """Trace nothing yet.
 
@@ -30,25 +36,18 @@ class Profiler:
             run: the run's folder.
             attempt: its number.
             say: receives messages.
+            writing: given the number of updates done; entered while a trace is written.
         """
-        self._window, self._say = range(*(window or (0,))), say
+        self._window, self._say, self._writing = range(*(window or (0,))), say, writing
         self._folder, self._attempt = run / FOLDER, attempt
         self._profile: Any = None  # torch's has no complete annotations
-        self.steps = 0
-        """Number of updates done."""
+        self._steps = 0
 
-    @property
-    def is_on(self) -> bool:
-        """Whether a trace has begun and not ended."""
-        return self._profile is not None
-
-    def ends(self, steps: int) -> bool:
-        """Whether the trace ends after `steps` updates."""
-        return self.is_on and steps == self._window.stop
-
-    def begin_if_due(self, steps: int) -> None:
-        """Begin the window after `steps` updates, if it is time; call it between any two."""
-        self.steps = steps
+    def advance(self, steps: int) -> None:
+        """Begin or end the window after `steps` updates, if it is time; call it between any two."""
+        self._steps = steps
+        if steps == self._window.stop:
+            self.close()
         if not self._window or steps != self._window.start:
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -62,10 +61,14 @@ class Profiler:
             return
         self._profile = profile
 
-    def end(self, steps: int) -> None:
-        """End the trace after `steps` updates, and write it."""
+    def close(self) -> None:
+        """End the trace that goes on, if one does, and write it, which may take long."""
         profile, self._profile = self._profile, None
-        first = self._window.start
+        if profile:
+            with self._writing(self._steps):
+                self._write(profile, self._window.start, self._steps)
+
+    def _write(self, profile: Any, first: int, steps: int) -> None:  # noqa: ANN401 - torch's
         name = f"attempt-{self._attempt:03d}-steps-{first}-{steps}.pt.trace.json.gz"
         path = self._folder / name
         part = path.with_name(f"part-{name}")

@@ -40,41 +40,32 @@ def run(
     hooks: Sequence[Hook] = (),
     measure: Callable[[float], Mapping[str, float]] = lambda data_seconds: {},
 ) -> int:
-    """Train for `steps`, or until a verdict other than GO_ON.
+    """Train for `steps`, or until a verdict other than GO_ON, and return the verdict.
 
     Args:
         engine: does the update.
         batches: gives each step's micro-batches.
         objective: gives each micro-batch's loss.
-        learning_rate: function of the step.
+        learning_rate: of a step.
         steps: numbers of the updates.
         observers: called on rank 0 with each finished step, in turn until one gives a verdict. It
             stops every rank after that step, before any hook.
         hooks: called on every rank, in turn until one gives a verdict.
         measure: called on every rank before each step, with the seconds that the rank waited for
             its batch; gives `StepRecord.measured`.
-
-    Returns:
-        The verdict: GO_ON after the last step.
     """
     if not steps:
         return GO_ON
-    if engine.rank > 0:
-        observers = ()
-    rank, world_size = engine.rank, engine.world_size
     started = time.perf_counter()
-    micro_batches = batches.micro_batches(steps.start, rank, world_size)
-    data_seconds = time.perf_counter() - started
+    micro_batches, data_seconds = _read(batches, steps.start, engine)
     counts, verdict, measured = exchange(engine, micro_batches, GO_ON, measure(data_seconds))
     for step in steps:
         done, rate, seed = step + 1, learning_rate(step), batches.seed(step)
         digest = micro_batches[0].batch_digest
         losses = engine.backward(micro_batches, objective, counts, seed, step)
         # A GPU still computes the gradient while the next batch is read.
-        asked, micro_batches = time.perf_counter(), ()
-        if done < steps.stop:
-            micro_batches = batches.micro_batches(done, rank, world_size)
-        data_seconds = time.perf_counter() - asked
+        is_last = done == steps.stop
+        micro_batches, data_seconds = ((), 0.0) if is_last else _read(batches, done, engine)
         result = engine.update(losses, objective, counts, rate, step)
         ended = time.perf_counter()
         record = StepRecord(
@@ -89,7 +80,7 @@ def run(
             measured=measured,
         )
         started = ended
-        verdict = _ask(observers, record)
+        verdict = _ask(observers, record) if engine.rank == 0 else GO_ON
         counts, verdict, measured = exchange(engine, micro_batches, verdict, measure(data_seconds))
         if verdict == GO_ON and (due := [h.action for h in hooks if h.is_due(done, steps.stop)]):
             verdict = _ask(due, done)
@@ -97,6 +88,13 @@ def run(
         if verdict != GO_ON:
             return verdict
     return GO_ON
+
+
+def _read(batches: Batches, step: int, engine: StepEngine) -> tuple[Sequence[MicroBatch], float]:
+    """Return what this rank reads in a step, and the seconds that it waited for it."""
+    asked = time.perf_counter()
+    micro_batches = batches.micro_batches(step, engine.rank, engine.world_size)
+    return micro_batches, time.perf_counter() - asked
 
 
 def exchange(

@@ -121,7 +121,7 @@ class StepResult:
 
 
 class StepEngine(Protocol):
-    """An engine as the loop needs it."""
+    """An engine as the loop needs it; engine/engine.py has the one."""
 
     rank: int
     world_size: int
@@ -137,18 +137,7 @@ class StepEngine(Protocol):
         seed: int,
         step: int,
     ) -> Tensor:
-        """Compute the gradient; the host does not wait for the device.
-
-        Args:
-            micro_batches: this rank's.
-            objective: gives the loss of each.
-            counts: tokens, and targets of each term, in the global batch.
-            seed: keys the dropout.
-            step: number of updates before this one.
-
-        Returns:
-            The sum of each term over this rank's targets, in nats: [terms].
-        """
+        """Compute the gradient; the host does not wait for the device."""
 
     def update(
         self,
@@ -158,15 +147,7 @@ class StepEngine(Protocol):
         learning_rate: float,
         step: int,
     ) -> StepResult:
-        """Update the weights with the gradient, and wait for the result.
-
-        Args:
-            losses: what `backward` returned.
-            objective: as in `backward`.
-            counts: as in `backward`.
-            learning_rate: of this update.
-            step: number of updates before this one.
-        """
+        """Update the weights with the gradient, and wait for the result."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,15 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from data_prep.common.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.loop.protocols import GO_ON, StepRecord
 from pretrain.records import control, heartbeat
-
-T = TypeVar("T")
 
 
 class SupervisorClient:
@@ -45,18 +42,12 @@ class SupervisorClient:
         """Report on rank 0 that the set-up has made progress."""
         self._beat(heartbeat.INIT, 0)
 
-    def in_stage(
-        self, stage: str, action: Callable[[int], T], after: str = heartbeat.STEP
-    ) -> Callable[[int], T]:
-        """Wrap `action` so that the heartbeat shows `stage` during it, and `after` after it."""
-
-        def act(step: int) -> T:
-            self._beat(stage, step)
-            result = action(step)
-            self._beat(after, step)
-            return result
-
-        return act
+    @contextlib.contextmanager
+    def stage(self, stage: str, step: int) -> Iterator[None]:
+        """Show a stage other than a step in the heartbeat, after `step` updates."""
+        self._beat(stage, step)
+        yield
+        self._beat(heartbeat.STEP, step)
 
     def verdict(self, record: StepRecord) -> int:
         """Return GO_ON, or the exit code to stop with after a step; an observer of rank 0."""

@@ -33,13 +33,13 @@ class DataPipeline:
         names = segments.source_names[segments.parts.index(segment)]
         data, training = config.data, config.training
         self._corpora = dict(
-            zip(data.named_corpora, map(setup.manifests.__getitem__, names), strict=True)
+            zip(data.named_corpora, map(setup.course.manifests.__getitem__, names), strict=True)
         )
         self._has_several = bool(data.corpora)
         (manifest, *_), corpus = self._corpora.values(), blocks.sources[0].corpus.folder
         vocabulary = Vocabulary(manifest.vocab_size, architecture.vocab_size, corpus)
         objective = config.objective
-        self.objective = objective.build(vocabulary, compiled=setup.compiled)
+        self.objective = objective.build(vocabulary, compiled=setup.environment["compiled"])
         validated = objective.for_validation()
         self._validated = validated.build(vocabulary)
         digests = [manifest.digest() for manifest in self._corpora.values()]

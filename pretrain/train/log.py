@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from data_prep.common.wording import count
-from pretrain.checks import needs
+from pretrain.checks import devices, needs
 from pretrain.config.load import public
 from pretrain.data.batches import validation_note
 from pretrain.loop.protocols import StepRecord
@@ -94,14 +94,13 @@ class RunLog:
     def _announcement(self) -> Iterator[str]:
         """Lines that say what the attempt is, each short enough for a screen."""
         setup, config, start = self._setup, self._config, self._start
-        table = setup.model.encoder.embeddings.tokens
-        padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
         yield (
             f"attempt {start.attempt}: {config.model.variant} {config.model.size}, "
-            f"{setup.parameters - padding:,} parameters, {start.share_of_tokens:.1%} of the "
-            f"corpus, steps {start.step} to {config.training.steps}, "
+            f"{needs.parameters(setup.architecture):,} parameters, "
+            f"{setup.blocks.share_of_tokens:.1%} of the corpus, "
+            f"steps {start.step} to {config.training.steps}, "
             f"{count(setup.group.world_size, 'rank')} ({setup.process.device}, "
-            f"{config.training.deepspeed}, {setup.backend})"
+            f"{config.training.deepspeed}, {setup.environment['attention_backend']})"
         )
         shares = start.order.mixture.shares(setup.segments.sizes.first_block(start.step))
         for corpus, share in zip(start.corpora, shares, strict=True):
@@ -137,13 +136,10 @@ class RunLog:
         counts = zip(*map(start.order.mixture.counts, places), strict=True)
         drawn = zip((corpus["name"] for corpus in start.corpora), counts, strict=True)
         blocks = {f"{BLOCKS}{name}": end - first for name, (first, end) in drawn if name}
-        return figures(
-            record,
-            positions,
-            {**self.watch.deviations(record), **blocks},
-            flops * positions,
-            self._setup.peak_flops,
-        )
+        kind = devices.kind_of(self._setup.environment["accelerator"])
+        peak = devices.DEVICES[kind].flops * self._setup.group.world_size if kind else None
+        counted = {**self.watch.deviations(record), **blocks}
+        return figures(record, positions, counted, flops * positions, peak)
 
     def _compare_with(self, recorded: float, record: StepRecord) -> None:
         """Warn if the loss of the attempt's first step is not the one that was recorded before."""

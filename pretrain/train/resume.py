@@ -1,12 +1,13 @@
 """The beginning of an attempt: what it continues from, and what it writes before the first step.
 
-Rank 0 does this after all ranks have verified the checkpoints.
+Rank 0 does this: `enter` before the checkpoints are verified, `begin` after all ranks have.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,17 @@ from typing import Any
 from data_prep import tokenizer as tokenizers
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import write_json
+from pretrain.checks import resume as resume_checks
+from pretrain.config.deepspeed import check_same_state
 from pretrain.config.load import RUN_FILE, dump
 from pretrain.config.run import RunConfig
 from pretrain.data.order import Order
-from pretrain.records import checkpoints, folder, ledger
-from pretrain.records.segments import RECIPES, Course
+from pretrain.model.config import ModelConfig
+from pretrain.records import checkpoints, control, folder, ledger
+from pretrain.records import segments as run_segments
+from pretrain.records.checkpoints import ResumePoint
+from pretrain.records.segments import RECIPES, Course, corpora_of, order_of
+from pretrain.spikes.policy import max_checkpoints_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +43,6 @@ class ResumeState:
     """The run's, before the attempt."""
     order: Order
     """The order of blocks that `state` leads to."""
-    share_of_tokens: float
-    """Share of the training splits' tokens that the blocks hold."""
     checkpoint_size: int
     """Bytes of a checkpoint; before the first one, an upper bound."""
     corpora: Sequence[Mapping[str, Any]]
@@ -47,6 +52,77 @@ class ResumeState:
     def seed(self) -> int:
         """The seed in force from the first step on."""
         return self.state.seeds_by_step[-1][1]
+
+
+def enter(course: Course, architecture: ModelConfig) -> tuple[ledger.RunState, str]:
+    """Lock the run and record how it goes on; returns its state and this attempt's token.
+
+    Raises:
+        ValueError: another attempt trains it or has been ordered, or a file of its corpora differs.
+    """
+
+    def copy() -> dict[str, object]:
+        from pretrain.convert import init_from
+
+        manifest, *_ = course.manifests.values()
+        return init_from.copy_initial_model(course.config, architecture, manifest)
+
+    run, token = Path(course.config.folder), control.token_of(os.environ)
+    control.check_not_superseded(run, token)
+    folder.lock(run)
+    folder.check_corpora(course.segments, course.manifests)
+    run_segments.begin(course, copy if course.config.model.init_from else None)
+    state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
+    if reason := folder.reject_damaged_result(run, state):
+        sys.stdout.write(f"the last checkpoint is damaged, its steps are done again: {reason}\n")
+        state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
+    return state, token or secrets.token_hex(8)
+
+
+def begin(
+    course: Course,
+    architecture: ModelConfig,
+    settings: Mapping[str, Any],
+    point: ResumePoint,
+    token: str,
+    size: int,
+    hosts: Sequence[str],
+    environment: Mapping[str, Any],
+) -> ResumeState:
+    """Check what the attempt continues from, and write down that it begins.
+
+    Args:
+        course: of the run.
+        architecture: of the model.
+        settings: DeepSpeed's.
+        point: the checkpoint that it continues from.
+        token: of the attempt.
+        size: upper bound on the bytes of a checkpoint.
+        hosts: of each rank.
+        environment: versions and machine.
+
+    Raises:
+        ValueError: the checkpoint is of another model, history or arithmetic; the newest attempt
+            ended in a spike that was not answered; or the disk has no room for the checkpoints that
+            may be kept.
+    """
+    config, run = course.config, Path(course.config.folder)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
+    state, (order, sizes) = ledger.run_state(records), order_of(records)
+    if point.manifest:
+        size = checkpoints.size_of(point.manifest)
+        before = order.identity(sizes.first_block(point.step))
+        resume_checks.check_checkpoint(point.manifest, point.step, architecture, before)
+        saved = point.manifest["deepspeed"]
+        check_same_state(config.training.deepspeed, settings, saved, point.step)
+    check_no_open_spike(config, state)
+    launched, number = control.read_control_file(run), state.next_attempt
+    if launched and launched.token == token:
+        number = launched.attempt
+    start = ResumeState(number, token, point.step, state, order, size, corpora_of(records))
+    _remove_rejected(config, start, point)
+    _record(course, settings, start, hosts, environment)
+    return start
 
 
 def check_no_open_spike(config: RunConfig, state: ledger.RunState) -> None:
@@ -63,55 +139,40 @@ def check_no_open_spike(config: RunConfig, state: ledger.RunState) -> None:
         )
 
 
-def begin(
+def _remove_rejected(config: RunConfig, start: ResumeState, point: ResumePoint) -> None:
+    """Record what was rejected, delete what no longer counts, and check that the rest fits."""
+    run = Path(config.folder)
+    for step, reason in point.rejected.items():
+        sys.stdout.write(f"checkpoint of step {step} rejected: {reason}\n")
+        ledger.append(run / ledger.FILE_NAME, "reject", step=step, reason=reason)
+    kept = {*start.state.checkpoints} - {*point.rejected}
+    # A checkpoint that could not be read may be intact: it stays until the next commit.
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
+    unproven = {r["step"] for r in records if r["kind"] == "reject"} - point.damaged
+    checkpoints.remove(run, kept | unproven, lambda text: sys.stdout.write(f"{text}\n"))
+    # One more than are kept: the oldest is deleted after the newest is committed.
+    missing = max(1, max_checkpoints_kept(config) + 1 - len(kept))
+    checkpoints.check_disk_space(run, missing, start.checkpoint_size)
+
+
+def _record(
     course: Course,
     settings: Mapping[str, Any],
     start: ResumeState,
-    resume_point: checkpoints.ResumePoint,
     hosts: Sequence[str],
-    most_kept: int,
     environment: Mapping[str, Any],
 ) -> None:
-    """Write down that an attempt begins, with which settings and from which step.
-
-    Args:
-        course: of the run.
-        settings: DeepSpeed's.
-        start: how the attempt begins.
-        resume_point: the checkpoint that it continues from.
-        hosts: of each rank.
-        most_kept: upper bound on the checkpoints that are kept at once.
-        environment: versions and machine.
-
-    Raises:
-        ValueError: the newest attempt ended in a spike that was not answered, or the disk has no
-            room for the checkpoints that may be kept.
-    """
-    config = course.config
-    check_no_open_spike(config, start.state)
-    run = Path(config.folder)
-    path = run / ledger.FILE_NAME
-    for step, reason in resume_point.rejected.items():
-        sys.stdout.write(f"checkpoint of step {step} rejected: {reason}\n")
-        ledger.append(path, "reject", step=step, reason=reason)
-    kept = {*start.state.checkpoints} - {*resume_point.rejected}
-    # A checkpoint that could not be read may be intact: it stays until the next commit.
-    records = ledger.read_ledger(path)
-    rejected = {r["step"] for r in records if r["kind"] == "reject"}
-    unproven = rejected - resume_point.damaged
-    checkpoints.remove(run, kept | unproven, lambda text: sys.stdout.write(f"{text}\n"))
-    # One more than are kept: the oldest is deleted after the newest is committed.
-    missing = max(1, most_kept + 1 - len(kept))
-    checkpoints.check_disk_space(run, missing, start.checkpoint_size)
-    recipe = next(r["recipe"] for r in reversed(records) if "recipe" in r)
+    """Write the recipe, the settings and the environment, and the attempt into the ledger."""
+    run = Path(course.config.folder)
+    recipe = next(r["recipe"] for r in reversed(start.state.segments) if "recipe" in r)
     for name in (RUN_FILE, f"{RECIPES}/{recipe}.yaml"):
-        dump(config, run / name)
+        dump(course.config, run / name)
     write_json(run / "deepspeed.json", settings)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_json(run / folder.ENVIRONMENT, {**environment, "started": started})
     tokenizers.load(Path(course.segments.sources[0].path)).save(run / "tokenizer.json")
     ledger.append(
-        path,
+        run / ledger.FILE_NAME,
         "attempt",
         attempt=start.attempt,
         token=start.token,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from pretrain.config.load import public
 from pretrain.records import checkpoints, ledger
 from pretrain.spikes.policy import checkpoints_to_keep
 from pretrain.train.log import RunLog
@@ -27,9 +28,8 @@ class Saver:
             log: used on rank 0.
             write: writes this rank's part below a folder (`Engine.save`).
         """
-        self._segments, self._start, self._group = setup.segments, setup.start, setup.group
-        self._run, self._facts = setup.run_folder, setup.facts
-        self._log, self._write = log, write
+        self._setup, self._start, self._group = setup, setup.start, setup.group
+        self._run, self._log, self._write = setup.run_folder, log, write
 
     def save(self, step: int) -> None:
         """Save after `step` updates.
@@ -49,6 +49,30 @@ class Saver:
         )
         self._group.on_rank_0(lambda: self._commit(step))
 
+    def _facts(self, step: int) -> dict[str, object]:
+        """What a reader of a checkpoint needs to know without the run's folder."""
+        setup, order = self._setup, self._start.order
+        blocks = setup.segments.sizes.first_block(step)
+        manifest, *_ = setup.course.manifests.values()
+        return {
+            "architecture": setup.architecture.to_dict(),
+            "recipe": public(setup.config),
+            "deepspeed": setup.settings,
+            "ranks": self._group.world_size,
+            "lineage": order.identity(blocks),
+            "position": {
+                "blocks": blocks,
+                "epoch": order.epoch(blocks),
+                "learning_rate": setup.learning_rate(step),
+            },
+            "corpus": {
+                "tokenizer_digest": manifest.tokenizer_digest,
+                "vocab_size": manifest.vocab_size,
+            },
+            "corpora": self._start.corpora,
+            "environment": setup.environment,
+        }
+
     def _prepare(self, step: int) -> None:
         self._log.sync(step)
         checkpoints.check_disk_space(self._run, 1, self._start.checkpoint_size)
@@ -67,7 +91,7 @@ class Saver:
         """Delete the checkpoints that neither the recipe nor a possible rollback needs."""
         records = ledger.read_ledger(self._run / ledger.FILE_NAME)
         steps = ledger.run_state(records).checkpoints
-        keep = checkpoints_to_keep(records, step, self._segments.at(step - 1).config)
+        keep = checkpoints_to_keep(records, step, self._setup.segments.at(step - 1).config)
         for old in steps:
             if old not in keep:
                 self._log.record("delete", step=old)

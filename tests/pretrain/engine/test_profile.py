@@ -1,5 +1,6 @@
 """Traces of chosen steps."""
 
+import contextlib
 import gzip
 import json
 
@@ -14,16 +15,13 @@ from pretrain.engine.profile import Profiler
 def traced(tmp_path, window, steps=range(8)):
     """Files after steps with a matrix product each, and what was said."""
     said = []
-    one = Profiler(window, tmp_path, 1, said.append)
+    one = Profiler(window, tmp_path, 1, said.append, contextlib.nullcontext)
     for step in steps:
-        one.begin_if_due(step)
+        one.advance(step)
         with torch.profiler.record_function(f"step {step}"):
             torch.ones(8, 8) @ torch.ones(8, 8)
-        if one.ends(step + 1):
-            one.end(step + 1)
-    one.begin_if_due(steps.stop)
-    if one.is_on:
-        one.end(one.steps)
+    one.advance(steps.stop)
+    one.close()
     return sorted((tmp_path / profile.FOLDER).glob("*")), said
 
 

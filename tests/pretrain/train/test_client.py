@@ -27,15 +27,15 @@ def stage(run):
 def test_hooks_are_stages_of_their_own_and_steps_the_rest(tmp_path):
     client = SupervisorClient(tmp_path, "t", 0, last_step=10)
     assert stage(tmp_path) == "init"
-    seen = []
-    client.in_stage("save", lambda step: seen.append((step, stage(tmp_path))))(4)
-    assert seen == [(4, "save")]
+    with client.stage("save", 4):
+        assert stage(tmp_path) == "save"
     assert stage(tmp_path) == "step"
 
 
 def test_other_ranks_say_nothing_and_do_their_work(tmp_path):
     client, seen = SupervisorClient(tmp_path, "t", 1, last_step=10), []
-    client.in_stage("save", seen.append)(4)
+    with client.stage("save", 4):
+        seen.append(4)
     assert seen == [4]
     assert heartbeat.read_heartbeat(tmp_path, "t") == heartbeat.NO_BEAT
 

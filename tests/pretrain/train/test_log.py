@@ -28,7 +28,7 @@ def log(tmp_path):
         micro_batch_size=1,
     )
     state = ledger.run_state(ledger.read_ledger(path))
-    start = ResumeState(1, "t", 0, state, Lineage.begin(10, 1), 1.0, 100, [])
+    start = ResumeState(1, "t", 0, state, Lineage.begin(10, 1), 100, [])
     config = RunConfig(folder=str(tmp_path))
     attempt = {"config": config, "segments": config.segments, "start": start}
     return RunLog(SimpleNamespace(run_folder=tmp_path, **attempt))
@@ -99,7 +99,7 @@ def test_the_loss_to_repeat_is_that_of_the_same_seed_and_micro_batches(
         for attempt, size in sizes.items()
     ]
     state = ledger.run_state([{"kind": "segment", "why": "start", "step": 0, "seed": seed}])
-    start = ResumeState(4, "t", step, state, Lineage.begin(10, seed), 1.0, 0, [])
+    start = ResumeState(4, "t", step, state, Lineage.begin(10, seed), 0, [])
     found = recorded_loss(LINES, records, start, micro_batch_size)
     assert found == pytest.approx(expected, nan_ok=True)
     # Another recipe has other losses from its step on.

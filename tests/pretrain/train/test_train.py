@@ -602,8 +602,9 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_its_files_stay(
             return fingerprint(path)
 
         def looked(*arguments):
-            begin(*arguments)
+            begun = begin(*arguments)
             seen.write_text(str([*unreadable.iterdir()]))
+            return begun
 
         checkpoints.fingerprint, resume.begin = fails, looked
 
