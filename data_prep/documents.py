@@ -25,8 +25,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from data_prep.compressed import DamagedInput, beginning, kind_of, open_stream
-from data_prep.fields import MISSING, SUBSET_KEY, TEXT_KEY, UNKNOWN_SUBSET, Fields
-from data_prep.inputs import ACCEPTED, Input, naming_input, split_dataset, split_prefix, suffix
+from data_prep.fields import (
+    BLANK_LINES,
+    MISSING,
+    NO_SEPARATOR,
+    SUBSET_KEY,
+    TEXT_KEY,
+    UNKNOWN_SUBSET,
+    Fields,
+)
+from data_prep.inputs import (
+    ACCEPTED,
+    Input,
+    layout_of,
+    naming_input,
+    split_dataset,
+    split_prefix,
+    suffix,
+)
 from data_prep.json_lines import BadLine, parse
 
 if TYPE_CHECKING:
@@ -79,6 +95,7 @@ def read_documents(
     damages: list[str] | None = None,
     text_key: str = TEXT_KEY,
     subset_key: str = SUBSET_KEY,
+    document_separator: str = BLANK_LINES,
 ) -> Records:
     """Read one input.
 
@@ -89,6 +106,8 @@ def read_documents(
         text_key: Key of the text in objects of JSON, and rows of tables. Dots separate the keys of
             nested objects.
         subset_key: Key of the subset; a record without it is of the subset "unknown".
+        document_separator: What separates the documents of a .txt file: `BLANK_LINES`, the text of
+            a line, or `NO_SEPARATOR`.
 
     Raises:
         ValueError: The input is missing or of an unknown kind; while reading: its content does not
@@ -97,7 +116,8 @@ def read_documents(
     """
     prefix, place = split_prefix(source)
     name = str(source) if prefix == "datasets" else str(Path(place))
-    fields, reader = Fields(name, text_key, subset_key), reader_of(source)
+    fields = Fields(name, text_key, subset_key, document_separator)
+    reader = reader_of(source)
 
     def records() -> Records:
         try:
@@ -136,6 +156,14 @@ def reader_of(source: Input) -> Callable[[Fields], Records]:
             f"{source}: is UTF-16; accepted: UTF-8, as `iconv -f UTF-16 -t UTF-8` writes"
         )
     return partial(reader, path)
+
+
+def how_divided(inputs: Iterable[Input], document_separator: str) -> Iterator[str]:
+    """Yield a line that says what separates the documents of .txt files, if there are any."""
+    if any(layout_of(source) == ".txt" for source in inputs):
+        is_one = document_separator == NO_SEPARATOR
+        how = "is one document" if is_one else f"has documents separated by {document_separator}"
+        yield f"a .txt file {how} (see --document-separator)"
 
 
 def content_share(text: bytes, purpose: str) -> float:
@@ -198,14 +226,28 @@ def _read_jsonl(path: Path, fields: Fields) -> Records:
 
 
 def _read_text(path: Path, fields: Fields) -> Records:
+    separator = None if fields.document_separator == NO_SEPARATOR else fields.document_separator
+    end = b"" if separator == BLANK_LINES else separator and separator.strip().encode()
+    first, held, size_bytes = 1, list[bytes](), 0
+
+    def document() -> Document | Reject:
+        text = b"".join(held).strip() if size_bytes <= _LARGEST_RECORD_BYTES else size_bytes
+        return _judge_text(text, fields.source, first)
+
     with open_stream(path) as stream:
-        content = stream.read(_LARGEST_RECORD_BYTES + 1)
-        size_bytes = len(content)
-        while rest := stream.read(_BUFFER_BYTES):  # damage of a compressed file may show at its end
-            size_bytes += len(rest)
-    is_too_large = size_bytes > _LARGEST_RECORD_BYTES
-    text = size_bytes if is_too_large else content.removeprefix(_BYTE_ORDER_MARK)
-    yield _judge_text(text, fields.source, 1)
+        for number, line in _lines(stream):
+            if isinstance(line, bytes) and line.strip() == end:
+                if size_bytes:
+                    yield document()
+                first, held, size_bytes = number + 1, [], 0
+                continue
+            size_bytes += line if isinstance(line, int) else len(line)
+            if size_bytes > _LARGEST_RECORD_BYTES:
+                held.clear()
+            elif isinstance(line, bytes):
+                held.append(line)
+    if size_bytes:
+        yield document()
 
 
 def _read_lines(path: Path, fields: Fields) -> Records:

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 TEXT_KEY = "text"
 SUBSET_KEY = "meta.pile_set_name"
 UNKNOWN_SUBSET = "unknown"
+BLANK_LINES = "blank-lines"
+NO_SEPARATOR = "none"
+"""Values of `--document-separator`; another one is the text of a line."""
 MISSING = object()
 """What `value_of` returns if a record does not have the key."""
 _MOST_NAMES = 20  # in a message
@@ -22,11 +25,15 @@ def parse_key(text: str) -> str:
     return text
 
 
-def add_text_key(parser: argparse.ArgumentParser) -> None:
-    """Add `--text-key`."""
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--text-key` and `--document-separator`."""
     text = "key of the text in JSON objects, or column of tables; dots separate the keys of nested "
     text += "objects, as in data.text (default: %(default)s)"
     parser.add_argument("--text-key", type=parse_key, default=TEXT_KEY, metavar="KEY", help=text)
+    between = f"what separates the documents of a .txt file: {BLANK_LINES}, the text of a line, "
+    between += f"such as '<|endoftext|>', or {NO_SEPARATOR}: the file is one (default: %(default)s)"
+    add = parser.add_argument
+    add("--document-separator", default=BLANK_LINES, metavar="LINE", help=between)
 
 
 def value_of(record: object, key: str) -> object:
@@ -42,9 +49,16 @@ def value_of(record: object, key: str) -> object:
 class Fields:
     """Takes the text and the subset of each record of one input, and finds keys that none has."""
 
-    def __init__(self, source: str, text_key: str = TEXT_KEY, subset_key: str = SUBSET_KEY) -> None:
+    def __init__(
+        self,
+        source: str,
+        text_key: str = TEXT_KEY,
+        subset_key: str = SUBSET_KEY,
+        document_separator: str = BLANK_LINES,
+    ) -> None:
         """Start an input, which messages name as `source`."""
         self.source = source
+        self.document_separator = document_separator
         self.text_key = text_key
         self.subset_key = subset_key
         self._names: dict[str, None] = {}

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import check_format, strict_json, write_atomically
 from data_prep.common.records import decode
-from data_prep.fields import SUBSET_KEY, TEXT_KEY
+from data_prep.fields import BLANK_LINES, SUBSET_KEY, TEXT_KEY
 from data_prep.inputs import Input
 
 FORMAT_VERSION = 1
@@ -40,6 +40,7 @@ class Settings:
     unit: Literal["document", "sentence"] = "document"  # what one sequence of the binaries is
     text_key: str = TEXT_KEY  # of JSON objects and tables; dots separate the keys of nested objects
     subset_key: str = SUBSET_KEY
+    document_separator: str = BLANK_LINES  # of .txt files
     subset: str = ""  # the only subset whose documents are kept; empty: all are
     filters: list[str] = field(default_factory=list)  # the user's own, package.module:function
 

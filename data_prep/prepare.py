@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
+from data_prep.documents import how_divided
 from data_prep.engines import ENGINES, WorkerDied
-from data_prep.fields import SUBSET_KEY, add_text_key, parse_key
+from data_prep.fields import SUBSET_KEY, add_reading_arguments, parse_key
 from data_prep.inputs import add_input_argument, find_inputs
 from data_prep.manifest import CorpusManifest, Settings
 from data_prep.run import prepare
@@ -27,7 +28,7 @@ from data_prep.summary import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_input_argument(parser)
-    add_text_key(parser)
+    add_reading_arguments(parser)
     add = parser.add_argument
     key = "key of the name of a document's subset, like --text-key (default: %(default)s, where "
     key += "there is one)"
@@ -77,10 +78,10 @@ def run(options: argparse.Namespace) -> int:
     options.unit = "sentence" if options.sentences else "document"
     names = {field.name for field in fields(Settings)}
     settings = Settings(**{name: each for name, each in vars(options).items() if name in names})
-    started = time.monotonic()
+    inputs, started = find_inputs(options.input), time.monotonic()
     try:
         manifest = prepare(
-            find_inputs(options.input),
+            inputs,
             options.output,
             options.tokenizer,
             settings,
@@ -93,6 +94,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.parser.prog}: error: {error}", file=sys.stderr)
         return EXIT_FAILED
     for line in _summary(options.output, manifest, time.monotonic() - started):
+        print(line)
+    for line in how_divided(inputs, settings.document_separator):
         print(line)
     for text in warnings(manifest):
         print(f"{options.parser.prog}: warning: {text}", file=sys.stderr)

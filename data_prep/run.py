@@ -5,12 +5,12 @@ Shards that an earlier, killed run has finished are kept.
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from data_prep import manifest as records
 from data_prep.common.arguments import check_workers
-from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, lock
+from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, check_new, lock
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES
 from data_prep.filters import own_filter
@@ -22,11 +22,14 @@ from data_prep.shard import existing_manifest, prepare_shard
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import load
 
+_LOCK = ".lock"
+"""In a corpus folder, from the beginning of its first prepare on."""
+_SHARDS = "shards/shard-*.json"
 _FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
 # The manifest is removed first: a folder without it is not a corpus, whatever else is left.
 _OUTPUTS = (
     records.FILE_NAME,
-    "shards/shard-*.json",
+    _SHARDS,
     *(f"{split}/shard-*" for split in SPLITS),
     TOKENIZER_FILE,
 )
@@ -57,13 +60,15 @@ def prepare(
         overwrite: First remove what an earlier prepare left in `output`.
 
     Raises:
-        ValueError: The inputs are invalid, the corpus was made with other settings, another prepare
-            is running, or no document was kept.
+        ValueError: The inputs are invalid, `output` holds something else, the corpus was made with
+            other settings, another prepare is running, or no document was kept.
         WorkerDied: A worker process was killed.
     """
     check_workers(workers)
     for name in settings.filters:
         own_filter(name)  # refuses before anything is written
+    if not overwrite and not any((output / name).exists() for name in (_LOCK, "shards")):
+        check_new(output)
     tokenizer = load(tokenizer_path)
     tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
     output.mkdir(parents=True, exist_ok=True)
@@ -77,7 +82,14 @@ def prepare(
         _remove(output, records.FILE_NAME)
         tokenizer.save(output / TOKENIZER_FILE)
         missing = [task for task in tasks if task.index not in shards]
-        shards |= _make(missing, engine, workers)
+        try:
+            shards |= _make(missing, engine, workers)
+        finally:
+            if not any(output.glob(_SHARDS)):  # it failed, and left nothing to go on from
+                _remove(output, TOKENIZER_FILE, _LOCK)
+                for folder in reversed(_FOLDERS):
+                    with suppress(OSError):  # it is missing, or holds something else
+                        (output / folder).rmdir()
         corpus = merge([shards[task.index] for task in tasks], tokenizer, output)
         records.write_record(output / records.FILE_NAME, corpus)
         return corpus
@@ -123,7 +135,7 @@ def _locked(output: Path) -> Iterator[None]:
         ValueError: Another run holds the lock.
     """
     try:
-        held = lock(output / ".lock", "another prepare is at work")
+        held = lock(output / _LOCK, "another prepare is at work")
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

@@ -74,7 +74,8 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
     damages: list[str] = []
     settings = task.settings
     kept_damages = damages if settings.damaged == "keep" else None
-    records = read_documents(task.input, kept_damages, settings.text_key, settings.subset_key)
+    keys = (settings.text_key, settings.subset_key, settings.document_separator)
+    records = read_documents(task.input, kept_damages, *keys)
     try:
         for batch in _batches(shard.take_documents(filtered(records, settings))):
             texts = [document.text for document in batch]

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.documents import Document, Reject, read_documents
-from data_prep.fields import add_text_key
+from data_prep.common.files import check_new
+from data_prep.documents import Document, Reject, how_divided, read_documents
+from data_prep.fields import add_reading_arguments
 from data_prep.inputs import add_input_argument, find_inputs
 from data_prep.tokenizer import FILE_NAME, Tokenizer, train, train_characters, train_unigram
 
@@ -14,7 +15,7 @@ from data_prep.tokenizer import FILE_NAME, Tokenizer, train, train_characters, t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_input_argument(parser)
-    add_text_key(parser)
+    add_reading_arguments(parser)
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--vocab-size", type=int, help="number of ids, including special tokens")
     kind.add_argument("--characters", action="store_true", help="use one id per character instead")
@@ -29,12 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     file = options.output if options.output.suffix == ".json" else options.output / FILE_NAME
+    check_new(options.output)
     inputs = find_inputs(options.input)
     counts: Counter[type] = Counter()
 
     def texts() -> Iterator[str]:
         for path in inputs:
-            for record in read_documents(path, text_key=options.text_key):
+            for record in read_documents(
+                path, text_key=options.text_key, document_separator=options.document_separator
+            ):
                 counts[type(record)] += 1
                 if isinstance(record, Document):
                     yield record.text
@@ -47,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
     if options.vocab_size and tokenizer.vocab_size < options.vocab_size:
         print(f"too little text for {options.vocab_size} ids: the vocabulary has fewer")
     print(f"{file}: {tokenizer.vocab_size} ids from {used:,} documents ({rejected:,} rejected)")
+    for line in how_divided(inputs, options.document_separator):
+        print(line)
     return 0
 
 

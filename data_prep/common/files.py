@@ -139,6 +139,18 @@ def retried(action: Callable[[], T], sleep: Callable[[float], object] = time.sle
     return action()
 
 
+def check_new(output: Path) -> None:
+    """Refuse an output that exists, unless it is an empty folder.
+
+    Raises:
+        ValueError: `output` is a file, or a folder that is not empty.
+    """
+    if output.is_dir() and any(output.iterdir()):
+        raise ValueError(f"{output}: is not empty; choose a new folder")
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output}: exists; choose a new name")
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `folder` when the block ends without an error.
@@ -146,8 +158,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         ValueError: `folder` is a file, or is not empty.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"{folder}: is not empty; choose a new folder")
+    check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(folder)
     partial.mkdir()

@@ -18,7 +18,7 @@ COMMANDS = ("sample", "train-tokenizer", "prepare", "inspect", "verify")
 
 
 PREPARE = "prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t"
-TRAIN = "train-tokenizer --input {h}/in/* --output {h}/x"
+TRAIN = "train-tokenizer --input {h}/in/* --output {h}/v"
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +84,8 @@ def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("prepare --input {h}/in/* --output {h}/in --tokenizer {h}/t", "{h}/in: is not empty"),
+        (TRAIN.replace("{h}/v", "{h}/t") + " --vocab-size 300", "{h}/t: is not empty"),
         ("prepare --input {h}/no/* --output {h}/x --tokenizer {h}/t", "--input {h}/no/*: no such"),
         ("prepare --input {h}/in --output {h}/x --tokenizer {h}/t", "{h}/in: is of unknown"),
         ("prepare --input {h}/in/* --output {h}/x --tokenizer gpt3", "gpt3: no such file"),

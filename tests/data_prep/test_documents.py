@@ -205,14 +205,26 @@ def test_memory_is_bounded_for_a_line_without_end(tmp_path):
     assert found.stdout == "['too-large', 'kept']\n"
 
 
-def test_text_file_is_one_document(tmp_path):
-    good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
-    good.write_text("first line\n\nsecond\n")
-    bad.write_bytes(b"\xff")
-    assert list(read_documents(good)) == [
-        Document("first line\n\nsecond\n", "unknown", str(good), 1)
-    ]
-    assert list(read_documents(bad)) == [Reject("bad-utf8", "unknown", str(bad), 1, 1)]
+@pytest.mark.parametrize(
+    ("separator", "expected"),
+    [
+        ("blank-lines", [("one\n two", 2), ("three\n<|end|>\nfour", 6)]),
+        ("<|end|>", [("one\n two\n\n \nthree", 1), ("four", 8)]),
+        ("none", [("one\n two\n\n \nthree\n<|end|>\nfour", 1)]),
+    ],
+)
+def test_documents_of_a_text_file_are_separated_as_the_user_says(tmp_path, separator, expected):
+    file = tmp_path / "a.txt"
+    file.write_text("\none\n two\n\n \nthree\n<|end|>\nfour\n", encoding="utf-8-sig")
+    found = read_documents(file, document_separator=separator)
+    assert [(each.text, each.line) for each in found] == expected
+
+
+def test_a_bad_document_of_a_text_file_costs_no_other(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"\xff\n\ngood")
+    bad, good = read_documents(file)
+    assert (bad, good.text) == (Reject("bad-utf8", "unknown", str(file), 1, 1), "good")
 
 
 def test_rows_of_parquet_files_and_dataset_folders_are_documents(tmp_path):
