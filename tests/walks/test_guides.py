@@ -25,11 +25,8 @@ PAGES = [
     ROOT / "README.md",
 ]
 SMALLER = {
-    "--vocab-size 50265": "--vocab-size 2000",
-    "--workers 16": "--workers 2",
-    "supervise pile-base-fast model": "supervise small training.steps=40 "
-    "schedule.warmup_steps=10 model",
-    "--lengths 2048,4096": "--lengths 64,128",
+    "--vocab-size 8000": "--vocab-size 2000",
+    "supervise small data": "supervise small training.steps=40 schedule.warmup_steps=10 data",
     "--tasks all --seeds 1-3": "--tasks RTE",
     "--tasks CoLA,RTE --seeds 1-2": "--tasks CoLA,RTE --seeds 1 epochs=2",
 }
@@ -120,8 +117,8 @@ def test_the_commands_of_a_page_work(page: Path, workspace: Path, installed: Pat
     where = "python -c 'import finetune, pretrain; print(finetune.__path__, pretrain.__path__)'"
     assert run(where, folder, installed).count(str(installed)) == 2
     if page.name == "README.md":
-        folder = workspace / "from-the-pile"
-        shutil.copytree(workspace / "text", folder / "pile")
+        folder = workspace / "own-text"
+        shutil.copytree(workspace / "text", folder / "text")
         shutil.copytree(workspace / "GLUE", folder / "GLUE")
         shutil.copy(workspace / "reviews.csv", folder)
     for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.M | re.S):
