@@ -35,7 +35,7 @@ TOKEN_VARIABLE = "ZEROCLAP_ATTEMPT"
 """Environment variable of an attempt's processes: the token of the attempt."""
 
 _SAME_REQUEST_SECONDS = 3.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RUN, STOP, EXIT = "run", "stop", "exit"
 
 
@@ -157,7 +157,8 @@ def stop_requested(run: Path, token: str) -> bool:
 class StopRequests:
     """Counts how often a supervisor or an agent was asked to stop.
 
-    A request is a SIGTERM, a SIGUSR1, or the SIGHUP of a closed terminal (ignored under nohup).
+    A request is Ctrl-C (SIGINT), a SIGTERM, a SIGUSR1, or the SIGHUP of a closed terminal; those
+    that the process was started to ignore, as SIGHUP under nohup, are none.
     Signals within `_SAME_REQUEST_SECONDS` of a request belong to it: Slurm sends one to every
     process of a job step, and the job's script may forward another.
     """

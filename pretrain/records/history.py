@@ -23,7 +23,7 @@ def sentences(records: Sequence[Record]) -> list[tuple[Record, str]]:
 def since_last_attempt(records: Sequence[Record]) -> list[str]:
     """Sentences about what happened between the beginnings of the last two attempts."""
     begun = [number for number, r in enumerate(records) if r["kind"] == "attempt"]
-    kinds = ("crash", "hang", "preempted", "interrupted", "segment", "attempt")
+    kinds = ("crash", "hang", "preempted", "segment", "attempt")
     first = begun[-2] + 1 if len(begun) > 1 else 0
     return [text for r, text in sentences(records[first:]) if r["kind"] in kinds]
 
@@ -90,7 +90,6 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
         "segment": _segment,
         "crash": lambda r: f"attempt {r['attempt']} failed: {r['reason']}",
         "hang": lambda r: f"attempt {r['attempt']} hung: {r['reason']}",
-        "interrupted": lambda r: f"attempt {r['attempt']} was interrupted: {r['reason']}",
         "reject": lambda r: f"checkpoint of step {r['step']:,} rejected: {r['reason']}",
         "discontinuity": lambda r: f"WARNING, does not continue at {r['step']:,}: {r['reason']}",
         "preempted": lambda r: f"attempt {r['attempt']} stopped by request at step {r['step']:,}",

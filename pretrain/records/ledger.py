@@ -30,7 +30,7 @@ Record = dict[str, Any]
 FILE_NAME = "ledger.jsonl"
 FORMAT_VERSION = 1
 """Written into the first record; absent: 1."""
-ENDINGS = frozenset({"crash", "hang", "preempted", "interrupted"})
+ENDINGS = frozenset({"crash", "hang", "preempted"})
 """Kinds of records with which the supervisor says how a launch ended."""
 START, SPIKE, USER, FORK = "start", "spike", "user", "fork"
 """Why a segment began: with the run, to roll back from a spike, because the user gave another

@@ -16,7 +16,7 @@ from pretrain.config.sections import SupervisionConfig
 from pretrain.records import failures, ledger
 from pretrain.spikes import policy
 
-CRASH, HANG, PREEMPTED, INTERRUPTED = "crash", "hang", "preempted", "interrupted"
+CRASH, HANG, PREEMPTED = "crash", "hang", "preempted"
 """Kinds of records for the end of a launch, even one whose attempt never began."""
 _MAX_PAUSE = 10.0
 """Seconds."""

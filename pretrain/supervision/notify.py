@@ -11,7 +11,7 @@ from pathlib import Path
 from data_prep.common.files import strict_json
 from pretrain.records.ledger import SPIKE, Record
 
-KINDS = frozenset({"gave-up", "done", "preempted", "interrupted"})
+KINDS = frozenset({"gave-up", "done", "preempted"})
 """The ledger's records that are sent, beside rollbacks."""
 COMMAND_SECONDS = 30.0
 

@@ -103,19 +103,12 @@ class Supervisor:
 
         Raises:
             ValueError: The ledger does not verify, or the run is being trained without supervisor.
-            KeyboardInterrupt: On Ctrl-C, after the run's processes were ended.
         """
         kept = self._agents.kept(self._other_nodes, self._node.address)
         with self._lock, self._stop_requests.counted(), kept:
             processes.adopt_orphans()
             try:
                 code = self._supervise()
-            except KeyboardInterrupt:
-                processes.end_all(self.run_folder)  # of a launch that was not recorded yet
-                with contextlib.suppress(OSError):
-                    self._record_open("interrupted", "the supervisor received SIGINT (Ctrl-C)")
-                    self._release_nodes(EXIT_FAILED)
-                raise
             except OSError as error:
                 self._print(f"stopped: {error}; restart it when this is fixed")
                 code = EXIT_PREEMPTED if self._stop_requests.count else EXIT_FAILED

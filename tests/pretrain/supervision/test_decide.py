@@ -150,7 +150,7 @@ def test_an_attempt_is_open_until_a_record_says_how_it_ended():
     assert open_attempt(of_a_fork) is None
     of_a_fork += records([ATTEMPT])
     assert open_attempt(of_a_fork) == of_a_fork[-1]
-    for last in (crash(), hang(), PREEMPTED, spike(3), DONE, ("interrupted", {})):
+    for last in (crash(), hang(), PREEMPTED, spike(3), DONE):
         begun = records([ATTEMPT, commit(100)])
         assert open_attempt(begun) == begun[0]
         assert open_attempt(records([ATTEMPT, commit(100), last])) is None

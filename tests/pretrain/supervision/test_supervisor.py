@@ -348,12 +348,11 @@ def test_it_stops_without_saving_after_the_time_limit_or_a_second_request(
     assert processes.members(tmp_path) == []
 
 
-def test_ctrl_c_ends_all_processes_and_is_not_a_crash(opened, tmp_path, monkeypatch):
-    interrupts = f"record('attempt'); {SIGNAL.format(number=signal.SIGINT)}time.sleep(60)"
-    Launcher(monkeypatch, interrupts)
-    with pytest.raises(KeyboardInterrupt):
-        supervise(opened, tmp_path, [])
-    assert kinds(tmp_path) == ["attempt", "interrupted"]
+def test_ctrl_c_saves_before_it_stops(opened, tmp_path, monkeypatch):
+    interrupts = SIGNAL.format(number=signal.SIGINT)
+    Launcher(monkeypatch, f"record('attempt'); {interrupts}{WAIT_FOR_REQUEST}")
+    assert supervise(opened, tmp_path, []) == EXIT_PREEMPTED
+    assert kinds(tmp_path) == ["attempt", "commit", "preempted"]
     assert processes.members(tmp_path) == []
 
 
