@@ -2,8 +2,6 @@
 
 import re
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +39,9 @@ def fetch(name: str, patterns: Sequence[str]) -> Path:
 
 def _reason_for_silence(endpoint: str) -> str:
     """Return why a server does not answer, or ""."""
+    import urllib.error
+    import urllib.request
+
     try:
         with urllib.request.urlopen(endpoint, timeout=_SECONDS):
             return ""
