@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from data_prep.common import console
 from data_prep.common.arguments import Command, Parser, program, run_command
 
 
@@ -44,7 +43,6 @@ GROUPS = {"prepare data": {name: _command(name, *texts) for name, texts in _COMM
 """Every command, in the order of `--help`."""
 
 
-@console.survive_broken_pipe()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     return run_command(_parser(), arguments)

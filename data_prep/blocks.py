@@ -26,11 +26,7 @@ def complete(lengths: npt.NDArray[np.integer], block_tokens: int) -> npt.NDArray
 
     Returns:
         int64 [blocks, 2]: the first document of each block and the one after its last.
-
-    Raises:
-        ValueError: block_tokens leaves no room for a document, or a length is below 1.
     """
-    _check(lengths, block_tokens)
     budget = block_tokens - 1
     pieces = []
     first = 0
@@ -74,11 +70,7 @@ def best_fit(
     Returns:
         uint32 [documents that fit]: document indices, block by block; int64 [blocks]: the end of
         each block in that array.
-
-    Raises:
-        ValueError: block_tokens leaves no room for a document, or a length is below 1.
     """
-    _check(lengths, block_tokens)
     # All documents that do not fit have the same kind, so that the sort keys need only 16 bits.
     kind = np.minimum(lengths, block_tokens).astype(np.uint16 if block_tokens < 65536 else np.int64)
     by_size = np.argsort(kind, kind="stable").astype(np.uint32)
@@ -125,10 +117,3 @@ def _patterns(
             open_blocks[space - copies * size].append((full, filled))
             left -= copies * filled
     return [entry for entries in open_blocks for entry in entries]
-
-
-def _check(lengths: npt.NDArray[np.integer], block_tokens: int) -> None:
-    if block_tokens < 2:
-        raise ValueError(f"block of {block_tokens} tokens: accepted: 2 (<s> and an id) or more")
-    if len(lengths) and lengths.min() < 1:
-        raise ValueError(f"document {int(lengths.argmin())} has {lengths.min()} tokens")

@@ -28,20 +28,20 @@ def folders(corpus: Path, digest: str) -> tuple[Path, Path]:
 
 
 def kept(corpus: Path, digest: str) -> list[Path]:
-    """Return the folders of both caches that hold what is derived from this corpus."""
+    """Return the folders derived from this corpus, in both caches."""
     return sorted(
         each for place in folders(corpus, digest) for each in place.glob(f"*-{digest[:16]}")
     )
 
 
 def differences(tables: Path) -> Iterator[str]:
-    """Yield a line for each table in a folder that differs from its hash: only damage is found."""
+    """Yield a line for each table in a folder that differs from its hash: damage, not forgery."""
     sums = tables / HASHES
     listed = sums.read_text(errors="replace").splitlines() if sums.is_file() else []
     found = [f"{sha256_of(file)}  {file.name}" for file in tables.glob("*.npy")]
     for name in sorted({line.partition("  ")[2] for line in {*listed} ^ {*found}}):
         file = tables / (name or HASHES)
-        yield f"{file}: is not as it was made; delete {tables}, and training makes it again"
+        yield f"{file}: is damaged; delete {tables}, and training makes it again"
 
 
 def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> Path:
@@ -52,7 +52,7 @@ def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> 
     Args:
         corpus: The corpus's folder.
         digest: As in `folders`.
-        name: It says all that the content depends on besides the corpus.
+        name: Unique for everything that the content depends on besides the corpus.
         make: Writes the content into a new folder.
 
     Raises:

@@ -70,13 +70,13 @@ def _check(now: dict[str, str], places: Sequence[Path], problems: Iterator[str])
 def differences(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
     """Hash all files, in threads, and yield a line for each that differs from the manifest.
 
-    Every tenth of a large corpus is said on stderr.
+    For a large corpus, progress is printed to stderr after every tenth.
     """
     expected = {folder / name: digest for name, digest in manifest.hashes.items()}
     total = sum(file.stat().st_size for file in expected if file.is_file())
     done = 0
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        # No name for what `map` returns: who leaves the loop drops it, and what waits is cancelled.
+        # The iterator has no name, so that leaving the loop deletes it and cancels what waits.
         for file, problem in zip(
             expected, pool.map(problem_of, expected, expected.values()), strict=True
         ):

@@ -47,7 +47,7 @@ def value_of(record: object, key: str) -> object:
 
 
 class Fields:
-    """Takes the text and the subset of each record of one input, and finds keys that none has."""
+    """Takes the text and the subset of each record of an input; detects keys that no record has."""
 
     def __init__(
         self,

@@ -45,8 +45,8 @@ def add_input_argument(parser: argparse.ArgumentParser) -> None:
 def find_inputs(patterns: Sequence[str]) -> list[Input]:
     """Return the inputs that match, sorted by name and without duplicates.
 
-    A file of several names (by ".." or links) that is read in the same way is one input, by the
-    first of them.
+    A file that matches under several names (by ".." or links) and is read in the same way is one
+    input, under the first name.
 
     Args:
         patterns: Files, folders or glob patterns, whose format follows from the name, or one of

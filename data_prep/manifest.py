@@ -35,7 +35,7 @@ class Settings:
     long: Literal["drop", "truncate", "split"] = "drop"  # what happens to longer documents
     min_tokens: int = 0
     valid_fraction: float = 0.001
-    # what happens to a truncated input: no shard, or what is whole
+    # a truncated input: refuse it, or keep its complete records
     damaged: Literal["fail", "keep"] = "fail"
     unit: Literal["document", "sentence"] = "document"  # what one sequence of the binaries is
     text_key: str = TEXT_KEY  # of JSON objects and tables; dots separate the keys of nested objects
@@ -119,9 +119,9 @@ class Count:
 
 @dataclass
 class Rejects:
-    """Documents rejected for one reason, by subset, and where the first ones stand.
+    """Documents rejected for one reason, by subset, and the places of the first ones.
 
-    A broken record counts with all its bytes, as `text_bytes`.
+    All bytes of a broken record count as `text_bytes`.
     """
 
     by_subset: dict[str, int]
@@ -204,7 +204,7 @@ class ShardManifest:
     settings: Settings
     tokenizer_digest: str
     encoder: str  # library and version that made the ids, which do not depend on it
-    damage: str | None  # what is wrong with an input of which the whole part was kept
+    damage: str | None  # of an input whose complete records were kept
     files: dict[str, ShardFiles]  # by split; a split without documents has no files
     kept: dict[str, dict[str, Count]]  # by split and subset
     cut: int  # documents truncated or split, as settings.long says

@@ -191,7 +191,7 @@ def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, Sh
     if failures:
         kept = f" ({len(results)} other shards are done and kept)" if results else ""
         first = failures[min(failures)]
-        more = f" ({len(failures)} inputs failed, as said above)" if len(failures) > 1 else ""
+        more = f" ({len(failures)} inputs failed, see above)" if len(failures) > 1 else ""
         raise ValueError(first + more + kept)
     return results
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from data_prep.common import console
 from data_prep.common.arguments import Command, Parser, program, run_command
 from finetune import command, demo
 from finetune.birthplaces import command as birthplaces
@@ -20,7 +19,6 @@ COMMANDS: dict[str, Command] = {
 """Every command, in the order of `--help`."""
 
 
-@console.survive_broken_pipe()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     return run_command(_parser(), arguments)

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import data_prep.__main__ as data_prep
 import finetune.__main__ as finetune
 import pretrain.__main__ as pretrain
-from data_prep.common import console
 from data_prep.common.arguments import Command, Parser, program, run_command
 
 
-@console.survive_broken_pipe()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     return run_command(_parser(), arguments)

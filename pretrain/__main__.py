@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from data_prep.common import console
 from data_prep.common.arguments import Command, Parser, program, run_command
 
 _ROOMS = {
@@ -47,7 +46,6 @@ GROUPS: dict[str, dict[str, Command]] = {
 """Every command, in the order of `--help`."""
 
 
-@console.survive_broken_pipe()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     return run_command(_parser(), arguments)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE
 from data_prep.common.files import described
 
@@ -195,6 +196,11 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 
     An error that the user can correct is reported in one line.
     """
+    with console.survive_broken_pipe():
+        return _run_command(parser, arguments)
+
+
+def _run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
     options = parse_arguments(parser, arguments)
     name = options.parser.prog
     try:

@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.1
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of a child process: it finds our packages, and none in its folder.
+    """Return the variables of a child process, which imports our packages, not its folder's.
 
     Args:
         environ: variables that the child inherits.
@@ -77,8 +77,8 @@ def run_in_slots(
         tasks: in the order in which they start.
         slots: processes at once.
         start: starts the process of a task in a slot, a number from 0 on.
-        ended: told a task, its exit code, and the tasks that have not ended.
-        polled: told several times a second the tasks in progress.
+        ended: called with a task, its exit code, and the tasks that have not ended.
+        polled: called several times a second with the tasks in progress.
     """
     waiting, running = deque(tasks), dict[int, tuple[T, subprocess.Popen[bytes]]]()
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -74,7 +74,7 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 
 def legend_below(figure: Figure, columns: int = 2) -> None:
-    """Explain below a figure what is drawn in its axes: each label once."""
+    """Add a legend below a figure, with each label of its axes once."""
     found: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

@@ -121,7 +121,7 @@ def decode(kind: type[T], values: object, prefix: str = "") -> T:
 
     Raises:
         ValueError: An unknown key (the nearest known one is named), a missing key, a value that is
-            not accepted (what would be is said), or what the dataclass itself refuses.
+            not accepted (with what would be), or an error of the dataclass itself.
     """
     try:
         # Strict pydantic makes dataclasses and tuples of JSON only.

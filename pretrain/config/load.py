@@ -44,11 +44,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
         ValueError: no such recipe, a key that does not exist (the nearest is named), a value of the
             wrong type, or values that contradict each other; names the recipe and the overrides.
     """
-    values: dict[str, Any] = {}
-    for _, delta in _read(find(recipe)):
-        values = merge(values, delta)
-    for override in overrides:
-        apply_override(values, override)
+    values, _ = _merged(recipe, overrides)
     try:
         config = decode(RunConfig, values)
     except ValueError as error:
@@ -62,6 +58,13 @@ def sources(recipe: str, overrides: Sequence[str] = ()) -> dict[str, str]:
 
     Keys that are not in the result have their default.
     """
+    values, found = _merged(recipe, overrides)
+    # An override of a whole section removes what recipes set in it.
+    return {key: source for key, source in found.items() if key in flatten(values)}
+
+
+def _merged(recipe: str, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of a run, and what set each key last."""
     values: dict[str, Any] = {}
     found: dict[str, str] = {}
     for path, delta in _read(find(recipe)):
@@ -73,8 +76,7 @@ def sources(recipe: str, overrides: Sequence[str] = ()) -> dict[str, str]:
         delta = {}
         apply_override(delta, override)
         found |= dict.fromkeys(flatten(delta), "command line")
-    # An override of a whole section removes what recipes set in it.
-    return {key: source for key, source in found.items() if key in flatten(values)}
+    return values, found
 
 
 def find(recipe: str) -> Path:

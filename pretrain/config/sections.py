@@ -281,13 +281,11 @@ class SpikeConfig:
 
     @property
     def slow_window(self) -> int:
-        """Losses whose median is compared with its lowest value among the last `window`."""
-        return max(1, self.window // 4)
+        """Losses whose median is compared with its lowest value among the last `window`.
 
-    @property
-    def minimum_history(self) -> int:
-        """Losses before any is judged, at the start and after a declared change."""
-        return self.slow_window
+        None is judged before there are as many, at the start and after a declared change.
+        """
+        return max(1, self.window // 4)
 
     @property
     def slow_deviations(self) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -58,19 +58,8 @@ class ConcatenatedBlocks:
     def share_of_tokens(self) -> float:
         """Share of the splits' tokens that the blocks hold."""
         tokens = [int(source.corpus.lengths.sum()) for source in self.sources]
-        return _mean([source.share_of_tokens for source in self.sources], tokens)
-
-    @property
-    def fill(self) -> float:
-        """Share of the blocks' capacity that holds tokens."""
-        capacities = [len(source) * source.sequence_length for source in self.sources]
-        return _mean([source.fill for source in self.sources], capacities)
-
-
-def _mean(shares: Sequence[float], wholes: Sequence[int]) -> float:
-    """The share of all wholes; each share is of a whole number of parts."""
-    parts = (round(share * whole) for share, whole in zip(shares, wholes, strict=True))
-    return sum(parts) / sum(wholes)
+        pairs = zip(self.sources, tokens, strict=True)
+        return sum(round(source.share_of_tokens * n) for source, n in pairs) / sum(tokens)
 
 
 class CompleteBlocks(Blocks):

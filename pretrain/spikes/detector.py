@@ -109,7 +109,7 @@ class SpikeDetector:
         )
 
     def _new_level(self, smallest_deviation: float) -> Level:
-        return Level(self.config.window, self.config.minimum_history, smallest_deviation)
+        return Level(self.config.window, self.config.slow_window, smallest_deviation)
 
     def update(self, seen: Seen) -> list[Event]:
         """Judge the next record.

@@ -28,20 +28,7 @@ def declared_changes(segments: Segments, state: RunState) -> list[int]:
     return sorted({*begun, *returned})
 
 
-def observations(lines: Sequence[Mapping[str, Any]]) -> list[Observation]:
-    """The detector's input for the steps of these lines of metrics.jsonl."""
-    return [_observation(line) for line in lines]
-
-
-def evaluations(validation: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
-    """The detector's input for the evaluations of these lines of validation.jsonl."""
-    return [
-        Evaluation(line["step"], metrics.loss_of(line), line.get("validation_id", ""))
-        for line in validation
-    ]
-
-
-def _observation(line: Mapping[str, Any]) -> Observation:
+def observation(line: Mapping[str, Any]) -> Observation:
     """The detector's input for one step, from its line of metrics.jsonl."""
     return Observation(
         step=line["step"],
@@ -78,7 +65,7 @@ class SpikeWatch:
 
     def deviations(self, record: StepRecord) -> dict[str, float]:
         """What the detector sees in a step that it is yet to judge (`SpikeDetector.deviations`)."""
-        loss, norm = self._detector.deviations(_observation(metrics.line_of(record)))
+        loss, norm = self._detector.deviations(observation(metrics.line_of(record)))
         return {"loss_deviations": loss, "gradient_norm_deviations": norm}
 
     def has_evaluated(self, updates: int, validation_id: str) -> bool:
@@ -87,7 +74,7 @@ class SpikeWatch:
 
     def __call__(self, record: StepRecord) -> int:
         """Judge a finished step; returns EXIT_SPIKE if a spike is confirmed, else GO_ON."""
-        return self._judge(_observation(metrics.line_of(record)))
+        return self._judge(observation(metrics.line_of(record)))
 
     def evaluated(self, updates: int, loss: float, validation_id: str) -> int:
         """Judge an evaluation after so many updates; returns as the call."""
@@ -112,5 +99,9 @@ def history_before(
     """
     before = [line for line in metrics.surviving(lines) if line["step"] < step]
     counted = metrics.surviving_validation(validation, before)
-    measured = [line for line in counted if line["step"] <= step]
-    return in_order(observations(before), evaluations(measured))
+    evaluations = (
+        Evaluation(line["step"], metrics.loss_of(line), line.get("validation_id", ""))
+        for line in counted
+        if line["step"] <= step
+    )
+    return in_order(map(observation, before), evaluations)

@@ -24,7 +24,7 @@ from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints, metrics
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.live import SpikeWatch, observations
+from pretrain.spikes.live import SpikeWatch, observation
 from tests.pretrain.builders import batches_of, one_update, pairwise, save_engine, slow
 
 VOCABULARY = 101
@@ -800,7 +800,7 @@ def watched(built, steps, folder, **non_finite):
     )
     if built.rank == 0:
         lines, again = metrics.read_metrics(folder / metrics.METRICS), SpikeDetector(WATCHED)
-        replayed = [event for seen in observations(lines) for event in again.update(seen)]
+        replayed = [event for line in lines for event in again.update(observation(line))]
         assert repr(replayed) == repr(events)
     results = [record.result for record in records]
     return verdict, results, [(e.kind, e.channel, e.step, e.onset) for e in events]

@@ -733,7 +733,7 @@ def test_deviations_say_how_the_next_record_is_judged_and_change_nothing():
     for record in records:
         found.append(asked.deviations(record))
         assert asked.update(record) == plain.update(record)
-    assert all(math.isnan(each) for pair in found[: POLICY.minimum_history] for each in pair)
+    assert all(math.isnan(each) for pair in found[: POLICY.slow_window] for each in pair)
     usual, spike = found[100:380], found[380:]
     assert max(loss for loss, _ in usual) < POLICY.deviations < min(loss for loss, _ in spike)
     assert {norm for _, norm in usual} == {0.0}

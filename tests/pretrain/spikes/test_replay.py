@@ -13,7 +13,7 @@ from pretrain import __main__ as command_line
 from pretrain.config.sections import SpikeConfig
 from pretrain.records import metrics
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.live import observations
+from pretrain.spikes.live import observation
 from pretrain.spikes.observations import Evaluation, Observation
 from pretrain.spikes.replay import detect, read_curve
 from tests.benchmarks.spikes import SPIKES, curve
@@ -155,7 +155,7 @@ def test_a_run_folder_gives_what_its_surviving_attempts_judged_live(write):
     write(text, f"run/{metrics.VALIDATION}")
     first, second, evaluated, third, last = read_curve(path.parent)
     kept = [lines[0], *lines[2:]]
-    assert repr([first, second, third]) == repr(observations(kept))
+    assert repr([first, second, third]) == repr([*map(observation, kept)])
     assert repr([evaluated, last]) == repr([Evaluation(2, 6.5, "a"), Evaluation(3, math.nan, "a")])
 
 
