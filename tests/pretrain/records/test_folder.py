@@ -146,9 +146,7 @@ def test_kept_tables_of_blocks_are_compared_with_their_hashes_once(
             run_folder.check_corpora(config.segments, manifests)
     np.save(file, np.load(file)[::-1])
     for _ in range(2):
-        with pytest.raises(
-            ValueError, match=f"{file}: is damaged; delete {file.parent}"
-        ):
+        with pytest.raises(ValueError, match=f"{file}: is damaged; delete {file.parent}"):
             run_folder.check_corpora(config.segments, manifests)
     shutil.rmtree(file.parent)
     run_folder.check_corpora(config.segments, manifests)
