@@ -2,7 +2,7 @@
 
 `proof` compares the run's records with each other; this module compares them with the files that
 they name. Both name blocks by number. That a number stands for the same text is checked at each
-start (see `folder.check_corpora`); `compare_contents` reads the corpora and proves it again.
+start (see `folder.check_corpora`); `compare_contents` reads the corpora and checks it in full.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_prep import contents
-from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNPROVED
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNCHECKED
 from data_prep.common.files import sha256_of
 from data_prep.common.wording import count
 from data_prep.manifest import SPLITS, load_manifest
@@ -40,15 +40,18 @@ def audit(run: Path, *, content: bool = False) -> Audit:
             f"{run}: has no {ledger.FILE_NAME}, so it is not the folder of a run that has begun"
         )
     found = examine(records, metrics.read_metrics(run / metrics.METRICS))
+    found.limits.append(
+        "these are the run's own records; if all of them were rewritten together, no audit shows it"
+    )
     segments = _compare_recipes(run, records, found)
     _compare_with_disk(run, records, found)
     _compare_initial_weights(run, records, found)
     if content and segments:
         compare_contents(segments, records, found)
     elif content and not found.problems:
-        found.unproved.append("the corpora: the run has not begun")
+        found.unchecked.append("the corpora: the run has not begun")
     elif not content:
-        found.left_out.append(
+        found.limits.append(
             "the corpora: blocks are compared by number. Each start compared the corpora's files "
             "with their manifests, by size, time and bytes at some places; --content reads them all"
         )
@@ -69,13 +72,14 @@ def compare_contents(segments: Segments, records: Sequence[ledger.Record], found
     for source, corpus, cut in zip(sources, corpora, algorithms(sources), strict=True):
         path = Path(source.path)
         if corpus["cut"] != cut:
-            found.unproved.append(f"{path}: was cut by {corpus['cut']}; this version cuts by {cut}")
+            cuts = f"was cut by {corpus['cut']}; this version cuts by {cut}"
+            found.unchecked.append(f"{path}: {cuts}")
         if source.path not in problems:
             problems[source.path] = _content_problems(path, corpus["digest"])
         if not problems[source.path]:
             problems[source.path] = _table_problems(source)
     found.problems += [problem for each in problems.values() for problem in each]
-    found.proved += [
+    found.checked += [
         f"{path}: every file is as its manifest says, and gives the blocks that training reads"
         for path, each in problems.items()
         if not each
@@ -117,7 +121,7 @@ def _compare_recipes(run: Path, records: Sequence[ledger.Record], found: Audit) 
     found.segments += lines(segments, ledger.run_state(records))
     order, sizes = order_of(records)
     if (order.mixture, sizes) == (Mixture.of_run(segments), segments.sizes):
-        found.proved.append("the recipes give the sizes of batches and the weights of the ledger")
+        found.checked.append("the recipes give the sizes of batches and the weights of the ledger")
     else:
         found.problems.append("the recipes give other batches or weights than the ledger has")
     return segments
@@ -131,7 +135,7 @@ def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit
         if state.finished_steps and not checkpoint.exists():
             found.noted.append(
                 f"{checkpoint}: was deleted since the run's end, by something other than zeroclap; "
-                "what the run read is proved without it"
+                "the blocks that were read are checked without it"
             )
             continue
         on_disk.append(step)
@@ -142,7 +146,7 @@ def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit
         except (OSError, ValueError) as error:
             found.problems.append(f"checkpoint of step {step}: {error}")
     if on_disk and not found.problems:
-        found.proved.append(
+        found.checked.append(
             f"{count(len(on_disk), 'checkpoint')} on disk, each as it was committed: steps "
             + ", ".join(map(str, on_disk))
         )
@@ -157,27 +161,27 @@ def _compare_initial_weights(run: Path, records: Sequence[ledger.Record], found:
     if not path.is_file() or sha256_of(path) != origin["sha256"]:
         found.problems.append(f"{path}: is missing, or is not what the run began with")
     else:
-        found.proved.append(f"initial weights: {ledger.describe_origin(origin)}")
+        found.checked.append(f"initial weights: {ledger.describe_origin(origin)}")
 
 
 def write_findings(found: Audit, write: Callable[[str], object]) -> int:
     """Write the findings and return the exit code."""
     marks = (
-        ("proved  ", found.proved),
-        ("UNPROVED", found.unproved),
-        ("PROBLEM ", found.problems),
-        ("note    ", found.noted),
-        ("not read", found.left_out),
+        ("checked", found.checked),
+        ("UNCHECKED", found.unchecked),
+        ("PROBLEM", found.problems),
+        ("note", found.noted),
+        ("limit", found.limits),
     )
     for line in found.segments:
         write(f"{line}\n")
     for mark, sentences in marks:
         for sentence in sentences:
-            write(f"{mark} {sentence}\n")
+            write(f"{mark:9} {sentence}\n")
     if found.problems:
         verdict, code = "not sound", EXIT_FAILED
-    elif found.unproved:
-        verdict, code = "not proved", EXIT_UNPROVED
+    elif found.unchecked:
+        verdict, code = "incomplete", EXIT_UNCHECKED
     else:
         verdict, code = "sound", EXIT_DONE
     write(f"{verdict}\n")

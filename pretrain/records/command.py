@@ -73,7 +73,11 @@ def add_audit_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def audit(options: argparse.Namespace) -> int:
-    """Prove from a run's ledger that every block was read once an epoch.
+    """Check from a run's records that every block was read once an epoch.
+
+    The ledger says which blocks each step must have read; metrics.jsonl has the hash of those that
+    it did read. `--content` also checks that the blocks are the corpus's. If all records were
+    rewritten together, no audit shows it.
 
     example: python -m pretrain audit runs/base
     """

@@ -1,8 +1,9 @@
-"""Prove from a run's records that every block was read once an epoch.
+"""Check from a run's records that every block was read once an epoch.
 
 Two records are compared. The ledger holds the segments of the run, and so the blocks that each step
 must have read. Each line of metrics.jsonl holds the hash of the blocks that its step
-did read. A step without a line is unproved: only the ledger speaks for it. Start with `examine`.
+did read. A step without a line is unchecked: only the ledger says what it read. If all records were
+rewritten together, no comparison can show it. Start with `examine`.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ _CHUNK = 1 << 22
 class Audit:
     """The findings, a sentence each."""
 
-    proved: list[str] = dataclasses.field(default_factory=list)
+    checked: list[str] = dataclasses.field(default_factory=list)
     """What holds."""
-    unproved: list[str] = dataclasses.field(default_factory=list)
-    """What may hold, but a record that would prove it is missing."""
+    unchecked: list[str] = dataclasses.field(default_factory=list)
+    """What may hold, but a record that is needed to check it is missing."""
     problems: list[str] = dataclasses.field(default_factory=list)
     """What does not hold; empty for a sound run."""
     noted: list[str] = dataclasses.field(default_factory=list)
     """What a reader should know; it does not touch which blocks were read."""
-    left_out: list[str] = dataclasses.field(default_factory=list)
-    """What was not examined."""
+    limits: list[str] = dataclasses.field(default_factory=list)
+    """What the audit did not or cannot examine."""
     segments: list[str] = dataclasses.field(default_factory=list)
     """The run's, as lines of a table."""
 
 
 def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> Audit:
-    """Prove from the ledger that every block was read once an epoch, or say where it was not.
+    """Check that every block was read once an epoch, or say where it was not.
 
     Args:
         records: of the ledger, whose chain of hashes is verified.
@@ -80,7 +81,7 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
     ]
     if found.problems or not attempts:
         return found
-    found.proved += [
+    found.checked += [
         f"{count(len(attempts), 'attempt')}: each began at step 0 or at a checkpoint that "
         "was committed and is the one that was committed",
         f"{len(lines):,} recorded steps: each read the blocks that the ledger's lineage gives it",
@@ -191,7 +192,7 @@ def _count_blocks(
     recorded: Collection[tuple[int, int]],
     found: Audit,
 ) -> None:
-    """Count how often the surviving steps read each block, and name the unproved ones.
+    """Count how often the surviving steps read each block, and name the unchecked steps.
 
     Args:
         records: of the ledger.
@@ -211,7 +212,7 @@ def _count_blocks(
         return
     missing = [s for attempt, part in kept for s in part if (attempt, s) not in recorded]
     if missing:
-        found.unproved.append(
+        found.unchecked.append(
             f"{len(missing):,} of {len(steps):,} steps have no line in metrics.jsonl, so that only "
             f"the ledger says what they read: {_ranges(missing)}"
         )
@@ -223,7 +224,7 @@ def _count_blocks(
         f"{count(blocks, 'block')}{f' of {name}' if name else ''} ({wording.epochs(read)} epochs)"
         for blocks, read, name in drawn
     )
-    found.proved.append(f"{len(steps):,} steps survive, each once: {', '.join(parts)}")
+    found.checked.append(f"{len(steps):,} steps survive, each once: {', '.join(parts)}")
     for corpus, epoch, counts, complete in _epochs(order, end):
         name, lineage = names[corpus], order.lineages[corpus]
         _judge_epoch(f"{name}, epoch" if name else "epoch", lineage, epoch, counts, complete, found)
@@ -258,7 +259,7 @@ def _judge_epoch(
     else:
         skips = f", {len(left_out):,} declared skipped" if len(left_out) else ""
         often = "each once" if complete else "none twice"
-        found.proved.append(f"{title} {epoch}: {read:,} blocks read, {often}{skips}")
+        found.checked.append(f"{title} {epoch}: {read:,} blocks read, {often}{skips}")
 
 
 def _ranges(steps: Sequence[int]) -> str:

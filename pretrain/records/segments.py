@@ -156,7 +156,7 @@ def begin(course: Course, take_weights: Callable[[], Mapping[str, object]] | Non
 
     Of a fork, this copies what the other run had when it committed the checkpoint: its records up
     to then, its measurements, and the checkpoint. So the fork has the other run's optimizer state,
-    order of blocks, seeds and steps, its detector knows the losses before, and `audit` proves all
+    order of blocks, seeds and steps, its detector knows the losses before, and `audit` checks all
     of its steps. The other run is only read.
 
     Args:

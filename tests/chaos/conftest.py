@@ -141,7 +141,7 @@ class Chaos:
         assert [line["step"] for line in kept] == list(range(STEPS))
         assert not self.kinds("discontinuity")
         proof = audit.audit(self.run)
-        assert (proof.problems, proof.unproved) == ([], []), self.output()
+        assert (proof.problems, proof.unchecked) == ([], []), self.output()
         assert processes.members(self.run) == []
         assert not list((self.run / "checkpoints").glob("*.partial"))
 

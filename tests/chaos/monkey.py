@@ -448,8 +448,8 @@ def compare(run: Path, reference: Path, steps: int, tolerance: float) -> float:
     proof = audit.audit(run)
     left = [str(member.pid) for member in processes.members(run)]
     left += map(str, run.glob("checkpoints/*.partial"))
-    if proof.problems or proof.unproved or left:
-        raise Trouble(f"audit: {proof.problems + proof.unproved}; left behind: {left}")
+    if proof.problems or proof.unchecked or left:
+        raise Trouble(f"audit: {proof.problems + proof.unchecked}; left behind: {left}")
     return difference
 
 

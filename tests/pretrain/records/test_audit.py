@@ -1,4 +1,4 @@
-"""The auditor proves what is so, and finds whatever is not."""
+"""The audit says what it checked, and finds what does not hold."""
 
 import random
 import re
@@ -42,10 +42,10 @@ def problems(history):
     return history.audit().problems
 
 
-def test_a_sound_run_is_proved_sound_with_its_numbers():
+def test_a_sound_run_is_sound_with_its_numbers():
     found = finished().audit()
     assert found.problems == []
-    text = "\n".join(found.proved)
+    text = "\n".join(found.checked)
     assert "3 attempts" in text
     assert f"epoch 0: {TOTAL} blocks read, each once\n" in text
     assert "epoch 1: 13 blocks read, each once, 24 declared skipped" in text
@@ -60,11 +60,11 @@ TOTALS = {"web": 37, "books": 17}
 WEIGHTS = [(0, [3, 1]), (10, [1, 1]), (16, [1, 4]), (20, [2, 0])]
 
 
-def test_each_corpus_of_a_mixture_is_proved_by_itself():
+def test_each_corpus_of_a_mixture_is_checked_by_itself():
     """Three weight changes, a crash, a rollback with a skip."""
     found = finished(totals=TOTALS, weights=WEIGHTS).audit()
-    assert found.problems == found.unproved == []
-    text = "\n".join(found.proved)
+    assert found.problems == found.unchecked == []
+    text = "\n".join(found.checked)
     assert "web, epoch 0: 32 blocks read, each once, 5 declared skipped" in text
     assert "books, epoch 2: 17 blocks read, each once\n" in text
     skipped = [int(n) for n in re.findall(r"(\d+) declared skipped", text)]
@@ -79,7 +79,7 @@ def test_another_recipe_may_add_a_corpus_and_change_the_weights_from_a_step_on()
     history.train(2)
     found = history.audit()
     assert found.problems == []
-    assert any("code, epoch 0: 7 blocks read, each once" in text for text in found.proved)
+    assert any("code, epoch 0: 7 blocks read, each once" in text for text in found.checked)
 
 
 def test_a_mixture_that_repeats_a_block_is_found_though_the_metrics_agree(monkeypatch):
@@ -104,8 +104,8 @@ def test_steps_that_were_rolled_back_do_not_count_though_the_next_launch_began_n
     history.roll_back(10, skip=(12, 16))
     before = history.audit()
     history.add("crash", attempt=history.attempt + 1, reason="the port was in use")
-    assert history.audit().proved[1:] == before.proved[1:]
-    assert any(text.startswith("10 steps survive") for text in before.proved)
+    assert history.audit().checked[1:] == before.checked[1:]
+    assert any(text.startswith("10 steps survive") for text in before.checked)
 
 
 def test_a_step_that_read_other_blocks_is_found():
@@ -154,7 +154,7 @@ def test_whatever_is_not_as_the_rules_say_is_found(found):
 
 
 @pytest.mark.parametrize("seed", ["the last", "all", *range(12)])
-def test_steps_without_a_line_are_unproved_and_named_where_they_survive(seed):
+def test_steps_without_a_line_are_unchecked_and_named_where_they_survive(seed):
     draw = random.Random(seed)
     history = finished()
     surviving = {(line["attempt"], line["step"]) for line in metrics.surviving(history.lines)}
@@ -165,8 +165,8 @@ def test_steps_without_a_line_are_unproved_and_named_where_they_survive(seed):
     found = history.audit()
     assert found.problems == []
     missing = [line["step"] for line in lost if (line["attempt"], line["step"]) in surviving]
-    assert bool(found.unproved) == bool(missing)
-    for words in found.unproved:
+    assert bool(found.unchecked) == bool(missing)
+    for words in found.unchecked:
         assert f"{len(missing):,} of {history.step:,} steps" in words
         assert proof._ranges(sorted(missing)) in words
 
@@ -194,7 +194,7 @@ def after_a_launch_that_never_began(number, next_number):
 def test_a_launch_that_failed_before_its_attempt_began_does_no_harm():
     history = after_a_launch_that_never_began(2, 3)
     assert problems(history) == []
-    assert history.audit().unproved == []
+    assert history.audit().unchecked == []
     assert history.state.attempts == 2
 
 
@@ -258,13 +258,13 @@ def test_the_command_says_sound_or_names_the_problem(tmp_path, capsys):
     path.write_text(lines.replace('"step": 3', '"step": 2'))
     assert command_line.main(["audit", str(tmp_path / "run")]) == 1
     out = capsys.readouterr().out
-    assert "PROBLEM  attempt 1: metrics.jsonl: step 2 follows step 2" in out
+    assert "PROBLEM   attempt 1: metrics.jsonl: step 2 follows step 2" in out
     assert out.endswith("not sound\n")
     path.write_text("".join(line for line in lines.splitlines(True) if '"step": 3' not in line))
     assert command_line.main(["audit", str(tmp_path / "run")]) == 3
     out = capsys.readouterr().out
-    assert "UNPROVED 1 of 5 steps have no line" in out
-    assert out.endswith("not proved\n")
+    assert "UNCHECKED 1 of 5 steps have no line" in out
+    assert out.endswith("incomplete\n")
 
 
 def test_a_checkpoint_that_is_not_on_disk_is_a_problem(tmp_path, capsys):
@@ -278,7 +278,7 @@ def test_a_checkpoint_that_is_not_on_disk_is_a_problem(tmp_path, capsys):
     ledger.append(tmp_path / "run" / ledger.FILE_NAME, "done", attempt=1, step=5)
     assert command_line.main(["audit", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
-    assert "note     " in out
+    assert "note      " in out
     assert "step-00000005: was deleted since the run's end" in out
 
 
@@ -320,10 +320,10 @@ def began(corpus, recipe, tmp_path):
     return SimpleNamespace(folder=folder, recorded=corpus, compare=compare)
 
 
-def test_the_corpus_that_a_run_began_with_is_proved_to_be_unchanged(began):
+def test_the_corpus_that_a_run_began_with_is_checked_to_be_unchanged(began):
     found = began.compare()
-    assert (found.problems, found.unproved) == ([], [])
-    assert any(str(began.folder) in text for text in found.proved)
+    assert (found.problems, found.unchecked) == ([], [])
+    assert any(str(began.folder) in text for text in found.checked)
 
 
 def test_shuffled_ids_are_found_by_reading_the_corpus(began):
@@ -340,9 +340,9 @@ def test_another_table_of_blocks_is_found_though_its_hash_was_made_anew(began):
     assert "the kept table ranges of the blocks of split 'train'" in problem
 
 
-def test_another_corpus_or_none_is_found_and_another_algorithm_is_not_proved(began):
+def test_another_corpus_or_none_is_found_and_another_algorithm_is_not_checked(began):
     began.recorded["cut"] = "chunked-0"
-    assert "chunked-0; this version cuts by chunked-1" in began.compare().unproved[0]
+    assert "chunked-0; this version cuts by chunked-1" in began.compare().unchecked[0]
     began.recorded["digest"] = "0" * 64
     assert "is not the corpus" in began.compare().problems[0]
     shutil.rmtree(began.folder)

@@ -476,7 +476,7 @@ def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(attempt, t
     assert records(run, "discontinuity") == []
     assert_same_run(run, whole, 10)
     found = audit.audit(run)
-    assert (found.problems, found.unproved) == ([], [])
+    assert (found.problems, found.unchecked) == ([], [])
     assert "finished: 10 of 10 steps in 3 attempts" in status.describe_run(status.view(run))
     assert export_checkpoint(run, tmp_path / "extended")[0] == 10
     assert "done already" in attempt(run, *longer, ranks=1)[0][1]
