@@ -40,12 +40,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 RunRanks = Callable[..., list[Any]]
 
 
-FIRST = ["/test_demo.py", "::test_faults_of_", "/test_guides.py", "/test_real_glue.py"]
-FIRST += ["/test_monkey.py", "/machines/", "/chaos/", "/walks/", "/rehearsal/", "/studies/"]
+FIRST = ["/machines/", "/test_demo.py", "/chaos/test_faults.py", "/test_guides.py"]
+FIRST += ["/test_real_glue.py", "/chaos/", "/walks/", "/rehearsal/", "/studies/"]
 FIRST += ["/engine/", "/train/", "/supervision/", "/pretrain/test_", "/finetune/", "/convert/"]
 """Parts of the names of tests that take long: one that begins last would keep workers waiting."""
-ALONE = ["machines", "chaos"]
-"""Folders whose tests share little, and wait much: each may go to another worker."""
+WAITING = "machines"
+"""The folder whose tests wait more than they compute: one worker does them, beside the others."""
+ALONE = "chaos"
+"""The folder whose tests share little: each may go to another worker."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,7 +80,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # n
     class Scheduling(LoadScopeScheduling):  # xdist's loadgroup does not group with pytest 9.2
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return nodeid if Path(file).parent.name in ALONE else file
+            folder = Path(file).parent.name
+            return folder if folder == WAITING else nodeid if folder == ALONE else file
 
     return Scheduling(config, log)
 
