@@ -245,7 +245,7 @@ class SupervisorLiveness:
         """Describe a silence of node 0 that is too long, without reading files; else ""."""
         if self._clock() - self._last <= SILENCE_SECONDS:
             return ""
-        return f"it received no sign of life from node 0 for {SILENCE_SECONDS:.0f} s"
+        return f"it received no heartbeat from node 0 for {SILENCE_SECONDS:.0f} s"
 
 
 class OtherNodes:

@@ -58,7 +58,7 @@ class Watch:
         limit = heartbeat.silence_limit(stage, self._step_seconds(step), self._config)
         if now - self._last_sign <= limit:
             return ""
-        return f"no sign of life for {limit:.0f} s in stage {stage}, step {step}"
+        return f"no heartbeat for {limit:.0f} s in stage {stage}, step {step}"
 
     def _step_seconds(self, step: int) -> list[float]:
         """Durations of the last steps of the phase that a step belongs to."""

@@ -57,7 +57,7 @@ def test_faults_of_launchers_and_ranks_strike_one_run(chaos, undisturbed):
     endings = chaos.records("crash", "hang")
     assert [number for number, one in enumerate(endings) if one["kind"] == "hang"] == [2, 6]
     assert "was killed by signal 9" in endings[0]["reason"]
-    assert re.search("no sign of life for|rank 1 .* is stopped", endings[2]["reason"])
+    assert re.search("no heartbeat for|rank 1 .* is stopped", endings[2]["reason"])
     # The other rank loses its connection, and the launcher has its own exit code.
     raised = r"rank 1 on \S+: KeyError: 'a fault of this rank alone' \(pretrain/.*, line \d+\)"
     assert re.fullmatch(raised, endings[4]["reason"])

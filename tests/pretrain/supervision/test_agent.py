@@ -131,7 +131,7 @@ def test_a_node_that_hears_nothing_ends_its_processes_even_while_it_waits_for_fi
     stage.wait_for(lambda: processes.members(stage.run, 1) == [])
     back.set()
     stage.wait_for_state("a", nodes.ENDED)
-    assert stage.report()["problem"] == "it received no sign of life from node 0 for 1 s"
+    assert stage.report()["problem"] == "it received no heartbeat from node 0 for 1 s"
 
 
 def test_a_stopped_process_is_reported_of_its_own_attempt(stage):

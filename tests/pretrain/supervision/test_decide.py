@@ -45,7 +45,7 @@ def crash(reason="it failed"):
     return ("crash", {"reason": reason})
 
 
-def hang(reason="no sign of life"):
+def hang(reason="no heartbeat"):
     return ("hang", {"reason": reason})
 
 
@@ -167,7 +167,7 @@ def test_the_records_of_an_attempt_begin_with_its_token():
 def test_an_attempt_ended_because_of_a_rank_s_error_or_what_was_seen_or_the_exit_code():
     own = RankError(1, "gpu-1", 10.0, 1, "ValueError: no")
     lost = RankError(0, "gpu-0", 10.0, 1, "Connection closed", is_secondary=True)
-    hang, code = Problem(HANG, "no sign of life"), "ended with code 1"
+    hang, code = Problem(HANG, "no heartbeat"), "ended with code 1"
     assert why_ended(hang, code, [own], ["here"] * 2) == Problem(
         CRASH, "rank 1 on gpu-1: ValueError: no"
     )

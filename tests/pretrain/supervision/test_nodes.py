@@ -225,7 +225,7 @@ def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(tmp_pat
         liveness.listen()
     now[0] += 11
     liveness.listen()
-    assert liveness.silence() == "it received no sign of life from node 0 for 60 s"
+    assert liveness.silence() == "it received no heartbeat from node 0 for 60 s"
     show_life(tmp_path)
     assert liveness.silence() != ""  # it has to listen
     liveness.listen()

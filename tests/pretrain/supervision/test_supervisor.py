@@ -276,7 +276,7 @@ def test_a_silent_attempt_is_ended_and_launched_again(opened, tmp_path, monkeypa
     assert supervise(opened, tmp_path, output, init_seconds=10.0) == 0
     assert kinds(tmp_path) == ["attempt", "hang", "attempt", "done"]
     reason = ledger.read_ledger(tmp_path / "ledger.jsonl")[1]["reason"]
-    assert reason == "no sign of life for 1 s in stage save, step 7"
+    assert reason == "no heartbeat for 1 s in stage save, step 7"
 
 
 def test_a_rank_that_is_stopped_during_the_start_up_is_a_hang(opened, tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def test_silence_is_accepted_for_as_long_as_the_stage_may_take(tmp_path, now, wa
     assert watch.silence() == ""
     pass_(now, watch, 300)
     now[0] += 1
-    assert watch.silence() == "no sign of life for 300 s in stage save, step 7"
+    assert watch.silence() == "no heartbeat for 300 s in stage save, step 7"
     heart.beat(STEP, 7)
     assert watch.silence() == ""
 
@@ -151,7 +151,7 @@ def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_stage(
             patch.setattr(Path, name, fails)
         pass_(now, watch, 300)
         now[0] += 1
-        assert watch.silence() == "no sign of life for 300 s in stage save, step 7"
+        assert watch.silence() == "no heartbeat for 300 s in stage save, step 7"
     assert "in stage save, step 7" in watch.silence()  # reading it again is not a sign of life
 
 
