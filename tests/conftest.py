@@ -40,12 +40,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 RunRanks = Callable[..., list[Any]]
 
 
-FIRST = ["/machines/", "/test_demo.py", "/chaos/test_faults.py", "/test_guides.py"]
-FIRST += ["/test_real_glue.py", "/chaos/", "/walks/", "/rehearsal/", "/studies/"]
+FIRST = ["/test_hostfile.py", "/test_slurm.py", "/test_demo.py", "::test_faults_of_"]
+FIRST += ["/test_guides.py", "/chaos/", "/machines/", "/rehearsal/", "/studies/", "/test_real_glue"]
 FIRST += ["/engine/", "/train/", "/supervision/", "/pretrain/test_", "/finetune/", "/convert/"]
-"""Parts of the names of tests that take long: one that begins last would keep workers waiting."""
-WAITING = "machines"
-"""The folder whose tests wait more than they compute: one worker does them, beside the others."""
+"""Parts of the names of tests that take long: one that begins last would keep workers waiting. The
+first two wait more than they compute, so others compute beside them."""
 ALONE = "chaos"
 """The folder whose tests share little: each may go to another worker."""
 
@@ -80,8 +79,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # n
     class Scheduling(LoadScopeScheduling):  # xdist's loadgroup does not group with pytest 9.2
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            folder = Path(file).parent.name
-            return folder if folder == WAITING else nodeid if folder == ALONE else file
+            return nodeid if Path(file).parent.name == ALONE else file
 
     return Scheduling(config, log)
 
