@@ -104,7 +104,7 @@ def _rejects(manifest: CorpusManifest) -> Iterator[str]:
     for reason in by_frequency(manifest.rejects):
         rejects = manifest.rejects[reason]
         subsets = ", ".join(f"{subset} {n:,}" for subset, n in sorted(rejects.by_subset.items()))
-        yield f"rejected: {reason} {rejects.count:,} ({subsets}), first at"
+        yield f"rejected as {reason}: {rejects.count:,} ({subsets}); the first are"
         yield from (f"    {place}" for place in rejects.places)
 
 

@@ -77,7 +77,7 @@ def table_of_sizes(manifest: CorpusManifest) -> Iterator[str]:
                 line += f"{text:>{width}}{size / max(total, 1):>8.1%}"
         yield line.rstrip()
     if any(row.tokens is None for row in found):
-        yield "(-: tokens of documents that were not encoded, which the shares leave out)"
+        yield "(-: not encoded, so the number of tokens is unknown; shares leave it out)"
 
 
 def bytes_per_token(manifest: CorpusManifest) -> dict[str, float]:
@@ -114,17 +114,17 @@ def warnings(manifest: CorpusManifest) -> Iterator[str]:
         use = f"--valid-fraction {share:g}" if chosen else "--valid-input"
         error = _NATS_PER_TARGET / math.sqrt(_MASKED * tokens)
         yield (
-            f"the validation split has {tokens:,} tokens: with {_MASKED:.0%} of them masked, its "
-            f"loss is known to about ±{error:.2f} nats. Use at least {LEAST_VALID_TOKENS:,} "
-            f"tokens, as with {use}"
+            f"the validation split has {tokens:,} tokens: with {_MASKED:.0%} of them masked, the "
+            f"standard error of its loss is about {error:.2f} nats. Use at least "
+            f"{LEAST_VALID_TOKENS:,} tokens, for example with {use}"
         )
     low = {n: b for n, b in bytes_per_token(manifest).items() if b < LEAST_BYTES_PER_TOKEN}
     if low:
         named = ", ".join(f"{name} {found:.2f}" for name, found in [*low.items()][:_SUBSETS_SHOWN])
         yield (
             f"under {LEAST_BYTES_PER_TOKEN:g} bytes of text per token ({named}): the vocabulary "
-            "has few words of this text and spells the rest in bytes. One that was trained on such "
-            "text (train-tokenizer) needs fewer tokens"
+            "has few words of this text and encodes the rest as bytes. Train one on such text with "
+            "train-tokenizer to need fewer tokens"
         )
 
 
@@ -134,8 +134,8 @@ def unknown_tokens(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
     counts = count_ids(files, manifest.vocab_size)
     if unknown := int(counts[manifest.special_ids["unk"]]):
         yield (
-            f"{unknown:,} of {counts.sum():,} tokens ({unknown / counts.sum():.2%}) are <unk>: one "
-            "or more characters that the vocabulary lacks, which are lost"
+            f"{unknown:,} of {counts.sum():,} tokens ({unknown / counts.sum():.2%}) are <unk>: "
+            "their characters are not in the vocabulary and are lost"
         )
 
 

@@ -80,7 +80,7 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
 
 def _check_tokenizer(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
     if load(folder).digest() != manifest.tokenizer_digest:
-        yield f"{folder / TOKENIZER_FILE}: not the vocabulary that the corpus was made with"
+        yield f"{folder / TOKENIZER_FILE}: is not the vocabulary that the corpus was made with"
 
 
 def _check_totals(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
@@ -104,8 +104,8 @@ def _check_rejects(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         )
         if found != expected:
             yield (
-                f"{folder}: {sum(found.values())} documents rejected as {reason}, but its shards "
-                f"have {sum(expected.values())}"
+                f"{folder}: {sum(found.values())} documents are rejected as {reason}, but its "
+                f"shards have {sum(expected.values())}"
             )
 
 
@@ -129,7 +129,7 @@ def _problems_of_ids(prefix: Path, reader: IndexedReader, vocab_size: int) -> It
     """Compare every sequence with what megatron-core reads, and every id with the vocabulary."""
     dataset = import_megatron().IndexedDataset(str(prefix), mmap=reader.ids.size > 0)
     if not np.array_equal(dataset.document_indices, reader.bounds):
-        yield f"{prefix}.idx: megatron-core finds other documents than training"
+        yield f"{prefix}.idx: megatron-core reads other documents than training does"
         return
     for first in range(0, len(reader.lengths), _CHUNK_SEQUENCES):
         theirs = dataset[first : first + _CHUNK_SEQUENCES]
@@ -141,4 +141,4 @@ def _problems_of_ids(prefix: Path, reader: IndexedReader, vocab_size: int) -> It
         ):
             yield f"{prefix}.bin: megatron-core reads other ids than training does"
         if (top := unsigned(ids).max(initial=0)) >= vocab_size:
-            yield f"{prefix}.bin: id {top} in a vocabulary of {vocab_size}"
+            yield f"{prefix}.bin: id {top} is outside the vocabulary of {vocab_size} ids"

@@ -23,7 +23,7 @@ def add_recipes_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def recipes(options: argparse.Namespace) -> None:  # noqa: ARG001
-    """List recipes, and the names that their settings may have.
+    """List the recipes, and the accepted values of settings that take a name.
 
     example: python -m pretrain recipes
     """
@@ -64,11 +64,11 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add = command.add_argument
     gpus = (
-        "total number of GPUs (default: 8, or fewer if those do not divide the batch; on this "
-        "machine 1)"
+        "total number of GPUs (default: the largest of 8, 4, 2 and 1 that divides the batch; 1 "
+        f"with --kind {_HERE})"
     )
     add("--gpus", type=int, help=gpus)
-    kind = f"which GPUs (default: %(default)s); {_HERE}: measure this machine for some seconds"
+    kind = f"type of GPU (default: %(default)s); {_HERE}: measure this machine for some seconds"
     add("--kind", default="h100", choices=(*DEVICES, _HERE), help=kind)
     add("--json", type=Path, help="also write the figures to this file")
 

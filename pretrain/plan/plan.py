@@ -278,14 +278,14 @@ def table(planned: Plan) -> str:
 def _time(planned: Plan) -> str:
     if planned.seconds is None:
         return (
-            f"unknown: no such recipe was measured on {planned.device}; run `plan --kind here` "
-            "there to measure it"
+            f"unknown: this kind of model was not measured on {planned.device}; run `plan --kind "
+            "here` on such a machine"
         )
-    source = "as base models trained on one" if planned.device in DEVICES else "as measured now"
+    source = "scaled from base models on one" if planned.device in DEVICES else "measured now"
     return (
         f"about {_duration(planned.seconds)} on {planned.world_size} {planned.device}, "
-        f"{planned.tokens / planned.seconds:,.0f} tokens/s, {source}; without validation, "
-        "checkpoints and communication"
+        f"{planned.tokens / planned.seconds:,.0f} tokens/s, {source}; validation, checkpoints "
+        "and communication come on top"
     )
 
 
@@ -293,7 +293,7 @@ def _memory(planned: Plan) -> Iterator[tuple[str, str]]:
     """Rows about the memory of a rank at each ZeRO stage."""
     yield (
         "memory",
-        f"of a rank with micro-batches of {planned.micro_batch_size} and {planned.backend} "
+        f"per rank, with micro-batches of {planned.micro_batch_size} and {planned.backend} "
         f"attention; {planned.device} has {_size(planned.device_memory)}",
     )
     heads = ("weights", "gradients", "optimizer", "bucket", "activations", "total")
@@ -313,15 +313,15 @@ def _epochs(planned: Plan) -> Iterator[tuple[str, str]]:
     for number, (name, reading) in enumerate(planned.reading.items()):
         yield (
             "" if number else "epochs",
-            f"{f'{name}: ' if name else ''}{reading.epochs:,.2f} of {reading.blocks:,} blocks, "
-            f"{reading.fill:.1%} full, with {reading.share_of_tokens:.1%} of the train split's "
-            f"{reading.tokens:,} tokens",
+            f"{f'{name}: ' if name else ''}{reading.epochs:,.2f} epochs of {reading.blocks:,} "
+            f"blocks, {reading.fill:.1%} full, which hold {reading.share_of_tokens:.1%} of the "
+            f"train split's {reading.tokens:,} tokens",
         )
         if reading.epochs > MOST_EPOCHS:
             yield (
                 "",
-                f"WARNING: beyond {MOST_EPOCHS} epochs repeated text teaches almost nothing; take "
-                "a larger corpus or fewer training.steps",
+                f"WARNING: beyond {MOST_EPOCHS} epochs repeated text adds almost nothing; use a "
+                "larger corpus or fewer training.steps",
             )
 
 

@@ -100,7 +100,10 @@ def _described(
         if (path, field.name) == ("model.", "overrides") and not hidden:
             yield from _not_overridden(record)
     if hidden and not path:
-        yield from ("", f"# `{as_invoked('pretrain show')} --all` has the advanced settings too.")
+        yield from (
+            "",
+            f"# `{as_invoked('pretrain show')} --all` also prints the advanced settings.",
+        )
 
 
 def _not_overridden(model: ModelRecipe) -> Iterator[str]:

@@ -23,7 +23,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def replay(options: argparse.Namespace) -> None:
     """Run the spike detector over recorded loss curves.
 
-    A run's folder is judged with the thresholds of its own recipe, other curves with the defaults.
+    A run's folder uses the thresholds of its own recipe; other curves use the defaults.
 
     example: python -m pretrain replay runs/base other.csv spike.deviations=5 --plot curves.png
     """

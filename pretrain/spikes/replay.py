@@ -1,10 +1,10 @@
-"""`replay`: run the spike detector over recorded curves, and show what the policy would do.
+"""`replay`: run the spike detector over recorded curves, and show the planned rollbacks.
 
 The detector is the one that runs live. A curve is a run's folder or another program's log, also
 compressed (.gz, .zst): a CSV (one run of W&B, TensorBoard), JSON Lines, trainer_state.json of
-transformers, or the JSON log of fairseq. A step at or below the one before it starts over from
-there, as after a restart from a checkpoint, and the later record counts. Steps may be missing: many
-logs have every fifth.
+transformers, or the JSON log of fairseq. A step number that
+does not increase marks a restart from a checkpoint; later records replace earlier ones. Steps may
+be missing: many logs keep one in five.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def read_curve(path: Path) -> list[Seen]:
         rows = [row for number, record in _records(path) if (row := _row(record, path, number))]
         seen = [Observation(**row) for row in metrics.surviving(rows)]
     else:
-        raise ValueError(f"{path}: no such file, nor a run's folder")
+        raise ValueError(f"{path}: no such file or run's folder")
     if not seen:
-        raise ValueError(f"{path}: holds no record with a step and a loss")
+        raise ValueError(f"{path}: has no record with a step and a loss")
     return seen
 
 

@@ -63,7 +63,7 @@ def answer_to_endings(
     if failed > config.max_retries:
         return policy.GiveUp(
             f"{count(failed, 'attempt')} failed without a new checkpoint in between "
-            f"(supervision.max_retries); reason of the last one: {endings[-1]['reason']}"
+            f"(supervision.max_retries); last reason: {endings[-1]['reason']}"
         )
     return Launch(min(_MAX_PAUSE, 2.0 ** (failed - 2)) if failed > 1 else 0.0)
 
@@ -134,7 +134,7 @@ def why_ended(
     explanation = failures.explain(errors, hosts)
     if failures.cause(errors):
         return Problem(CRASH, explanation)
-    seen = problem or Problem(CRASH, f"the launcher {launcher} and the run is not done")
+    seen = problem or Problem(CRASH, f"the launcher {launcher} before the run was done")
     if explanation and seen.kind == CRASH:
         return Problem(CRASH, f"{explanation}; {seen.reason}")
     return seen

@@ -207,8 +207,8 @@ def connect_problem(address: str, port: int) -> str:
         socket.create_connection((address, port), _CONNECT_SECONDS).close()
     except OSError as error:
         return (
-            f"cannot connect to port {port} of {address} ({error.strerror or error}), as its ranks "
-            "would have to; a cable, or a firewall?"
+            f"cannot connect to port {port} of {address} ({error.strerror or error}), which its "
+            "ranks need; check the cable and the firewall"
         )
     return ""
 

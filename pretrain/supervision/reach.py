@@ -171,7 +171,7 @@ def _ask(name: str, arguments: Sequence[str]) -> Answer:
     if (found := re.search(f"{first}(.*){last}", done.stdout)) is None:
         printed = done.stdout.strip() or done.stderr.strip()
         raise ValueError(
-            f"supervision.hostfile: {name} did not run what ssh was asked to run; it printed "
+            f"supervision.hostfile: {name} did not run the command that ssh sent; it printed "
             f"{printed[-_MOST_QUOTED:]!r}. Is a command forced in its authorized_keys?"
         )
     return Answer(**json.loads(found[1]))

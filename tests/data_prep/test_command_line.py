@@ -184,7 +184,7 @@ def test_characters_that_the_vocabulary_lacks_are_counted(tmp_path, capsys):
     assert main(f"train-tokenizer --input {tmp_path}/a.txt {options}".split()) == 0
     options = f"--tokenizer {tmp_path}/t --output {tmp_path}/c"
     assert main(f"prepare --input {tmp_path}/b.jsonl {options}".split()) == 0
-    message = "3 of 11 tokens (27.27%) are <unk>: one or more characters that the vocabulary lacks"
+    message = "3 of 11 tokens (27.27%) are <unk>: their characters are not in the vocabulary"
     assert message in capsys.readouterr().out
     assert main(["inspect", f"{tmp_path}/c"]) == 0
     assert message in capsys.readouterr().out

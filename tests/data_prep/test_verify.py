@@ -57,7 +57,7 @@ def rewrite_shard(copy, documents, subsets=None):
 @pytest.mark.parametrize(
     ("documents", "problem"),
     [
-        ([[5, 2], [320, 2]], r"shard-00000.bin: id 320 in a vocabulary of 320"),
+        ([[5, 2], [320, 2]], r"shard-00000.bin: id 320 is outside the vocabulary of 320 ids"),
         ([[5, 2], [6, 6]], "shard-00000.bin: a document does not end with </s>"),
         ([[5, 2], []], "shard-00000.bin: a document does not end with </s>"),
         ([[5, 2], [319, 2]], None),
@@ -112,7 +112,7 @@ def test_workers_do_not_change_the_findings_or_their_order(copy):
 def test_different_vocabulary_is_detected(copy):
     train(iter(["other text"]), 300).save(copy / "tokenizer.json")
     assert list(verify(copy)) == [
-        f"{copy / 'tokenizer.json'}: not the vocabulary that the corpus was made with"
+        f"{copy / 'tokenizer.json'}: is not the vocabulary that the corpus was made with"
     ]
     (copy / "tokenizer.json").unlink()
     [problem] = verify(copy)

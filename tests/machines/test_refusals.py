@@ -53,7 +53,7 @@ def other_code(cluster, hosts, chaos):
         (without_folder, "node2 does not have the folder"),
         (read_only, "node2 cannot write to the folder"),
         (without_corpus, "node2 does not have the corpus"),
-        (forced_command, "node2 did not run what ssh was asked to run; it printed 'no shell here'"),
+        (forced_command, "node2 did not run the command that ssh sent; it printed 'no shell here'"),
         (without_key, "node2: root@node2: Permission denied"),
     ],
 )

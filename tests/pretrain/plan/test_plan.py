@@ -359,7 +359,7 @@ def test_an_existing_corpus_gives_the_vocabulary_and_the_epochs(corpus):
     source = BestFitBlocks(Corpus(corpus, "train"), 128)
     assert planned.reading[""].epochs == 850 * 16 / len(source)
     text = plan.table(planned)
-    assert f" of {len(source)} blocks, {source.fill:.1%} full, with 100.0% of the" in text
+    assert f" of {len(source)} blocks, {source.fill:.1%} full, which hold 100.0% of the" in text
     for epochs, warned in ((40.0, False), (40.5, True)):
         reading = {"": dataclasses.replace(planned.reading[""], epochs=epochs)}
         text = plan.table(dataclasses.replace(planned, reading=reading))
@@ -409,7 +409,7 @@ def test_the_hours_follow_from_tokens_a_second_that_were_measured(words, kind, m
 def test_hours_that_nobody_has_measured_are_unknown(words, kind):
     planned = of("pile-base", *words, kind=kind)
     assert planned.seconds is None
-    assert f"unknown: no such recipe was measured on {kind}" in plan.table(planned)
+    assert f"unknown: this kind of model was not measured on {kind}" in plan.table(planned)
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,8 @@ def test_a_last_line_that_was_cut_off_and_lines_without_a_loss_are_left_out(text
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
-        ("", "a.csv", "holds no record with a step and a loss"),
-        ("step,accuracy\n1,2\n", "a.csv", "holds no record with a step and a loss"),
+        ("", "a.csv", "has no record with a step and a loss"),
+        ("step,accuracy\n1,2\n", "a.csv", "has no record with a step and a loss"),
         ("step,loss\n1,2\n2\n3,4\n", "a.csv", "line 3 is malformed"),
         ("step,loss\n1,2\n2,two\n", "a.csv", "line 3: .*'two'"),
         ("step,loss\n1.5,2\n", "a.csv", "line 2: step '1.5' is not a whole number"),

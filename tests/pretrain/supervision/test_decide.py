@@ -174,9 +174,9 @@ def test_an_attempt_ended_because_of_a_rank_s_error_or_what_was_seen_or_the_exit
     assert why_ended(hang, code, [lost], ["here"] * 2) == hang
     assert why_ended(None, code, [lost], ["here"] * 2) == Problem(
         CRASH,
-        "rank 1 ended without a message; the launcher ended with code 1 and the run is not done",
+        "rank 1 ended without a message; the launcher ended with code 1 before the run was done",
     )
     assert (
         why_ended(None, code, [], ["here"] * 2).reason
-        == "the launcher ended with code 1 and the run is not done"
+        == "the launcher ended with code 1 before the run was done"
     )

@@ -61,7 +61,7 @@ def test_machines_that_answer_as_this_one_tell_its_address(ssh):
         ("closed", "closed: me@closed: Permission denied"),
         ("bare", "bare: sh: 1: cd: can't cd to /there"),
         ("apart", "apart does not have the folder .*a file system that all machines share"),
-        ("forced", "forced did not run what ssh was asked to run; it printed 'no shell here'"),
+        ("forced", "forced did not run the command that ssh sent; it printed 'no shell here'"),
     ],
 )
 def test_other_machines_are_refused_by_name(ssh, name, message):

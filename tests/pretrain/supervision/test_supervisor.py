@@ -103,7 +103,7 @@ def test_exit_code_0_without_a_finished_run_is_a_crash(opened, tmp_path, monkeyp
     assert supervise(opened, tmp_path, output) == 0
     assert launcher.started == 2
     text = "".join(output)
-    assert "attempt 1 failed: the launcher ended with code 0 and the run is not done" in text
+    assert "attempt 1 failed: the launcher ended with code 0 before the run was done" in text
     assert "last lines of the log" in text
     assert "finished" in text
 
@@ -188,7 +188,7 @@ def test_progress_is_printed_once_for_a_step_and_an_adopted_launcher_has_no_exit
     one = opened(config, write=output.append, poll_seconds=0.05, progress_seconds=0.1)
     assert one.run() == 0
     assert re.findall(r"step +(\d+)/", "".join(output)) == ["8"]
-    assert "failed: the launcher ended and the run is not done" in "".join(output)
+    assert "failed: the launcher ended before the run was done" in "".join(output)
 
 
 def test_the_last_step_is_printed_at_once_and_before_the_end_of_the_run(
