@@ -59,7 +59,7 @@ def write_vocabulary(
         }
     for token in content["added_tokens"]:
         # The space before a mask belongs to the predicted token, as in fill_mask.
-        token["lstrip"] = token["id"] == vocabulary.mask_id
+        token["lstrip"] |= token["id"] == vocabulary.mask_id
     write_json(path, content)
     settings: dict[str, Any] = {
         # The class that takes tokenizer.json as it is.

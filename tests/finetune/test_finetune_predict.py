@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 import zipfile
 
 import numpy as np
@@ -69,6 +70,26 @@ def test_a_regression_gives_numbers_in_the_benchmark_s_units(trained, tmp_path):
     assert lines[1][1:] == ["the dog runs", "the old cat sees a bird"]
     values = [float(line[0]) for line in lines]
     assert values[1] < 2 < 3 < values[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "row"), [("CoLA", "the old dog sees a wug"), ("STS-B", "the dog runs\ta wug sees it")]
+)
+def test_transformers_gives_the_same_answers(task, row, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # remote code is found by an entry in it
+    transformers = pytest.importorskip("transformers")
+    folder = trained / f"{task}-pretrained-seed1" / "model"
+    answer, *rest = predict.predict(folder, write(tmp_path / "new.tsv", f"{row}\n")).split("\t")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    auto = transformers.AutoModelForSequenceClassification
+    model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+    logits = model(**tokenizer(*row.split("\t"), return_tensors="pt")).logits[0].detach()
+    if task == "CoLA":
+        label = int(logits.argmax())
+        assert (answer, model.config.id2label[label]) == (str(label), str(label))
+        assert float(rest[0]) == pytest.approx(float(logits.softmax(-1)[label]), abs=1e-4)
+    else:
+        assert float(answer) == pytest.approx(float(logits[0]), abs=1e-4)
 
 
 @pytest.mark.parametrize(

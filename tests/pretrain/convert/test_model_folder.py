@@ -210,3 +210,19 @@ def test_a_run_without_checkpoints_says_so(recipe, tmp_path):
     for step, message in ((None, "has no checkpoint yet"), (7, "has no checkpoint of step 7")):
         with pytest.raises(ValueError, match=rf"run: {message}; --step may be 0, where 0 is the"):
             export_checkpoint(tmp_path / "run", tmp_path / "model", step)
+
+
+def test_tokens_that_a_user_added_come_back_as_they_were(tokenizer, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer.save(tmp_path / "tokenizer.json")
+    added = {"content": "<ent>", "lstrip": True}
+    listed = {"additional_special_tokens": [added, "[X]"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
+    words = tokenizers.load(tmp_path)
+    save_model(tmp_path / "model", random_contents("baseline", words))
+    assert load_model(tmp_path / "model").tokenizer.digest() == words.digest()
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    texts = ["the  <ent> value[X]", "of <ent>"]
+    ours = [ids.tolist() for ids in words.encode_batch(texts)]
+    assert theirs(texts, add_special_tokens=False)["input_ids"] == ours
+    assert all(words.vocab_size - 3 in ids for ids in ours)
