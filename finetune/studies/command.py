@@ -224,7 +224,7 @@ def _forecast(
         about = f"{seconds / 3600:,.1f} hours" if seconds >= 3600 else duration(seconds)
         lines.append(f"pretraining: about {about} of one {options.kind}, an estimate")
     else:
-        lines.append(f"hours: unknown; this kind of model was not measured on {options.kind}")
+        lines.append(f"hours: unknown; recipes of this kind were not measured on {options.kind}")
     if chosen.finetune:
         tasks, ways = chosen.finetune.tasks, finetuning_arms(chosen)
         number = len(runs) * len(ways) * len(tasks) * len(chosen.finetune.seeds)

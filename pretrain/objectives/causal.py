@@ -14,7 +14,7 @@ from pretrain.objectives.tokens import DocumentObjective
 
 @dataclasses.dataclass(frozen=True)
 class CausalLMConfig(ObjectiveSettings):
-    """Each token is predicted from those before it; there is nothing to choose."""
+    """Predict each token from those before it. It has no settings."""
 
     name: Literal["causal-lm"] = dataclasses.field(default="causal-lm", kw_only=True)
 

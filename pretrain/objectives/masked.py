@@ -17,7 +17,7 @@ from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentObjective
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLMConfig(ObjectiveSettings):
-    """How tokens are hidden (Devlin et al. 2019: 80 % `<mask>`, 10 % random, 10 % kept)."""
+    """Predict hidden tokens (Devlin et al. 2019: 80 % `<mask>`, 10 % random, 10 % kept)."""
 
     name: Literal["masked-lm"] = dataclasses.field(default="masked-lm", kw_only=True)
     probability: Annotated[float, Gt(0), Le(1)] = 0.15

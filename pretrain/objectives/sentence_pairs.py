@@ -34,7 +34,7 @@ _PAIR_DRAWS = 1
 
 @dataclasses.dataclass(frozen=True)
 class SentencePairsConfig(MaskedLMConfig):
-    """Hidden tokens, as in masked-lm, and a question about each pair of segments."""
+    """Predict hidden tokens, as masked-lm does, and a property of each pair of segments."""
 
     name: Literal["sentence-pairs"] = dataclasses.field(  # type: ignore[assignment]
         default="sentence-pairs", kw_only=True

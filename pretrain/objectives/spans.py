@@ -35,7 +35,7 @@ _SHORTEST_BLOCK = 25
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruptionConfig(ObjectiveSettings):
-    """Each token is predicted from those before it, after a span was moved to the end."""
+    """Predict each token from those before it, after moving a span to the end of the text."""
 
     name: Literal["span-corruption"] = dataclasses.field(default="span-corruption", kw_only=True)
     truncate: bool = True

@@ -278,8 +278,8 @@ def table(planned: Plan) -> str:
 def _time(planned: Plan) -> str:
     if planned.seconds is None:
         return (
-            f"unknown: this kind of model was not measured on {planned.device}; run `plan --kind "
-            "here` on such a machine"
+            f"unknown: recipes of this kind were not measured on {planned.device}; run `plan "
+            "--kind here` on such a machine"
         )
     source = "scaled from base models on one" if planned.device in DEVICES else "measured now"
     return (

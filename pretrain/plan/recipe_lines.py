@@ -169,7 +169,7 @@ def listing() -> Iterator[str]:
     yield "\nobjective.name:"
     for name, settings in SETTINGS_BY_NAME.items():
         yield f"  {name:<34} {(inspect.getdoc(settings) or '').partition(chr(10))[0]}"
-    yield "\nother settings with names:"
+    yield "\nother settings that take a name:"
     for key, names in _named_settings().items():
         if key not in tables and key not in ("objective", "objective.name"):
             yield f"  {key:<34} {', '.join(names)}"

@@ -409,7 +409,7 @@ def test_the_hours_follow_from_tokens_a_second_that_were_measured(words, kind, m
 def test_hours_that_nobody_has_measured_are_unknown(words, kind):
     planned = of("pile-base", *words, kind=kind)
     assert planned.seconds is None
-    assert f"unknown: this kind of model was not measured on {kind}" in plan.table(planned)
+    assert f"unknown: recipes of this kind were not measured on {kind}" in plan.table(planned)
 
 
 @pytest.mark.parametrize(
