@@ -105,11 +105,16 @@ def _environment():
 
 @pytest.fixture(scope="session")
 def golden() -> Path:
-    """The folder of files that EIFY/fairseq made."""
-    shared = os.environ.get("ZEROCLAP_SHARED")
-    if not shared:
-        pytest.skip("ZEROCLAP_SHARED is not set; it names the folder that holds golden/")
-    return Path(shared) / "golden"
+    """The folder of small files that EIFY/fairseq made; its README.md says how."""
+    return Path(__file__).parent / "fairseq"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of recordings and data sets that are too large to be committed."""
+    if not (folder := os.environ.get("ZEROCLAP_SHARED")):
+        pytest.skip("needs larger recordings or data sets (ZEROCLAP_SHARED)")
+    return Path(folder)
 
 
 @pytest.fixture(scope="session")

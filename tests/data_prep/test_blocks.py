@@ -1,6 +1,4 @@
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,19 +35,16 @@ def test_complete_follows_its_definition(seed, monkeypatch):
     assert found.dtype == np.int64
 
 
-def test_reproduces_fairseq():
-    root = os.environ.get("ZEROCLAP_SHARED")
-    if not root:
-        pytest.skip("ZEROCLAP_SHARED is unset: no recorded blocks of fairseq")
-    golden = json.loads((Path(root) / "golden" / "data_and_lr.json").read_text())["token_blocks"]
+def test_reproduces_fairseq(golden):
+    theirs = json.loads((golden / "data_and_lr.json").read_text())["token_blocks"]
     # Fairseq truncates to 64, so a longer document is a block of 64, 65 with its <s>,
     # which the size filter drops.
     expected = [
         [first, last + 1]
-        for first, _, last, size in golden["blocks_start_doc_offset_enddoc_size"]
-        if size <= golden["block_size"]
+        for first, _, last, size in theirs["blocks_start_doc_offset_enddoc_size"]
+        if size <= theirs["block_size"]
     ]
-    found = complete(np.array(golden["doc_sizes"]), golden["block_size"] + 1)
+    found = complete(np.array(theirs["doc_sizes"]), theirs["block_size"] + 1)
     assert found.tolist() == expected
 
 

@@ -444,11 +444,8 @@ def test_articles_begin_at_titles_between_blank_lines(tmp_path):
 
 
 @pytest.mark.parametrize(("split", "articles"), [("train", 600), ("valid", 60), ("test", 60)])
-def test_wikitext_has_the_published_number_of_articles(split, articles):
-    shared = os.environ.get("ZEROCLAP_SHARED")
-    if not shared:
-        pytest.skip("ZEROCLAP_SHARED does not name the folder with WikiText-2")
-    file = Path(shared) / "data" / "wikitext-2" / f"wiki.{split}.tokens"
+def test_wikitext_has_the_published_number_of_articles(split, articles, shared):
+    file = shared / "data" / "wikitext-2" / f"wiki.{split}.tokens"
     found = [
         record for record in read_documents(f"wikitext:{file}") if isinstance(record, Document)
     ]

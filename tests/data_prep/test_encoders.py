@@ -1,8 +1,6 @@
 """The encoder gives the ids of the reference, or uses the reference."""
 
-import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,11 +89,8 @@ def test_merges_apply_in_their_own_order_whatever_the_ids(seed):
     assert encoder.name == FAST
 
 
-def test_ids_are_those_of_the_reference_for_gpt2_in_fairseq_order():
-    shared = os.environ.get("ZEROCLAP_SHARED")
-    if not shared:
-        pytest.skip("ZEROCLAP_SHARED is not set: GPT-2's vocabulary is there")
-    tokenizer = load(Path(shared) / "data" / "gpt2")
+def test_ids_are_those_of_the_reference_for_gpt2_in_fairseq_order(shared):
+    tokenizer = load(shared / "data" / "gpt2")
     encoder = Encoder(tokenizer)
     assert_same_ids(encoder, tokenizer, [*DIFFICULT_TEXTS, *random_texts(200)])
     assert encoder.name == FAST

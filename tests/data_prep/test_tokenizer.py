@@ -1,6 +1,5 @@
 import itertools
 import json
-import os
 import pickle
 import random
 import re
@@ -336,11 +335,8 @@ def test_what_is_not_found_is_named_with_what_would_be(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def gpt2_files():
-    shared = os.environ.get("ZEROCLAP_SHARED")
-    if not shared:
-        pytest.skip("ZEROCLAP_SHARED is not set; it names the folder that holds data/gpt2")
-    return Path(shared) / "data/gpt2"
+def gpt2_files(shared):
+    return shared / "data/gpt2"
 
 
 @pytest.fixture(scope="session")

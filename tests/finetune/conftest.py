@@ -1,6 +1,5 @@
 """A small model folder and small tasks in the benchmark's layout, shared by the tests."""
 
-import os
 import random
 from pathlib import Path
 
@@ -17,12 +16,9 @@ def in_root(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def real_glue() -> Path:
+def real_glue(shared: Path) -> Path:
     """Return the folder of real GLUE tasks."""
-    shared = os.environ.get("ZEROCLAP_SHARED")
-    if not shared:
-        pytest.skip("ZEROCLAP_SHARED is not set; it names the folder that holds data/glue/")
-    return Path(shared) / "data" / "glue"
+    return shared / "data" / "glue"
 
 
 def write_tsv(folder: Path, task: str, split: str, rows: list[tuple[str, ...]]) -> Path:

@@ -250,10 +250,9 @@ def test_a_row_of_pretraining_has_all_of_its_text_and_predicts_what_follows(
         assert y == f"y: {x[4:]}{PAD}"
 
 
-def test_london_is_right_for_one_in_twenty_of_the_assignments_development_set(birthplaces, capsys):
-    shared = os.environ.get("ZEROCLAP_SHARED")
-    if not shared:
-        pytest.skip("ZEROCLAP_SHARED is not set; it names the folder that holds data/birthplaces/")
-    path = Path(shared) / "data" / "birthplaces" / "birth_dev.tsv"
+def test_london_is_right_for_one_in_twenty_of_the_assignments_development_set(
+    birthplaces, shared, capsys
+):
+    path = shared / "data" / "birthplaces" / "birth_dev.tsv"
     assert birthplaces(f"london --eval_corpus_path {path}") == 0
     assert capsys.readouterr().out == "correct: 25 of 500, 5.0 %\n"

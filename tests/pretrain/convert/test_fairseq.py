@@ -140,10 +140,10 @@ def close(ours, theirs):
 
 
 @pytest.mark.parametrize("name", ["baseline_pile", "zero_clap_pile"])
-def test_a_checkpoint_of_eify_fairseq_gives_its_logits_and_loss(name, golden):
-    contents = fairseq.read_checkpoint(golden / f"checkpoints/{name}.pt")
-    facts = json.loads((golden / "checkpoints/layout.json").read_text())[name]["golden"]
-    expected = load_file(golden / f"checkpoints/{name}.golden.safetensors")
+def test_a_checkpoint_of_eify_fairseq_gives_its_logits_and_loss(name, shared):
+    contents = fairseq.read_checkpoint(shared / f"golden/checkpoints/{name}.pt")
+    facts = json.loads((shared / "golden/checkpoints/layout.json").read_text())[name]["golden"]
+    expected = load_file(shared / f"golden/checkpoints/{name}.golden.safetensors")
     model, ids = language_model(contents), expected["in.src_tokens"]
     logits = everywhere(model, ids)
     close(logits, expected["out.logits"])
@@ -174,9 +174,9 @@ def test_classification_heads_give_fairseq_s_logits(name, classes, golden, tmp_p
     close(logits, tensors["out.cls_logits"])
 
 
-def test_the_two_missing_rows_of_published_models_do_not_change_the_other_rows(golden, tmp_path):
-    checkpoint = content(golden / "checkpoints/zero_clap_pile.pt")
-    expected = load_file(golden / "checkpoints/zero_clap_pile.golden.safetensors")
+def test_the_two_missing_rows_of_published_models_do_not_change_the_other_rows(shared, tmp_path):
+    checkpoint = content(shared / "golden/checkpoints/zero_clap_pile.pt")
+    expected = load_file(shared / "golden/checkpoints/zero_clap_pile.golden.safetensors")
     for name in (TOKENS, LM_HEAD + "weight"):
         checkpoint["model"][name] = checkpoint["model"][name][:-2]
     torch.save(checkpoint, tmp_path / "fewer.pt")
@@ -267,9 +267,9 @@ def test_an_old_roberta_with_a_namespace_and_other_names_is_the_same_model(tmp_p
     assert fairseq.read_checkpoint(path).provenance["updates"] is None
 
 
-def test_settings_that_fairseq_lacks_default_to_its_roberta(golden, tmp_path):
+def test_settings_that_fairseq_lacks_default_to_its_roberta(shared, tmp_path):
     path = tmp_path / "without.pt"
-    shutil.copy(golden / "checkpoints/baseline_pile.pt", path)
+    shutil.copy(shared / "golden/checkpoints/baseline_pile.pt", path)
     change(
         path,
         **dict.fromkeys(
@@ -280,7 +280,7 @@ def test_settings_that_fairseq_lacks_default_to_its_roberta(golden, tmp_path):
             ]
         ),
     )
-    given = fairseq.read_checkpoint(golden / "checkpoints/baseline_pile.pt")
+    given = fairseq.read_checkpoint(shared / "golden/checkpoints/baseline_pile.pt")
     assert same(fairseq.read_checkpoint(path), given)
 
 

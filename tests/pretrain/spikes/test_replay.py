@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-import os
 import re
 from pathlib import Path
 
@@ -245,12 +244,9 @@ def test_nearby_spikes_climb_the_ladder_of_the_policy():
     assert [(plan["rung"], plan["seed"]) for plan in plans] == [(1, 2), (2, 3), (1, 4)]
 
 
-def test_real_curves_without_labelled_spikes_give_no_spike():
-    shared = os.environ.get("ZEROCLAP_SHARED")
-    if not shared:
-        pytest.skip("ZEROCLAP_SHARED is not set: no recorded curves")
+def test_real_curves_without_labelled_spikes_give_no_spike(shared):
     for name in ("clean/megatron_bert_release_a100", "spiky/megatron_mixtral8x7b_dev_h100"):
-        seen = read_curve(Path(shared) / "data" / "curves" / f"{name}.csv")
+        seen = read_curve(shared / "data" / "curves" / f"{name}.csv")
         detector = SpikeDetector(SpikeConfig())
         events = [event for each in seen for event in detector.update(each)]
         assert "spike" not in {event.kind for event in events}
