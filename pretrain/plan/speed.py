@@ -201,29 +201,13 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         compiled=compiled,
     )
     _reset_peak(device)
-    times: list[float] = []
-    ends: list[float] = []
-
-    def observe(record: StepRecord) -> int:
-        times.append(record.seconds)
-        ends.append(time.perf_counter())
-        enough = len(ends) >= _LEAST_UPDATES and ends[-1] >= ends[_WARM_UP - 1] + seconds
-        return _ENOUGH if enough else GO_ON
-
-    run_loop(
-        engine,
-        batches,
-        objective,
-        learning_rate=lambda step: 1e-4,
-        steps=range(sys.maxsize),
-        observers=[observe],
-    )
+    updates = _timed_updates(engine, batches, seconds)
     if process.rank:
         return None
     peak_bytes = _peak_bytes(device)
     del engine
     length, rows = config.data.sequence_length, config.batch.global_batch_size
-    speed = rows * length / statistics.median(times[_WARM_UP:])
+    speed = rows * length / statistics.median(duration for duration, _ in updates[_WARM_UP:])
     share = config.objective.target_share
     ids = batches.made[0].arrays["document_ids"]
     pairs = computed_pairs(architecture, backend, torch.from_numpy(ids))
@@ -251,8 +235,31 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         computed_flops=computed,
         matmul_flops=_matmul_peak(device),
         peak_bytes=peak_bytes,
-        start_seconds=ends[_WARM_UP - 1] - began,
+        start_seconds=updates[_WARM_UP - 1][1] - began,
     )
+
+
+def _timed_updates(
+    engine: Engine, batches: RandomBatches, seconds: float
+) -> list[tuple[float, float]]:
+    """Train for about `seconds` after the warm-up; return duration and end of each update."""
+    updates: list[tuple[float, float]] = []
+
+    def observe(record: StepRecord) -> int:
+        updates.append((record.seconds, time.perf_counter()))
+        enough = len(updates) >= _LEAST_UPDATES
+        enough = enough and updates[-1][1] >= updates[_WARM_UP - 1][1] + seconds
+        return _ENOUGH if enough else GO_ON
+
+    run_loop(
+        engine,
+        batches,
+        batches.objective,
+        learning_rate=lambda step: 1e-4,
+        steps=range(sys.maxsize),
+        observers=[observe],
+    )
+    return updates
 
 
 def computed_pairs(model: ModelConfig, backend: str, document_ids: Tensor) -> float | None:

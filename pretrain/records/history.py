@@ -16,8 +16,8 @@ from pretrain.records.ledger import FORK, START, USER, Record
 
 def sentences(records: Sequence[Record]) -> list[tuple[Record, str]]:
     """Return the records that matter to a reader, each with a sentence about it."""
-    told = (r for r in records if r["kind"] not in ("commit", "delete") and r.get("why") != START)
-    return [(record, describe(record)) for record in told]
+    shown = (r for r in records if r["kind"] not in ("commit", "delete") and r.get("why") != START)
+    return [(record, describe(record)) for record in shown]
 
 
 def since_last_attempt(records: Sequence[Record]) -> list[str]:

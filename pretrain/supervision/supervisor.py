@@ -91,7 +91,7 @@ class Supervisor:
         dump(config, self.run_folder / run_folder.SUPERVISED)
         self._agents = hosts.Agents(machines, self.run_folder, self._print)
         self._other_nodes = OtherNodes(self.run_folder, node.count, start=self._agents.start)
-        self._told = len(ledger.read_ledger(self.ledger))
+        self._records_printed = len(ledger.read_ledger(self.ledger))
         self._sizes = {path: _size(path) for path in (self.ledger, self._validation)}
         """Sizes of the files whose new lines are printed."""
 
@@ -374,8 +374,8 @@ class Supervisor:
             if lines := metrics.surviving(metrics.read_metrics(self._validation) if grown else []):
                 self._print(wording.validation_line(lines))
             if self._has_grown(self.ledger):
-                news = ledger.read_ledger(self.ledger)[self._told :]
-                self._told += len(news)
+                news = ledger.read_ledger(self.ledger)[self._records_printed :]
+                self._records_printed += len(news)
                 for record, sentence in history.sentences(news):
                     self._print(sentence)
                     self._tell(record, sentence)

@@ -116,8 +116,10 @@ class RunLog:
         self._metrics(record)
         self._scalars(record.step, curves(record))
         self._progress(record)
-        if record.step == self._start.step:
-            self._compare_with(self._loss_before, record)
+        reason = discontinuity(record.result.loss, self._loss_before)
+        if reason and record.step == self._start.step:
+            self.record("discontinuity", step=record.step, reason=reason)
+            self.say(f"WARNING: the run does not continue from step {record.step}: {reason}")
         self._paces.append(record.figures)
         if not record.step % pace.STEPS:
             slow = pace.slow_rank(self._paces, self._setup.hosts)
@@ -140,12 +142,6 @@ class RunLog:
         peak = devices.DEVICES[kind].flops * self._setup.group.world_size if kind else None
         counted = {**self.watch.deviations(record), **blocks}
         return figures(record, positions, counted, flops * positions, peak)
-
-    def _compare_with(self, recorded: float, record: StepRecord) -> None:
-        """Warn if the loss of the attempt's first step is not the one that was recorded before."""
-        if reason := discontinuity(record.result.loss, recorded):
-            self.record("discontinuity", step=record.step, reason=reason)
-            self.say(f"WARNING: the run does not continue from step {record.step}: {reason}")
 
     def _scalars(self, step: int, values: Mapping[str, float]) -> None:
         for tracker in self._trackers:
