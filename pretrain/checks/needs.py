@@ -71,6 +71,18 @@ def flops_per_token(
     return 6.0 * (matrices + attention + masked * head * model.vocab_size)
 
 
+def work(config: RunConfig, model: ModelConfig) -> tuple[int, int, float]:
+    """Return the blocks, tokens and FLOPs of a run, over all phases."""
+    blocks, tokens, flops = 0, 0, 0.0
+    for phase in config.segments.parts:
+        length, first_block = phase.config.data.sequence_length, config.segments.sizes.first_block
+        read = first_block(phase.end_step) - first_block(phase.first_step)
+        share = phase.config.objective.target_share
+        blocks, tokens = blocks + read, tokens + read * length
+        flops += read * length * flops_per_token(model, length, share)
+    return blocks, tokens, flops
+
+
 def states(
     count: int, stage: int, world_size: int, settings: Mapping[str, Any], moments: float = 2.0
 ) -> tuple[int, int, int, int]:

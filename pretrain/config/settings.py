@@ -56,7 +56,8 @@ def parse(text: str, source: str) -> Any:  # noqa: ANN401 - any YAML value
         raise ValueError(f"{source}: is nested too deeply") from None
     # Tags such as !!int raise what int() and the like raise.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
-        raise ValueError(f"{source}: is not valid YAML: {error}") from error
+        hint = " (indent with spaces; YAML allows no tabs there)" if "'\\t'" in str(error) else ""
+        raise ValueError(f"{source}: is not valid YAML{hint}: {error}") from error
 
 
 def to_yaml(values: object, **form: Any) -> str:  # noqa: ANN401 - PyYAML's options

@@ -155,7 +155,7 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
     phases = [phase.config for phase in config.segments.parts]
     saved = functools.partial(_activations, model=model, backend=backend, width=width)
     heaviest = max(phases, key=saved)
-    blocks, tokens, flops = _work(config, model)
+    blocks, tokens, flops = needs.work(config, model)
     if measured:
         rate: float | None = measured.flops
     else:
@@ -188,18 +188,6 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
         # On a CPU one process was measured, with all its cores.
         seconds=flops / rate / (world_size if on_gpu else 1) if rate else None,
     )
-
-
-def _work(config: RunConfig, model: ModelConfig) -> tuple[int, int, float]:
-    """Return the blocks, tokens and FLOPs of a run, over all phases."""
-    blocks, tokens, flops = 0, 0, 0.0
-    for phase in config.segments.parts:
-        length, first_block = phase.config.data.sequence_length, config.segments.sizes.first_block
-        read = first_block(phase.end_step) - first_block(phase.first_step)
-        share = phase.config.objective.target_share
-        blocks, tokens = blocks + read, tokens + read * length
-        flops += read * length * needs.flops_per_token(model, length, share)
-    return blocks, tokens, flops
 
 
 def _activations(config: RunConfig, model: ModelConfig, backend: str, width: int) -> int:

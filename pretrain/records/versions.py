@@ -39,7 +39,7 @@ def sources() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Return this process's versions by name: of zeroclap, Python and packages; "no" if missing."""
-    own = hashlib.sha256(repr(sources()).encode()).hexdigest()[:12]
+    own = f"source hash {hashlib.sha256(repr(sources()).encode()).hexdigest()[:12]}"
     found = {OWN: own, "Python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -121,6 +121,8 @@ def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
     capability = min((gpu.capability for gpu in gpus.describe()), default=None)
     check_device(config, ranks, launch.device_type(os.environ), capability)
+    if not gpus.visible_gpus():
+        capacity.check_cpu_time(config, model, ranks)
     for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):
         sys.stdout.write(f"WARNING: {text}\n")
     if node.rank == 0:

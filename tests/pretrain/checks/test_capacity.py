@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from pretrain.checks import capacity
+from pretrain.config.load import load
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import TrainingConfig
 from pretrain.processes import gpus
@@ -21,6 +22,16 @@ NVIDIA_SMI = """\
 """
 """What nvidia-smi prints for `gpus._FIELDS`, in the form of its manual; not from a real machine."""
 Disk = namedtuple("Disk", "free")
+
+
+def test_a_run_of_many_days_without_a_gpu_is_refused_unless_it_asks_for_fp32(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 2)
+    config = load("pile-base-fast")
+    with pytest.raises(ValueError, match=r"no GPU is visible .* 2 CPU cores .* [\d,]{5,} days; .*"):
+        capacity.check_cpu_time(config, config.architecture(50265), 2)
+    for recipe, setting in (("pile-base-fast", "training.deepspeed=zero1_fp32"), ("small", "")):
+        config = load(recipe, [setting] if setting else [])
+        capacity.check_cpu_time(config, config.architecture(50265), 2)
 
 
 @pytest.fixture

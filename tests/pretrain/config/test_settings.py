@@ -31,6 +31,7 @@ def test_text_that_looks_like_another_value_is_written_in_quotes(text):
         ("{a: 1, b: {c: 1}, a: 1}", "a.*lines 1 and 1"),
         ("!!int x", "int"),
         ("2024-13-45", "month"),
+        ("a:\n\tb: 1", "not valid YAML .indent with spaces"),
         ("!!float ''", "not valid YAML"),
         ("!!bool maybe", "not valid YAML"),
         ("!!timestamp x", "not valid YAML"),
