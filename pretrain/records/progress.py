@@ -18,6 +18,8 @@ _RENEW_SECONDS = 0.5
 _ERASE_LINE = "\r\x1b[K"
 RECENT = 50
 """The time left is estimated from the median duration of this many steps."""
+_LEAST_STEPS = 5
+"""Of fewer steps the shortest counts."""
 
 
 class ProgressPrinter:
@@ -104,5 +106,7 @@ def progress_line(records: Sequence[Line], last_step: int) -> str:
 def seconds_left(records: Sequence[Line], last_step: int) -> float:
     """Estimate the time until the last step; see `progress_line`."""
     recent = [records[index]["seconds"] for index in range(-min(len(records), RECENT), 0)]
-    left: float = (last_step - records[-1]["step"] - 1) * statistics.median(recent)
+    # Kernels are compiled in the first steps.
+    seconds = statistics.median(recent) if len(recent) >= _LEAST_STEPS else min(recent)
+    left: float = (last_step - records[-1]["step"] - 1) * seconds
     return left

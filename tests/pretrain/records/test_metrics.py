@@ -218,6 +218,11 @@ def test_the_time_left_is_of_the_usual_step_not_of_the_last_one():
     assert "1:00:00 left" in progress.progress_line(records[:1], 5)
 
 
+def test_the_step_that_compiles_kernels_does_not_make_the_end_an_hour_away():
+    lines = [{"step": step, "seconds": 60.0 if step < 2 else 1.0} for step in range(3)]
+    assert progress.seconds_left(lines, 103) == 100
+
+
 def test_a_validation_of_several_terms_is_described_by_each_and_not_by_their_perplexity():
     def line(step, masked, sop):
         terms = {name: {"loss": loss} for name, loss in (("masked", masked), ("sop", sop))}
