@@ -57,10 +57,11 @@ def import_model(options: argparse.Namespace) -> None:
     from pretrain.convert.writing import save_model
 
     source: Path = options.source
-    if source.is_dir():
+    if not source.is_file():
+        what = "is a folder" if source.is_dir() else "no such file"
         raise ValueError(
-            f"{source}: is a folder; accepted: a fairseq checkpoint (.pt). Every command reads "
-            "folders of transformers as they are"
+            f"{source}: {what}; accepted: a fairseq checkpoint (.pt). Every command reads folders "
+            "of transformers, and models of the hub by their names, as they are"
         )
     vocabulary = tokenizers.load(options.tokenizer) if options.tokenizer else None
     contents = fairseq.read_checkpoint(source, vocabulary, options.head)

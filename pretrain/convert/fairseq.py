@@ -167,8 +167,8 @@ def _contents(
     settings = {name: value for name, value in found.items() if value is not None}
     if not settings:
         raise ValueError(
-            "holds no settings (cfg, args). Positions, scale and normalisation leave no trace in "
-            "the weights, and are not guessed"
+            "holds no settings (cfg, args), as fairseq writes them. Positions, scale and "
+            "normalisation leave no trace in the weights, and are not guessed"
         )
     weights = _upgrade(weights_in(content.get("model"), "holds no fairseq checkpoint: `model`"))
     config = architecture(settings, weights[_TOKENS].shape[0])

@@ -13,6 +13,7 @@ transformers.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ class LoadedModel:
     has_head: bool
     classifier: ClassificationHead | None
     vocabulary: tokenizers.Tokenizer | None
-    provenance: dict[str, Any]
+    provenance: Mapping[str, Any]
+    notes: tuple[str, ...]
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
@@ -46,9 +48,9 @@ class LoadedModel:
             ValueError: the folder has none.
         """
         if self.vocabulary is None:
+            reason = "; ".join(["put its tokenizer.json into the folder", *self.notes])
             raise ValueError(
-                f"{self.folder}: has no vocabulary, so the model takes ids but no text (put its "
-                "tokenizer.json into the folder)"
+                f"{self.folder}: has no vocabulary, so the model takes ids but no text ({reason})"
             )
         return self.vocabulary
 
@@ -147,5 +149,6 @@ def build(folder: Path, contents: ModelContents) -> LoadedModel:
         contents.has_head,
         classifier,
         contents.vocabulary,
-        dict(contents.provenance),
+        contents.provenance,
+        contents.notes,
     )

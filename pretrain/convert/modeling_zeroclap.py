@@ -23,7 +23,6 @@ from transformers.modeling_outputs import (
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
-    TokenClassifierOutput,
 )
 from transformers.utils.generic import can_return_tuple
 
@@ -116,19 +115,10 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
     _no_split_modules = [ZeroclapLayer.__name__]
     _supports_sdpa = True
     _keys_to_ignore_on_load_unexpected = [r"^(pair_)?head\.", r"^classifier\.", r"^qa_outputs\."]
+    # Of the encoder's `embeddings`; the head over the vocabulary reads the same weight.
+    _input_embed_layer = "tokens"
     # Otherwise Trainer takes `**options` for a sign that `num_items_in_batch` is wanted.
     accepts_loss_kwargs = False
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the token table; the head over the vocabulary reads the same weight."""
-        base: Any = self.base_model
-        tokens: nn.Module = base.embeddings.tokens
-        return tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the token table."""
-        base: Any = self.base_model
-        base.embeddings.tokens = value
 
     def resize_token_embeddings(
         self,
@@ -342,7 +332,42 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
         return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
 
 
-class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
+class ZeroclapClassifier(ZeroclapPreTrainedModel):
+    """What the two kinds of classifiers share."""
+
+    encoder: ZeroclapModel
+    classifier: nn.Module
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **options: Any,  # noqa: ANN401 - those of the encoder
+    ) -> SequenceClassifierOutput:
+        """Compute the logits of every row, [B, C], or of every token, [B, T, C], and their loss.
+
+        `labels` are [B] classes, or numbers for a regression; `config.problem_type` says which
+        loss. Of tokens they are [B, T] classes, -100 where there is none.
+        """
+        outputs = self.encoder(
+            input_ids, attention_mask, token_type_ids, return_dict=True, **options
+        )
+        logits, loss = self.logits(outputs.last_hidden_state, attention_mask), None
+        if labels is not None:  # each task's loss has its own name for the logits
+            loss = self.loss_function(
+                logits=logits, pooled_logits=logits, labels=labels, config=self.config
+            )
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+    def logits(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the logits of the task from features [B, T, D]."""
+        raise NotImplementedError
+
+
+class ZeroclapForSequenceClassification(ZeroclapClassifier):
     """Token ids to the logits of classes."""
 
     def __init__(self, config: ZeroclapConfig) -> None:
@@ -363,33 +388,16 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
         self.classifier = ClassificationHead(config.hidden_size, head)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Any,  # noqa: ANN401 - those of the encoder
-    ) -> SequenceClassifierOutput:
-        """Compute the logits of every row, [B, C], and their loss.
-
-        `labels` are [B] classes, or numbers for a regression; `config.problem_type` says which
-        loss.
-        """
-        outputs = self.encoder(
-            input_ids, attention_mask, token_type_ids, return_dict=True, **options
-        )
+    def logits(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the logits of features [B, T, D]."""
         mask = None if attention_mask is None else attention_mask.bool()
-        features = outputs.last_hidden_state
         if self.config.classifier_pooling == "first":
             features = _first_features(features, mask)
-        logits = self.classifier(features, mask)
-        loss = None if labels is None else self.loss_function(labels, logits, self.config)
-        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+        logits: Tensor = self.classifier(features, mask)
+        return logits
 
 
-class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
+class ZeroclapForTokenClassification(ZeroclapClassifier):
     """Token ids to the logits of classes of every token."""
 
     def __init__(self, config: ZeroclapConfig) -> None:
@@ -401,25 +409,10 @@ class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels or 0)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Any,  # noqa: ANN401 - those of the encoder
-    ) -> TokenClassifierOutput:
-        """Compute the logits of every token, [B, T, C], and their loss.
-
-        `labels` are [B, T] classes, -100 where there is none.
-        """
-        outputs = self.encoder(
-            input_ids, attention_mask, token_type_ids, return_dict=True, **options
-        )
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
-        loss = None if labels is None else self.loss_function(logits, labels, self.config)
-        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+    def logits(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the logits of features [B, T, D]."""
+        logits: Tensor = self.classifier(self.dropout(features))
+        return logits
 
 
 class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):

@@ -1,6 +1,9 @@
 """Read model folders: RoBERTa, ALBERT and zeroclap models as transformers saves them.
 
 Nothing in a folder is executed, and transformers is not needed.
+
+Order: `read_folder`, the files, settings, weights, and `_FORMS`, the table of what differs between
+the classes.
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from pretrain.model.config import ModelConfig
 
 Weights = Mapping[str, Tensor]
 
-_OF_BOTH = {
+_NOT_MODELLED: Mapping[str, object] = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
     "is_encoder_decoder": False,
@@ -37,30 +40,15 @@ _OF_BOTH = {
     "add_cross_attention": False,
     "quantization_config": None,
 }
-_NOT_MODELLED: Mapping[str, Mapping[str, object]] = {
-    # RoBERTa counts positions from the id of `<pad>` on.
-    "roberta": {**_OF_BOTH, "hidden_act": "gelu", "pad_token_id": 1},
-    "albert": {**_OF_BOTH, "inner_group_num": 1},
-}
-"""Settings of RobertaConfig and AlbertConfig that change a model's outputs, with the default, which
-is the only supported value."""
+"""Settings of transformers that change a model's outputs, with the default, which is the only
+supported value."""
 _UNUSED = re.compile(
     r"(roberta|albert)\.embeddings\.(position_ids|token_type_ids)"
     r"|roberta\.pooler\.dense\.(weight|bias)"
 )
 """Counters, and the pooler, which neither a masked language model nor a classifier has."""
-_INDEX = "model.safetensors.index.json"
-_FETCHED = ("config.json", "*.safetensors", _INDEX, *tokenizer_files.NAMES)
-_KINDS = {
-    "roberta": "roberta",
-    "xlm-roberta": "roberta",
-    "camembert": "roberta",
-    "albert": "albert",
-    "zeroclap": "zeroclap",
-}
-"""Accepted values of model_type, with the class that has the same weights and settings."""
-_PREFIXES = {"roberta": "roberta.", "albert": "albert.", "zeroclap": "encoder."}
-"""Prefix of the encoder's weights."""
+_WHOLE, _PICKLED, _INDEX = "model.safetensors", "pytorch_model.bin", ".index.json"
+_FETCHED = ("config.json", "*.safetensors", _WHOLE + _INDEX, *tokenizer_files.NAMES)
 
 
 def located(model: Path) -> Path:
@@ -75,7 +63,7 @@ def located(model: Path) -> Path:
     try:
         folder = hub.fetch(name, _FETCHED)
         found = any(folder.glob("*.safetensors"))
-        return folder if found else hub.fetch(name, ["pytorch_model.bin"])
+        return folder if found else hub.fetch(name, ["pytorch_model*"])
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -88,8 +76,8 @@ def read_folder(folder: Path) -> ModelContents:
     say what was added or left out.
 
     Args:
-        folder: or a name on the Hugging Face hub. It holds config.json, and model.safetensors
-            (whole, or in parts under model.safetensors.index.json) or pytorch_model.bin.
+        folder: or a name on the Hugging Face hub. It holds config.json, and model.safetensors or
+            pytorch_model.bin, either of which may be in parts with an index.
 
     Raises:
         ValueError: a file is missing or damaged, a setting is one that our model does not have,
@@ -98,24 +86,20 @@ def read_folder(folder: Path) -> ModelContents:
     """
     folder = located(folder)
     settings = _settings(folder)
-    kind = _KINDS[settings["model_type"]]
+    form = _FORMS[settings["model_type"]]
     file, theirs = read_weights(folder)
-    if not any(name.startswith(_PREFIXES[kind]) for name in theirs):  # an encoder alone
-        theirs = {_PREFIXES[kind] + name: weight for name, weight in theirs.items()}
+    if not any(name.startswith(form.prefix) for name in theirs):  # an encoder alone
+        theirs = {form.prefix + name: weight for name, weight in theirs.items()}
     notes: list[str] = []
     with _naming(folder / "config.json"):
-        config = _architecture(kind, settings, theirs)
-        classifier = _classifier(kind, settings, theirs)
+        config = _architecture(form, settings, theirs)
+        classifier = _classifier(form, settings, theirs)
         size = sum(weight.nbytes for weight in theirs.values())
         check_declared_size(config, classifier, size)
     empty = empty_weights(config, classifier)
     with _naming(file):
-        if kind == "roberta":
-            weights = _roberta_weights(theirs, empty, notes)
-        elif kind == "albert":
-            weights = _albert_weights(theirs, empty, config, notes)
-        else:
-            weights = _own_weights(theirs, empty, settings, notes)
+        weights = form.weights(theirs, empty, config, notes)
+    kind = form.prefix.removesuffix(".")
     vocabulary, order = tokenizer_files.read_vocabulary(folder, kind, config, notes)
     other_ids = kind == "albert" and settings.get("pad_token_id", 0) != Tokenizer.pad_id
     if vocabulary is None and other_ids:
@@ -142,13 +126,12 @@ def _settings(folder: Path) -> dict[str, Any]:
     """Read config.json, whose model_type is one of ours."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(
-            f"{folder}: is not a model folder, it has no config.json "
-            f"(`{as_invoked('pretrain export')} RUN --output FOLDER` makes one)"
-        )
+        what = "is not a model folder, it has no config.json"
+        makes = f"`{as_invoked('pretrain export')} RUN --output FOLDER` makes one"
+        raise ValueError(f"{folder}: {what if folder.exists() else 'no such folder'} ({makes})")
     settings = read_json(path)
-    if (found := settings.get("model_type")) not in [*_KINDS]:
-        accepted = ", ".join(map(repr, _KINDS))
+    if (found := settings.get("model_type")) not in [*_FORMS]:
+        accepted = ", ".join(map(repr, _FORMS))
         raise ValueError(f"{path}: model_type {found!r}; accepted: {accepted}")
     return settings
 
@@ -169,28 +152,28 @@ def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
             weights |= load_file(str(file))
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file}: is cut short or damaged: {error}") from None
-    return (files[0] if len(files) == 1 else folder / _INDEX), weights
+    return (files[0] if len(files) == 1 else folder), weights
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the files with a folder's weights.
 
     Raises:
-        ValueError: there are none, or the index names files elsewhere.
+        ValueError: there are none, or the index names a file that the folder does not have.
     """
-    for name in ("model.safetensors", _INDEX, "pytorch_model.bin"):
-        if (file := folder / name).is_file():
-            break
-    else:
-        raise ValueError(f"{folder}: has no model.safetensors, {_INDEX} or pytorch_model.bin")
-    if name != _INDEX:
-        return [file]
-    names = read_json(file).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(x, str) for x in names.values()):
-        raise ValueError(f"{file}: weight_map is not a mapping of weights to files")
-    if wrong := [name for name in names.values() if Path(name).name != name]:
-        raise ValueError(f"{file}: {wrong[0]!r} is not a file of this folder")
-    return [folder / name for name in sorted(set(names.values()))]
+    names = [_WHOLE, _WHOLE + _INDEX, _PICKLED, _PICKLED + _INDEX]
+    present = [folder / name for name in names if (folder / name).is_file()]
+    if not present:
+        raise ValueError(f"{folder}: has none of {', '.join(names)}")
+    if present[0].suffix != ".json":
+        return present[:1]
+    places = read_json(present[0]).get("weight_map")
+    parts: list[Any] = [*places.values()] if isinstance(places, dict) else [places]
+    for part in parts:
+        in_folder = isinstance(part, str) and Path(part).name == part
+        if not in_folder or not (folder / part).is_file():
+            raise ValueError(f"{present[0]}: weight_map: {part!r} is not a file of this folder")
+    return [folder / part for part in sorted(set(parts))]
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - as the file has it
@@ -200,12 +183,11 @@ def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a
     return settings[name]
 
 
-def _architecture(kind: str, settings: Mapping[str, Any], theirs: Weights) -> ModelConfig:
-    read = {"roberta": _roberta_config, "albert": _albert_config, "zeroclap": _own_config}
-    for name, accepted in _NOT_MODELLED.get(kind, {}).items():
+def _architecture(form: _Form, settings: Mapping[str, Any], theirs: Weights) -> ModelConfig:
+    for name, accepted in {**_NOT_MODELLED, **form.not_modelled}.items():
         if (value := settings.get(name, accepted)) != accepted:
             raise ValueError(f"{name} is {value!r}; accepted: {accepted!r}")
-    config = read[kind](settings)
+    config = form.config(settings)
     # transformers saves a classifier without it, and AlbertConfig does not mention it.
     has_pairs = not theirs.keys().isdisjoint({"pair_head.dense.weight", layout.ALBERT_PAIRS})
     return dataclasses.replace(config, pair_head=has_pairs)
@@ -252,11 +234,10 @@ def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
 
 
 def _classifier(
-    kind: str, settings: Mapping[str, Any], theirs: Weights
+    form: _Form, settings: Mapping[str, Any], theirs: Weights
 ) -> ClassificationConfig | None:
     """Describe the classification head of a folder; None without one."""
-    module = "" if kind == "albert" else "dense."
-    if f"{CLASSIFIER}{module}weight" not in theirs:
+    if form.classifier not in theirs:
         return None
     listed = settings.get("id2label")
     # transformers writes no labels where there are two classes.
@@ -267,9 +248,7 @@ def _classifier(
             f"problem_type is {problem!r} with {len(labels)} labels; accepted: "
             f"{layout.problem_types(len(labels))[0]!r}"
         )
-    dropout = settings.get("classifier_dropout")
-    if kind == "albert":
-        dropout = settings.get("classifier_dropout_prob", 0.1)
+    dropout = settings.get("classifier_dropout", settings.get("classifier_dropout_prob"))
     return ClassificationConfig(
         len(labels),
         () if labels == layout.unnamed(len(labels)) else labels,
@@ -286,17 +265,18 @@ def _labels(listed: object) -> tuple[str, ...]:
 
 
 def _own_weights(
-    theirs: Weights, empty: Weights, settings: Mapping[str, Any], notes: list[str]
+    theirs: Weights, empty: Weights, config: ModelConfig, notes: list[str]
 ) -> dict[str, Tensor]:
-    masks = len(settings.get("mask_token_ids", []))
-    trained = {
-        name: weight[: len(weight) - masks] if name in layout.BY_TOKEN else weight
-        for name, weight in theirs.items()
-    }
+    trained = dict(theirs)
+    if config.mask_embedding == "zero":  # without the rows of the mask
+        by_token = layout.BY_TOKEN & trained.keys()
+        trained |= {name: theirs[name][: config.vocab_size] for name in by_token}
     return _renamed(trained, {name: (name,) for name in empty}, empty, notes)
 
 
-def _roberta_weights(theirs: Weights, empty: Weights, notes: list[str]) -> dict[str, Tensor]:
+def _roberta_weights(
+    theirs: Weights, empty: Weights, _: ModelConfig, notes: list[str]
+) -> dict[str, Tensor]:
     left = _modern(theirs)
     _drop_tied(left, "lm_head", "roberta.embeddings.word_embeddings.weight")
     types = left.pop(layout.TOKEN_TYPES, None)
@@ -371,3 +351,37 @@ def _renamed(weights: Weights, names: Names, empty: Weights, notes: list[str]) -
         notes.append("there is no head over the vocabulary")
         names = {name: theirs for name, theirs in names.items() if name not in head}
     return joined(weights, names, empty)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """How one class of transformers names its settings and weights."""
+
+    prefix: str
+    """Of the encoder's weights."""
+    classifier: str
+    """A weight that only a model with a classification head has."""
+    config: Callable[[Mapping[str, Any]], ModelConfig]
+    weights: Callable[[Weights, Weights, ModelConfig, list[str]], dict[str, Tensor]]
+    not_modelled: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    """Further settings as in `_NOT_MODELLED`."""
+
+
+_ROBERTA = _Form(
+    "roberta.",
+    f"{CLASSIFIER}dense.weight",
+    _roberta_config,
+    _roberta_weights,
+    # Positions are counted from the id of `<pad>` on.
+    {"hidden_act": "gelu", "pad_token_id": 1},
+)
+_FORMS = {
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "albert": _Form(
+        "albert.", f"{CLASSIFIER}weight", _albert_config, _albert_weights, {"inner_group_num": 1}
+    ),
+    "zeroclap": _Form("encoder.", f"{CLASSIFIER}dense.weight", _own_config, _own_weights),
+}
+"""By the accepted values of model_type."""

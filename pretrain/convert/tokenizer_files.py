@@ -130,14 +130,12 @@ def read_vocabulary(
         notes.append(f"the vocabulary was left out: {error}")
         return None, []
     ids, rows = vocabulary.vocab_size, config.vocab_size
-    if ids <= rows if config.mask_embedding == "row" else vocabulary.mask_id >= rows:
-        if order and kind != "albert":
-            notes.append(
-                "the ids were put in this project's order, in which <mask> has the last, "
-                f"{ids - 1} (here {order[-1]}), and <s> has 0 (here {order[0]}); the rows of the "
-                "tokens follow"
-            )
-        return vocabulary, order and [*order, *range(ids, rows)]
-    else:
+    if ids > rows if config.mask_embedding == "row" else vocabulary.mask_id < rows:
         notes.append(f"the vocabulary was left out: it has {ids} ids, the model {rows} rows")
-    return None, []
+        return None, []
+    if order and kind != "albert":
+        notes.append(
+            f"the ids were put in this project's order, in which <mask> has the last, {ids - 1} "
+            f"(here {order[-1]}), and <s> has 0 (here {order[0]}); the rows of the tokens follow"
+        )
+    return vocabulary, order and [*order, *range(ids, rows)]

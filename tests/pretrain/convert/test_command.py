@@ -42,7 +42,7 @@ def test_wrong_inputs_are_refused_in_one_line_and_nothing_is_written(tmp_path, c
     taken.mkdir()
     (taken / "file").write_text("theirs")
     for words, message in (
-        ([tmp_path / "nowhere"], "nowhere: no such file"),
+        ([tmp_path / "nowhere"], "nowhere: no such file; accepted: a fairseq checkpoint"),
         ([tmp_path / "empty"], "empty: is a folder; accepted: a fairseq checkpoint"),
         ([tmp_path / "text.pt"], "text.pt"),
         ([checkpoint, "--tokenizer", tmp_path / "no-words"], "no-words"),

@@ -392,6 +392,20 @@ def test_weights_in_several_files_are_read(roberta, tmp_path):
     change(index, weight_map={**places, "lm_head.bias": "../elsewhere.safetensors"})
     with pytest.raises(ValueError, match="'../elsewhere.safetensors' is not a file of this folder"):
         read_folder(tmp_path)
+    change(index, weight_map=places)
+    pickled = {
+        path: path.with_name(f"{number}.bin")
+        for number, path in enumerate(sorted(tmp_path.glob("*.safetensors")))
+    }
+    for path, other in pickled.items():
+        torch.save(load_file(path), other)
+        path.unlink()
+    with pytest.raises(ValueError, match="'model-0000.-of-.*' is not a file of this folder"):
+        read_folder(tmp_path)
+    index.unlink()
+    others = {name: pickled[tmp_path / place].name for name, place in places.items()}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": others}))
+    same_logits(tmp_path, theirs)
 
 
 def test_the_layout_of_old_files_is_read(roberta, tmp_path):
@@ -465,6 +479,8 @@ def test_a_vocabulary_with_more_ids_than_the_model_has_rows_is_left_out(exported
     back = read_folder(folder)
     assert back.vocabulary is None
     assert "has 401 ids, the model 400 rows" in back.notes[0]
+    with pytest.raises(ValueError, match="has no vocabulary.*has 401 ids, the model 400 rows"):
+        load_model(folder).tokenizer  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -488,6 +504,7 @@ def test_a_vocabulary_with_more_ids_than_the_model_has_rows_is_left_out(exported
         ("albert", {"num_hidden_groups": 3}, "layer_groups: 3"),
         ("albert", {"type_vocab_size": 3}, r"token_type_embeddings\.weight \[2, 32\] instead"),
         ("albert", {"embedding_size": None}, "has no embedding_size"),
+        ("zero-clap", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ("zero-clap", {"vocab_size": None}, r"missing \['vocab_size'\]"),
         ("zero-clap", {"head": "wide"}, "head: 'wide'"),
         ("zero-clap", {"head": "roberta"}, r"left over: head\.beta$"),

@@ -309,5 +309,5 @@ def test_a_padded_vocabulary_is_accepted_without_its_padding(
 
 
 def test_no_model_is_refused(recipe, tmp_path):
-    with pytest.raises(ValueError, match="model.init_from: /nowhere: is not a model folder"):
+    with pytest.raises(ValueError, match="model.init_from: /nowhere: no such folder"):
         checked(recipe.load(tmp_path, "model.init_from=/nowhere"))
