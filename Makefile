@@ -13,9 +13,9 @@ PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
 help:
 	@echo "make setup     make .venv with everything that is needed"
-	@echo "make demo      the main job end to end on an embedded corpus, some minutes on 2 cores"
+	@echo "make demo      the main job end to end on an embedded corpus, about 4 minutes on 2 cores"
 	@echo "make test      the fast tests, about 4 minutes on 2 cores"
-	@echo "make test-slow runs that are killed and continue, machines, kernels for GPUs: about 25 minutes"
+	@echo "make test-slow runs that are killed and continue, machines, kernels for GPUs: about 20 minutes"
 	@echo "make test-gpu  the tests that need a GPU, at most 8 minutes on one; they skip where there is none"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"
@@ -30,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/python -m finetune demo
+	$(BIN)/zeroclap demo
 
 # Some tests wait more than they compute, so there are more processes than cores.
 test: $(READY)

@@ -52,7 +52,7 @@ def stages(output: Path, world_size: int) -> dict[str, str]:
         "a vocabulary for it": f"data_prep train-tokenizer --input {texts} --vocab-size 4096 "
         f"--output {out}/vocabulary",
         "text to indexed binaries, with several processes": f"data_prep prepare --input {texts} "
-        f"--output {out}/corpus --tokenizer {out}/vocabulary --valid-fraction 0.05 --workers 2",
+        f"--output {out}/corpus --tokenizer {out}/vocabulary --valid-fraction 0.07 --workers 2",
         "check every checksum and index": f"data_prep verify {out}/corpus",
         "pretraining through the deepspeed launcher, supervised, with a loss spike on the way": (
             f"pretrain supervise demo folder={out}/run data.corpus={out}/corpus "
@@ -66,11 +66,11 @@ def stages(output: Path, world_size: int) -> dict[str, str]:
         "what the model predicts for a masked word": (
             f"pretrain fill-mask {out}/model 'Return the <mask> of the given object.' --top-k 3"
         ),
-        "fine-tuning: from which module of Python is a docstring? On 200 of them, with two seeds, "
+        "fine-tuning: from which module of Python is a docstring? On 60 of them, with two seeds, "
         "from the pretrained and from random weights": (
             f"finetune finetune {out}/model --train {out}/{TASK}.csv --text docstring "
             f"--label module --dev-share 0.2 --name {TASK} --seeds 1,2 --weights both "
-            f"--output {out}/scores max_train_examples=200 epochs=10 learning_rate=3e-4 "
+            f"--output {out}/scores max_train_examples=60 epochs=10 learning_rate=5e-4 "
             "warmup_fraction=0.2 pooling=mean dropout=0 attention_dropout=0"
         ),
     }
