@@ -51,15 +51,7 @@ def _use(name: str, contents: ModelContents) -> str:
     if plain is not None:
         name_there = {"roberta": "RoBERTa", "albert": "ALBERT"}[plain]
         code = f"transformers' own {name_there}; no other code is needed."
-    return f"""---
-library_name: transformers
-pipeline_tag: {task}
----
-
-# {name}
-
-{what}, exported by zeroclap. Its architecture is {code}
-
+    python = f"""
 ```python
 from transformers import {call.partition(".")[0]}, AutoTokenizer
 
@@ -68,6 +60,17 @@ tokenizer = AutoTokenizer.from_pretrained(folder{trust})
 model = {call}
 ```
 {longer}"""
+    if not layout.in_transformers(config):
+        code, python = "not in transformers; zeroclap's commands read it.", ""
+    return f"""---
+library_name: transformers
+pipeline_tag: {task}
+---
+
+# {name}
+
+{what}, exported by zeroclap. Its architecture is {code}
+{python}"""
 
 
 def _training(facts: Mapping[str, Any] | None) -> Iterator[str]:

@@ -303,6 +303,7 @@ def test_what_transformers_cannot_compute_has_no_code_and_is_refused_there(
     note = save_model(tmp_path / "new", contents)
     assert note == "transformers cannot load it: it has latents, or an untied head"
     assert not any((tmp_path / "new").glob("*.py"))
+    assert "from_pretrained" not in (tmp_path / "new" / "README.md").read_text()
     folder = exported("causal-alibi").folder
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
     fields = {**config.to_dict(), "position": "none", **values}
