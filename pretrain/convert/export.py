@@ -33,8 +33,8 @@ def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple
             weights that the run began with.
 
     Returns:
-        The step of the exported checkpoint; and notes for the user: why it is not the newest,
-        where it is not, and how to load the model.
+        The step of the exported checkpoint; and notes for the user: of how many steps, and why it
+        is not the newest, where it is not the last; and how to load the model.
 
     Raises:
         ValueError: no run, no such checkpoint, none before a suspected spike, or a damaged one.
@@ -59,7 +59,9 @@ def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple
     }
     contents = ModelContents(architecture, weights, tokenizers.load(run), provenance)
     call = save_model(output, contents)
-    return step, [*([reason] if reason else []), call]
+    last = config.training.steps
+    unfinished = f"step {step} of the run's {last}" if step < last else ""
+    return step, [note for note in (unfinished, reason, call) if note]
 
 
 def _chosen(run: Path, state: RunState, step: int | None) -> tuple[int, str]:

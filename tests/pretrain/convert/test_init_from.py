@@ -172,12 +172,14 @@ def test_a_roberta_of_transformers_is_continued(
     assert validation(run)[4] < validation(run)[0]
 
 
-def test_step_0_of_a_run_that_draws_its_weights_can_be_exported(attempt, corpus, tmp_path):
+def test_step_0_of_a_run_that_draws_its_weights_can_be_exported(attempt, corpus, tmp_path, capsys):
     run = tmp_path / "run"
     assert attempt(run, "optimizer.learning_rate=1e-12", "schedule.minimum_learning_rate=0")[0] == 0
     loss = evaluated(exported(run, 0, tmp_path), corpus, tmp_path)
     assert loss == pytest.approx(validation(run)[4], abs=1e-6), "hardly trained since"
+    capsys.readouterr()
     facts = load_model(exported(run, 2, tmp_path)).provenance
+    assert "step 2 of the run's 4\n" in capsys.readouterr().out
     assert (facts["step"], facts["training"]["validation"]["step"]) == (2, 2)
     lines = metrics.read_metrics(run / metrics.METRICS)
     assert facts["training"]["tokens"] == sum(line["tokens"] for line in lines[:2]) > 0
