@@ -10,6 +10,7 @@ Order: the config, what all models share, the encoder, then one class for each t
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -362,9 +363,9 @@ class ZeroclapClassifier(ZeroclapPreTrainedModel):
             )
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
+    @abc.abstractmethod
     def logits(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the logits of the task from features [B, T, D]."""
-        raise NotImplementedError
 
 
 class ZeroclapForSequenceClassification(ZeroclapClassifier):
