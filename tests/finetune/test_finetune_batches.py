@@ -50,6 +50,20 @@ def test_a_batch_depends_on_seed_and_step_only(encoded, window):
     assert batch(1, 3) != batch(2, 3)
 
 
+@pytest.mark.parametrize("window", [1, 3, 50])
+def test_batches_are_chosen_many_at_a_time_and_are_those_that_are_chosen_one_by_one(
+    encoded, window, monkeypatch
+):
+    steps, calls, choose = [*range(120), 7, 119], [], ShuffledBatches._choose
+    fresh = [ShuffledBatches(encoded, 5, 1, window).chosen(step) for step in steps]
+    monkeypatch.setattr(
+        ShuffledBatches, "_choose", lambda *arguments: calls.append(1) or choose(*arguments)
+    )
+    batches = ShuffledBatches(encoded, 5, 1, window)
+    assert [batches.chosen(step) for step in steps] == fresh
+    assert len(calls) == {1: 5, 3: 42, 50: 5}[window]
+
+
 def test_windows_group_similar_lengths_without_a_trend(tiny_model):
     words = ["the", "dog", "sees", "a", "small", "bird", "near"] * 9
     examples = [Example((" ".join(words[: 1 + n * 7 % 60]),), 0) for n in range(640)]
