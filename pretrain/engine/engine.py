@@ -40,18 +40,14 @@ def deepspeed_json(
         ValueError: as `read_settings`, or a section has an unknown key.
     """
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from deepspeed.runtime.zero.offload_config import (
-        DeepSpeedZeroOffloadOptimizerConfig,
-        DeepSpeedZeroOffloadParamConfig,
-    )
+    from deepspeed.runtime.zero import config, offload_config
 
     settings = read_settings(name, batch, clipping, world_size)
     sections = settings | settings.get("zero_optimization", {})
     for section, record in {
-        "zero_optimization": DeepSpeedZeroConfig,
-        "offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
-        "offload_param": DeepSpeedZeroOffloadParamConfig,
+        "zero_optimization": config.DeepSpeedZeroConfig,
+        "offload_optimizer": offload_config.DeepSpeedZeroOffloadOptimizerConfig,
+        "offload_param": offload_config.DeepSpeedZeroOffloadParamConfig,
         "fp16": DeepSpeedFP16Config,
         "bf16": DeepSpeedBF16Config,
     }.items():

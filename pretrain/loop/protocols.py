@@ -169,11 +169,6 @@ class StepRecord:
     figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """What observers are shown beside, by name (records/figures.py)."""
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Input tokens of all ranks without padding, per second of the step."""
-        return self.result.tokens / self.seconds
-
 
 GO_ON = 0
 """The verdict to continue, as None is; any other number stops the loop on all ranks."""

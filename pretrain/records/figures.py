@@ -42,7 +42,7 @@ def figures(
     measured = record.measured
     found = {
         "perplexity": perplexity(record),
-        "tokens_per_second": record.tokens_per_second,
+        "tokens_per_second": record.result.tokens / record.seconds,
         "padding": 1 - record.result.tokens / positions,
         **counted,
     }
@@ -73,6 +73,7 @@ def perplexity(record: StepRecord) -> float:
 _CURVES = {
     "perplexity": "train/perplexity",
     "beta": "model/beta",
+    "tokens_per_second": "speed/tokens_per_second",
     "mfu": "speed/mfu",
     "padding": "data/padding",
     "memory_bytes": "memory/bytes",
@@ -95,7 +96,6 @@ def curves(record: StepRecord) -> dict[str, float]:
         "optimizer/gradient_norm": math.nan if norm is None else norm,
         "optimizer/loss_scale": result.loss_scale,
         "optimizer/learning_rate": record.learning_rate,
-        "speed/tokens_per_second": record.tokens_per_second,
         "speed/step_seconds": record.seconds,
         "speed/data_seconds": record.data_seconds,
         "data/epoch": record.epoch,

@@ -44,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     from pretrain.engine.distributed import PortInUse, adopt_launcher
 
     run = Path(arguments[0]).parent  # the supervisor puts its copy of the recipe there
-    local_rank = 0
+    local_rank, code = 0, EXIT_USAGE
+    expected: tuple[type[Exception], ...] = (ValueError, Failure)
     try:
         adopt_launcher(os.environ)
         local_rank = int(os.environ["LOCAL_RANK"])
@@ -54,17 +55,12 @@ def main(arguments: Sequence[str]) -> int:
         run = Path(config.folder)
         source = Source.parse(sources[-1].removeprefix(_FROM)) if sources else None
         setup = prepare(config, source, int(os.environ["WORLD_SIZE"]))
-    except (ValueError, Failure) as error:
+        code, expected = EXIT_FAILED, (NotLoaded, Failure)
+        return Attempt(setup).run() if setup else EXIT_DONE
+    except expected as error:
         # A supervisor chose the port and will choose another one.
         is_retried = isinstance(error, PortInUse) and control.token_of(os.environ)
-        return _fail(run, error, EXIT_FAILED if is_retried else EXIT_USAGE, local_rank)
-    except Exception as error:
-        failures.report(run, EXIT_FAILED, error, unexpected=True)
-        raise
-    try:
-        return Attempt(setup).run() if setup else EXIT_DONE
-    except (Failure, NotLoaded) as error:
-        return _fail(run, error, EXIT_FAILED, local_rank)
+        return _fail(run, error, EXIT_FAILED if is_retried else code, local_rank)
     except Exception as error:
         failures.report(run, EXIT_FAILED, error, unexpected=True)
         raise

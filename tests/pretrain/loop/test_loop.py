@@ -6,7 +6,6 @@ import pytest
 
 from pretrain.loop.loop import Hook, run
 from pretrain.loop.protocols import GO_ON, MicroBatch, StepResult
-from tests.pretrain.builders import step_record
 
 SPIKE, STOP = 75, 90
 
@@ -207,11 +206,6 @@ def test_a_finished_run_does_nothing():
     recorder = Recorder()
     assert go(recorder, 6, 6, hooks=[Hook(1, recorder.hook("save"))]) == GO_ON
     assert recorder.events == []
-
-
-def test_speed_is_tokens_per_second_of_the_step():
-    record = step_record(0, tokens=1000, seconds=4.0)
-    assert record.tokens_per_second == 250.0
 
 
 def test_a_hook_may_stop_the_loop_before_the_next_hook():
