@@ -111,9 +111,9 @@ def golden() -> Path:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of recordings and data sets that are too large to be committed."""
+    """The folder of data sets and checkpoints that are too large to be committed."""
     if not (folder := os.environ.get("ZEROCLAP_SHARED")):
-        pytest.skip("needs larger recordings or data sets (ZEROCLAP_SHARED)")
+        pytest.skip("needs data sets that are too large to be committed (ZEROCLAP_SHARED)")
     return Path(folder)
 
 

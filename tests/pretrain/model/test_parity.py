@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,14 @@ from pretrain.model.language_model import LanguageModel
 
 ENCODER, HEAD = "encoder.sentence_encoder.", "encoder.lm_head."
 GRADIENTS = ".grads.safetensors"
-LARGER = Path(os.environ.get("ZEROCLAP_SHARED", "/nowhere")) / "golden"
 FILES = [
     path
-    for folder in (Path(__file__).parents[2] / "fairseq", LARGER)
-    for path in sorted(folder.glob(f"*{GRADIENTS}"))
+    for path in sorted((Path(__file__).parents[2] / "fairseq").glob(f"*{GRADIENTS}"))
     if not path.name.startswith(("cls", "reg"))
 ]
 
 
-@pytest.fixture(params=FILES, ids=lambda path: f"{path.parent.name}/{path.name.split('.')[0]}")
+@pytest.fixture(params=FILES, ids=lambda path: path.name.split(".")[0])
 def recorded(request):
     """Every recording of a language model: its model with us, its tensors, its facts."""
     path = str(request.param).removesuffix(GRADIENTS)
