@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pretrain.processes import processes
-from pretrain.records import audit, checkpoints, ledger, metrics
-from tests.chaos.fault import PLAN
+from pretrain.records import audit, checkpoints, control, ledger, metrics
+from tests.chaos.fault import PLAN, plan
 from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).parents[2]
@@ -47,11 +47,11 @@ def undisturbed(run_ranks, recipe, tmp_path_factory):  # noqa: F811
     return weights(folder)
 
 
-def weights(run):
-    """Return the fp32 weights of a run's last checkpoint, which must be complete."""
+def weights(run, step=STEPS):
+    """Return the fp32 weights of a run's checkpoint, by default the last; it must be complete."""
     from pretrain.engine.consolidated import consolidated_weights
 
-    folder = checkpoints.folder_of(run, STEPS)
+    folder = checkpoints.folder_of(run, step)
     checkpoints.read_manifest(folder)
     return consolidated_weights(folder)
 
@@ -159,3 +159,23 @@ def chaos(tmp_path, recipe):  # noqa: F811
     chaos = Chaos(tmp_path, recipe.path)
     yield chaos
     chaos.clean_up()
+
+
+@pytest.fixture
+def attempt(run_ranks, chaos):
+    """`attempt(token, *faults)`: one attempt of two ranks with this token, without a launcher."""
+    from pretrain.train import __main__ as train
+
+    chaos.run.mkdir()  # as a supervisor does
+
+    def run(token, *faults):
+        def work():
+            os.environ[control.TOKEN_VARIABLE] = token
+            for fault in faults:
+                plan(fault, chaos.run)
+            with contextlib.redirect_stdout(io.StringIO()):
+                return train.main([str(chaos.recipe), f"folder={chaos.run}", *SHORT])
+
+        return run_ranks(2, work)
+
+    return run

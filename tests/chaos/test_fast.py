@@ -1,33 +1,8 @@
 """The part of the chaos suite that `make test` runs; the rest is in test_faults.py."""
 
-import contextlib
-import io
-import os
-
-import pytest
-
 from data_prep.common.exit_codes import EXIT_PREEMPTED
 from pretrain.records import control, heartbeat
 from pretrain.records.control import ControlFile
-from tests.chaos.conftest import SHORT
-
-
-@pytest.fixture
-def attempt(run_ranks, recipe, tmp_path):
-    """`attempt(token)`: one attempt with this token at the run below `tmp_path`."""
-    from pretrain.train import __main__ as train
-
-    (tmp_path / "run").mkdir()  # as a supervisor does
-
-    def run(token):
-        def work():
-            os.environ[control.TOKEN_VARIABLE] = token
-            with contextlib.redirect_stdout(io.StringIO()):
-                return train.main([str(recipe.path), f"folder={tmp_path / 'run'}", *SHORT])
-
-        return run_ranks(2, work)
-
-    return run
 
 
 def test_an_attempt_that_is_asked_to_stop_saves_and_the_next_one_continues(
