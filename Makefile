@@ -6,8 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # A file's tests share a process, as they share what is costly to set up; those of tests/machines and
-# tests/chaos do not. What takes longest begins first (tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
+# tests/chaos do not. What takes longest begins first (tests/conftest.py). Compiled files are kept for
+# the next process, even where the environment says otherwise: half of the collection is compiling.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup demo test test-slow test-gpu lint format clean
 
