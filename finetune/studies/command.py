@@ -35,6 +35,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--seeds", type=seeds, help="such as 1-5; more may be added later (default: the study's)")
     add("--data", default="", help="GLUE's data, as for glue; needed where models are fine-tuned")
     add("--jobs", type=int, default=0, help="runs at once (default: as the devices allow)")
+    at_once = "fine-tunings of a run at once, which share its device (default: %(default)s)"
+    add("--glue-jobs", type=int, default=1, metavar="N", help=at_once)
     engine = "on this machine, or each run as a task of a Ray cluster (default: %(default)s)"
     add("--engine", choices=("local", "ray"), default="local", help=engine)
     add("--dry-run", action="store_true", help="print arms, runs and costs, and do nothing")
@@ -54,8 +56,9 @@ def study(options: argparse.Namespace) -> int:
     from finetune.studies import study as studies
     from finetune.studies.report import write_report
 
-    if options.jobs < 0:
-        raise ValueError(f"--jobs {options.jobs}: accepted: 0 or more")
+    for name, least in (("jobs", 0), ("glue_jobs", 1)):
+        if (value := getattr(options, name)) < least:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: accepted: {least} or more")
     chosen = studies.load(options.study, toy=options.toy)
     chosen = dataclasses.replace(chosen, seeds=options.seeds or chosen.seeds)
     checked = studies.check_arms(chosen, options.overrides)
@@ -149,7 +152,7 @@ def _stages(
     chosen: Study, checked: CheckedArm, seed: int, folder: Path, options: argparse.Namespace
 ) -> list[Stage]:
     """Return the commands of a run."""
-    from finetune.studies.study import finetuning_arms
+    from finetune.studies.study import Arm, finetuning_arms
     from pretrain.config.settings import override
 
     model, trained = str(folder / "model"), str(folder / "run")
@@ -168,14 +171,15 @@ def _stages(
         evaluate += ["--json", str(folder / f"{EVALUATION}{of_corpus}.json")]
         evaluate += ["--lengths", lengths] if lengths else []
         found.append(Stage(f"evaluate{of_corpus}", evaluate))
-    for way in finetuning_arms(chosen):
+    for way in finetuning_arms(chosen, checked.arm):
         assert chosen.finetune is not None
         name = way.folder or "all"
-        glue = ["finetune", "glue", model, "--data", options.data, "--no-models", "--jobs", "1"]
-        glue += ["--tasks", ",".join(chosen.finetune.tasks)]
-        glue += ["--seeds", ",".join(map(str, chosen.finetune.seeds))]
-        glue += ["--output", str(folder / "scores" / name), *way.words]
-        found.append(Stage(f"glue-{name}", glue))
+        for number, (tasks, numbers, own) in enumerate(chosen.finetune.groups):
+            glue = ["finetune", "glue", model, "--data", options.data, "--no-models"]
+            glue += ["--jobs", str(options.glue_jobs), "--tasks", ",".join(tasks)]
+            glue += ["--seeds", ",".join(map(str, numbers))]
+            glue += ["--output", str(folder / "scores" / name), *way.words, *Arm((), own).words]
+            found.append(Stage(f"glue-{name}{f'-{number}' * bool(number)}", glue))
     return found
 
 
@@ -191,7 +195,7 @@ def _engine(options: argparse.Namespace, ranks: int) -> Engine:
     gpus_of(ranks)
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, options.jobs, ranks)
-    return job.local(devices, max(1, cores // (len(devices) * ranks)))
+    return job.local(devices, max(1, cores // (len(devices) * ranks * options.glue_jobs)))
 
 
 def _forecast(
@@ -226,9 +230,10 @@ def _forecast(
     else:
         lines.append(f"hours: unknown; recipes of this kind were not measured on {options.kind}")
     if chosen.finetune:
-        tasks, ways = chosen.finetune.tasks, finetuning_arms(chosen)
-        number = len(runs) * len(ways) * len(tasks) * len(chosen.finetune.seeds)
-        lines.append(f"fine-tuning: {count(number, 'run')} on {', '.join(tasks)}")
+        ways = sum(len(finetuning_arms(chosen, run.arm)) for run in runs)
+        of_each = sum(len(tasks) * len(numbers) for tasks, numbers, _ in chosen.finetune.groups)
+        tasks = ", ".join(chosen.finetune.tasks)
+        lines.append(f"fine-tuning: {count(ways * of_each, 'run')} on {tasks}")
     return "\n".join(lines) + "\n"
 
 

@@ -68,10 +68,17 @@ def _sections(study: Study, checked: Sequence[CheckedArm], found: Results) -> li
         _comparison("Differences in pretraining", study, checked, found.pretraining),
     ]
     if found.finetuning:
+        over = (
+            "median over the seeds of fine-tuning (lowest to highest) of one pretrained model: "
+            "another seed of pretraining may differ by more than these intervals"
+            if len(study.seeds) == 1
+            else "the mean over the seeds of fine-tuning; median over the seeds of pretraining "
+            "(lowest to highest)"
+        )
         sections += [
             _table("Fine-tuning", found.finetuning, _median),
-            "Per cent on dev after the last epoch, the mean over the seeds of fine-tuning; median "
-            "over the seeds of pretraining (lowest to highest). Collapsed runs count.\n",
+            f"Per cent on dev after the last epoch, {over}. Collapsed runs count; in all so many "
+            "are collapsed.\n",
             _comparison("Differences in fine-tuning", study, checked, found.finetuning),
         ]
     return [*sections, _table("Cost", found.cost, _sum_up)]
@@ -90,7 +97,9 @@ def _cells(frame: DataFrame, names: Sequence[str], cell: Cell) -> list[str]:
 
 
 def _median(name: str, values: Series) -> str:
-    """Median, lowest and highest of a figure."""
+    """Median, lowest and highest of a figure; of collapsed runs, their number."""
+    if name == results.COLLAPSED:
+        return f"{values.sum():.0f}"
     median, low, high = map(_number, (values.median(), values.min(), values.max()))
     return median if low == high else f"{median} ({low} to {high})"
 
@@ -114,9 +123,9 @@ def _number(value: float) -> str:
 
 def _comparison(title: str, study: Study, checked: Sequence[CheckedArm], measured: Measured) -> str:
     """Return a table of the differences of arms that differ in one factor."""
-    names = [name for name in results.names_of(measured) if name != "collapsed"]
+    names = [name for name in results.names_of(measured) if name != results.COLLAPSED]
     rows, confounded, intervals, seeds = [], list[str](), 0, 0
-    for one, other in comparisons(measured, study.best):
+    for one, other in comparisons(measured, study.best, study.pairs):
         found = results.paired(measured, one, other).reindex(names, fill_value=math.nan)
         intervals, seeds = intervals + found["mean"].count(), max(seeds, int(found["seeds"].max()))
         pair = f"{other.name} − {one.name}"

@@ -21,7 +21,7 @@ from finetune.studies.job import EVALUATION
 from finetune.studies.study import Arm, Run, Study, finetuning_arms
 from pretrain.records import ledger, metrics, status
 
-LOSS = "validation loss"
+LOSS, COLLAPSED = "validation loss", "collapsed"
 T = TypeVar("T")
 Figures = dict[str, float]
 """By name, of one arm with one seed. A loss that is not finite is inf."""
@@ -51,8 +51,9 @@ class Results:
     pretraining: Measured
     """Validation loss at the end, perplexities by length, accuracies of pairs."""
     finetuning: Measured
-    """Of each arm with each way of fine-tuning: the tasks' scores after the last epoch, the mean
-    over the seeds of fine-tuning; and how many of these runs collapsed."""
+    """Of each arm with each way of fine-tuning: the tasks' scores after the last epoch, and how
+    many of the runs collapsed. A row is a seed of pretraining, with the means over the seeds of
+    fine-tuning; or, in a study with one seed of pretraining, a seed of fine-tuning."""
     cost: Measured
     """Tokens, device hours of the steps (not of starts, evaluations and saves), tokens per second,
     spikes and rollbacks."""
@@ -88,13 +89,17 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
             continue
         curve = _curve(seen)
         loss = _finite(curve.validation[-1] if curve.validation else None)
-        pretraining[run.arm, run.seed] = {LOSS: loss, **_evaluated(folder)}
+        pretraining[run.arm, run.seed] = {LOSS: loss, **_evaluated(folder, study.subsets)}
         cost[run.arm, run.seed] = _cost(seen)
         curves.setdefault(run.arm, []).append(curve)
-        for way in finetuning_arms(study):
+        for way in finetuning_arms(study, run.arm):
             if scores := _scores(folder / "scores" / (way.folder or "all")):
                 both = Arm((*run.arm.levels, *way.levels), {**run.arm.settings, **way.settings})
-                finetuning[both, run.seed] = scores
+                by_seed = DataFrame.from_dict(scores, orient="index")
+                if len(study.seeds) > 1:
+                    one = {**by_seed.mean(), COLLAPSED: by_seed[COLLAPSED].sum()}
+                    scores = {run.seed: one}
+                finetuning |= {(both, seed): figures for seed, figures in scores.items()}
     found = Results(table(pretraining), table(finetuning), table(cost), curves, unfinished)
     return _best(found, study.best) if study.best else found
 
@@ -135,7 +140,7 @@ def _cost(seen: status.RunView) -> Figures:
     }
 
 
-def _evaluated(folder: Path) -> Figures:
+def _evaluated(folder: Path, subsets: bool) -> Figures:
     """Return what `evaluate --json` measured, with the corpus's name where there are several."""
     found = Figures()
     for path in sorted(folder.glob(f"{EVALUATION}*.json")):
@@ -143,25 +148,27 @@ def _evaluated(folder: Path) -> Figures:
         for each in json.loads(path.read_text(encoding="utf-8")):
             perplexity = _finite(each["total"]["perplexity"])
             found[f"perplexity{on}, {each['length']:,} tokens"] = perplexity
+            for name, score in each["subsets"].items() if subsets else ():
+                perplexity = _finite(score["perplexity"])
+                found[f"perplexity{on} on {name}, {each['length']:,} tokens"] = perplexity
             for name, score in each.get("pairs", {}).items():
                 found[f"{name} accuracy{on}"] = score["accuracy"]
     return found
 
 
-def _scores(folder: Path) -> Figures:
-    """Return the scores of each task, and the number of runs that collapsed.
+def _scores(folder: Path) -> dict[int, Figures]:
+    """Return by seed the scores of each task, and the number of runs that collapsed.
 
     A run that collapsed counts with its score.
     """
-    by_task: dict[str, list[float]] = {}
-    collapsed = 0
+    found: dict[int, Figures] = {}
     for path in sorted(folder.glob(f"*/{RESULT}")):
         result = read_result(path.parent)
+        figures = found.setdefault(result["seed"], {})
         score = mean(result["last"], task_of(result["plan"]).official)
-        by_task.setdefault(result["task"], []).append(100 * score)
-        collapsed += bool(result["collapsed"])
-    found = {task: statistics.fmean(scores) for task, scores in by_task.items()}
-    return {**found, "collapsed": float(collapsed)} if found else {}
+        figures[result["task"]] = 100 * score
+        figures[COLLAPSED] = figures.get(COLLAPSED, 0.0) + bool(result["collapsed"])
+    return found
 
 
 def _finite(value: float | None) -> float:

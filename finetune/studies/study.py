@@ -32,6 +32,15 @@ Factors = dict[str, dict[str, dict[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
+class OfTask:
+    """How one task is fine-tuned otherwise than the rest."""
+
+    seeds: list[NonNegativeInt] = dataclasses.field(default_factory=lambda: [1])
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Besides `FineTuning.settings`."""
+
+
+@dataclasses.dataclass(frozen=True)
 class FineTuning:
     """What every model of a study is fine-tuned on."""
 
@@ -42,16 +51,33 @@ class FineTuning:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     factors: Factors = dataclasses.field(default_factory=dict)
     """Factors of fine-tuning: each model is fine-tuned in every combination of levels."""
+    only: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    """Levels of these factors that only some models have, with the levels of those models."""
+    by_task: dict[str, OfTask] = dataclasses.field(default_factory=dict)
+    """Tasks with other seeds or further settings."""
 
     def __post_init__(self) -> None:
         """Check the section.
 
         Raises:
-            ValueError: no tasks, a factor without levels, no seeds or one twice.
+            ValueError: no tasks, a factor without levels, no seeds or one twice, a level or a task
+                that is not one of the section's.
         """
         if not self.tasks:
             raise ValueError("finetune.tasks: there is none")
         _check(self.factors, self.seeds, "finetune.")
+        _check_known("finetune.only", self.only, _levels(self.factors))
+        _check_known("finetune.by_task", self.by_task, self.tasks)
+        for task, own in self.by_task.items():
+            _check({}, own.seeds, f"finetune.by_task.{task}.")
+
+    @property
+    def groups(self) -> list[tuple[list[str], list[int], Settings]]:
+        """Tasks that are fine-tuned alike, their seeds, and the settings that they have besides."""
+        rest = [task for task in self.tasks if task not in self.by_task]
+        groups: list[tuple[list[str], list[int], Settings]]
+        groups = [([task], own.seeds, own.settings) for task, own in self.by_task.items()]
+        return [(rest, self.seeds, {}), *groups] if rest else groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +92,10 @@ class Study:
     best: str = ""
     """A factor of which only the level with the lowest validation loss is reported, such as the
     learning rate. The comparison then is between arms that were tuned alike."""
+    pairs: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    """Levels of one factor that are compared as well, the second with the first."""
+    subsets: bool = False
+    """Whether the perplexity of each subset of the validation text is reported."""
     lengths: list[PositiveInt] = dataclasses.field(default_factory=list)
     """Perplexity is measured on inputs of so many tokens; empty: on blocks as in training."""
     finetune: FineTuning | None = None
@@ -85,6 +115,21 @@ class Study:
             raise ValueError(f"finetune.factors.{min(both)}: is the name of a factor above as well")
         if self.best and self.best not in self.factors:
             raise ValueError(f"best: {self.best!r} is not one of {', '.join(self.factors)}")
+        for level, models in (self.finetune.only if self.finetune else {}).items():
+            _check_known(f"finetune.only.{level}", models, _levels(self.factors))
+        factors = self.factors | (self.finetune.factors if self.finetune else {})
+        for pair in self.pairs:
+            _check_known("pairs", pair, _levels(factors))
+
+
+def _levels(factors: Factors) -> list[str]:
+    return [level for levels in factors.values() for level in levels]
+
+
+def _check_known(key: str, names: Iterable[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{key}: {name!r} is not one of {', '.join(known)}")
 
 
 def _check(factors: Factors, seeds: Sequence[int], section: str = "") -> None:
@@ -223,6 +268,8 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
         found.append(CheckedArm(arm, config, model, ranks))
     chosen = tasks.find(study.finetune.tasks) if study.finetune else []
     settings = [runs.check_settings(chosen, way.words) for way in ways]
+    for names, _, own in study.finetune.groups if study.finetune else ():
+        runs.check_settings(tasks.find(names), Arm((), own).words)
     _check_distinct([each.arm for each in found], [_resolved(each) for each in found])
     _check_distinct(ways, settings)
     return found
@@ -244,19 +291,29 @@ def pretraining_arms(study: Study) -> list[Arm]:
     return arms_of(study.factors, {"recipe": study.recipe, **study.settings})
 
 
-def finetuning_arms(study: Study) -> list[Arm]:
-    """Return the ways in which each model is fine-tuned; none without a section `finetune`."""
+def finetuning_arms(study: Study, arm: Arm | None = None) -> list[Arm]:
+    """Return the ways in which an arm's models are fine-tuned, by default all ways of the study.
+
+    There is none without a section `finetune`.
+    """
     if study.finetune is None:
         return []
-    return arms_of(study.finetune.factors, study.finetune.settings)
+    ways, only = arms_of(study.finetune.factors, study.finetune.settings), study.finetune.only
+    if arm is None:
+        return ways
+    own = {level for _, level in arm.levels}
+    return [way for way in ways if all(own & {*only.get(level, own)} for _, level in way.levels)]
 
 
-def comparisons(arms: Iterable[Arm], best: str = "") -> list[tuple[Arm, Arm]]:
+def comparisons(
+    arms: Iterable[Arm], best: str = "", pairs: Sequence[tuple[str, str]] = ()
+) -> list[tuple[Arm, Arm]]:
     """Return the pairs of arms that differ in one factor, the factor's first level first.
 
     Args:
         arms: all that may be compared.
         best: a factor of which only the best level is kept; its levels are ignored.
+        pairs: of levels that are compared as well (`Study.pairs`).
     """
     levels = {arm: {f: level for f, level in arm.levels if f != best} for arm in arms}
     first: dict[str, str] = {}
@@ -266,7 +323,7 @@ def comparisons(arms: Iterable[Arm], best: str = "") -> list[tuple[Arm, Arm]]:
         (one, other)
         for factor, base in first.items()
         for one, other in itertools.product(levels, levels)
-        if levels[one][factor] == base
+        if (levels[one][factor] == base or (levels[one][factor], levels[other][factor]) in pairs)
         and {name for name, _ in levels[one].items() ^ levels[other].items()} == {factor}
     ]
 

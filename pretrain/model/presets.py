@@ -55,6 +55,14 @@ SIZES: Mapping[str, Delta] = {
         "intermediate_size": 64,
         "max_positions": 64,
     },
+    # Between small and base: 51 million weights with a vocabulary of 50,265.
+    "medium": {
+        "hidden_size": 512,
+        "num_layers": 8,
+        "num_heads": 8,
+        "intermediate_size": 2048,
+        "max_positions": 512,
+    },
     **_ALBERT_SIZES,
     # ModernBERT's (Warner et al. 2024): deep and narrow.
     "modern-base": {"num_layers": 22, "intermediate_size": 1152},

@@ -111,14 +111,44 @@ def test_arms_keep_their_order_where_the_first_one_lacks_a_seed(view, tmp_path):
     """Else the others would be the ones that it is compared with."""
     runs = runs_of([OURS, THEIRS], [1, 2])
     view({run.name: True for run in runs[1:]})
-    found = results.collect(SimpleNamespace(finetune=None, best=""), runs, tmp_path)
+    found = results.collect(SimpleNamespace(finetune=None, best="", subsets=False), runs, tmp_path)
     assert [*found.pretraining] == [OURS, THEIRS]
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 2]])
+def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(
+    view, tmp_path, monkeypatch, seeds
+):
+    """So a study with one pretrained model an arm has intervals."""
+    score = dict.fromkeys(("accuracy", "matthews"))
+    for arm, of_arm in ((OURS, {1: 0.5, 2: 0.6}), (THEIRS, {1: 0.7, 2: 0.6, 3: 0.8})):
+        for seed, value in of_arm.items():
+            folder = tmp_path / f"{arm.folder}-seed1" / "scores" / "all" / f"CoLA-{seed}"
+            folder.mkdir(parents=True)
+            last = {key: value for key in score}
+            result = {"task": "CoLA", "seed": seed, "last": last, "best": last, "epochs": [last]}
+            result |= {"collapsed": "" if seed < 2 else "always the same", "plan": {"task": "CoLA"}}
+            (folder / "result.json").write_text(json.dumps(result))
+    runs = runs_of([OURS, THEIRS], [1])
+    view({run.name: True for run in runs})
+    loaded = SimpleNamespace(best="", subsets=False, seeds=seeds)
+    ways = lambda study, arm: [Arm((), {})]  # noqa: E731
+    monkeypatch.setattr(results, "finetuning_arms", ways)
+    found = results.collect(loaded, runs, tmp_path).finetuning
+    table = report._table("Fine-tuning", found, report._median)
+    if len(seeds) > 1:
+        assert found[THEIRS].to_dict("index") == {1: {"CoLA": pytest.approx(70), "collapsed": 2}}
+        assert "| CLAP | 70.00 | 2 |" in table
+    else:
+        assert found[THEIRS]["CoLA"].tolist() == pytest.approx([70, 60, 80])
+        assert "| CLAP | 70.00 (60.00 to 80.00) | 2 |" in table
+        assert results.paired(found, OURS, THEIRS).loc["CoLA"].seeds == 2
 
 
 def test_a_run_that_cannot_be_read_is_named(view, tmp_path):
     runs = runs_of([OURS, THEIRS], [1])
     view({runs[0].name: "ledger.jsonl: record 3 was changed", runs[1].name: True})
-    found = results.collect(SimpleNamespace(finetune=None, best=""), runs, tmp_path)
+    found = results.collect(SimpleNamespace(finetune=None, best="", subsets=False), runs, tmp_path)
     assert found.unfinished == [f"{runs[0].name} (ledger.jsonl: record 3 was changed)"]
     assert [*found.pretraining] == [THEIRS]
 

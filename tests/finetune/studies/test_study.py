@@ -108,6 +108,21 @@ WRONG = [
     ("toy: 3", ["--toy"], "study.yaml: has no section"),
     ("factors: [a]", ["--toy"], "study.yaml: factors"),
     ("toy: {factors: [a]}", ["--toy"], "study.yaml: factors"),
+    ("finetune: {tasks: [CoLA], by_task: {RTE: {}}}", ["--data", "GLUE"], "'RTE' is not one of"),
+    ("finetune: {tasks: [CoLA], by_task: {CoLA: {seeds: []}}}", ["--data", "GLUE"], "seeds []"),
+    (
+        "finetune: {tasks: [CoLA], by_task: {CoLA: {settings: {epoch: 3}}}}",
+        ["--data", "GLUE"],
+        "epochs",
+    ),
+    ("finetune: {tasks: [CoLA], only: {mean: [ALiBi]}}", ["--data", "GLUE"], "finetune.only"),
+    (
+        "finetune: {tasks: [CoLA], factors: {e: {a: {}}}, only: {a: [rotary]}}",
+        ["--data", "GLUE"],
+        "finetune.only.a: 'rotary' is not one of learned, ALiBi",
+    ),
+    ("pairs: [[ALiBi, rotary]]", [], "pairs: 'rotary' is not one of"),
+    ("", ["--glue-jobs", "0"], "--glue-jobs"),
     ("finetune: {tasks: [CoLA]}", [], "--data"),
     ("finetune: {tasks: [COLLA]}", ["--data", "GLUE"], "CoLA"),
     ("", ["--jobs", "-1"], "--jobs"),
@@ -145,6 +160,57 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
     assert not output.exists()
 
 
+def test_the_arms_of_published_medium_differ_only_in_what_the_study_says():
+    loaded = study.load("published-medium", toy=False)
+    checked = {}
+    for arm in study.pretraining_arms(loaded):
+        config = load(arm.recipe, arm.words)
+        checked[arm.name] = study.CheckedArm(arm, config, config.architecture(50265), 1)
+    clap = {"dropout", "embedding_norm", "head", "normalize_embeddings"}
+    expected = {
+        ("baseline", "learned-clap"): clap,
+        ("baseline", "alibi"): {"position"},
+        ("baseline", "zero-clap"): clap | {"position", "embedding_scale", "mask_embedding"},
+        ("baseline", "sinusoidal"): {"position"},
+        ("baseline", "baseline without dropout"): {"dropout"},
+        ("baseline", "alibi without dropout"): {"dropout", "position"},
+        ("baseline without dropout", "learned-clap"): clap - {"dropout"},
+        ("baseline without dropout", "alibi without dropout"): {"position"},
+        ("alibi", "alibi without dropout"): {"dropout"},
+        ("alibi without dropout", "zero-clap"): (clap - {"dropout"})
+        | {"embedding_scale", "mask_embedding"},
+    }
+    pairs = study.comparisons([each.arm for each in checked.values()], pairs=loaded.pairs)
+    assert {
+        (one.name, other.name): {
+            key.removeprefix("model.")
+            for key in study.differences(checked[one.name], checked[other.name])
+        }
+        for one, other in pairs
+    } == expected
+
+
+def test_some_models_are_fine_tuned_in_more_ways_and_some_tasks_with_other_seeds(tmp_path):
+    loaded = study.load("published-medium", toy=False)
+    options = Namespace(overrides=[], data="GLUE", glue_jobs=6)
+    found = {}
+    for arm in study.pretraining_arms(loaded):
+        config = load(arm.recipe, [*arm.words, "data.corpus=c"])
+        checked = study.CheckedArm(arm, config, config.architecture(50265), 1)
+        stages = _stages(loaded, checked, 1, tmp_path, options)
+        found[arm.name] = {each.name: each.arguments for each in stages if "glue" in each.name}
+    first = ["glue-first-token", "glue-first-token-1"]
+    assert list(found["sinusoidal"]) == first
+    both = [name for name, of in found.items() if list(of) == [*first, "glue-mean", "glue-mean-1"]]
+    assert both == ["baseline", "alibi", "zero-clap"]
+    most, sst = (" ".join(found["alibi"][name]) for name in ("glue-mean", "glue-mean-1"))
+    assert "--jobs 6 --tasks CoLA,MRPC,RTE,STS-B --seeds 1,2,3,4,5" in most
+    assert most.endswith(" pooling=mean")
+    assert "--tasks SST-2 --seeds 1,2" in sst
+    assert sst.endswith(" pooling=mean epochs=3")
+    assert most.split()[most.split().index("--output") + 1] in sst  # one folder of scores
+
+
 def test_a_study_that_is_not_text_is_refused_by_its_name(tmp_path):
     path = tmp_path / "study.yaml"
     path.write_bytes(b"title: \xff")
@@ -176,7 +242,7 @@ def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
         checked.config.data, corpus="", corpora={"my-pile": pile, "web": CorpusConfig("w")}
     )
     both = replace(checked, config=replace(checked.config, data=data))
-    options = Namespace(overrides=[], data="")
+    options = Namespace(overrides=[], data="", glue_jobs=1)
     stages = {
         name: [stage.arguments for stage in _stages(loaded, each, 1, tmp_path, options)]
         for name, each in {"one": checked, "two": both}.items()
@@ -193,8 +259,10 @@ def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
     assert read == [pile.path, "w"]
     for number, name in enumerate(files["two"]):
         score = {"length": 512, "total": {"perplexity": number}, "pairs": {"sop": {"accuracy": 1}}}
+        score["subsets"] = {"books": {"perplexity": 7}}
         (tmp_path / name).write_text(json.dumps([score, {**score, "length": 1024}]))
-    figures = results._evaluated(tmp_path)
+    figures = results._evaluated(tmp_path, subsets=False)
+    assert results._evaluated(tmp_path, subsets=True)["perplexity on web on books, 512 tokens"] == 7
     assert (figures["perplexity on my-pile, 512 tokens"], figures["sop accuracy on web"]) == (0, 1)
     assert (figures["perplexity on web, 1,024 tokens"], len(figures)) == (1, 6)
     draw_lengths(results.table({(checked.arm, 1): figures}), tmp_path)
