@@ -1,0 +1,61 @@
+"""A study in visits: what is packed at the end of one is done in the next."""
+
+import tarfile
+
+from finetune.studies import job
+from finetune.studies.job import Stage
+from tests.benchmarks import medium
+
+STAGES = [Stage("train", ["pretrain", "supervise"]), Stage("glue", ["finetune", "glue"])]
+
+
+def begin(work, arm, done):
+    """A run of the study of which so many stages are finished."""
+    folder = work / medium.STUDY / arm
+    job.write(folder, STAGES)
+    for stage in STAGES[:done]:
+        (folder / f"{stage.name}.done").touch()
+    for name in ("ledger.jsonl", "metrics.jsonl", "recipe.yaml", "checkpoints/step/weights"):
+        (folder / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "run" / name).write_text(arm)
+    scores = folder / "scores" / "all" / "CoLA"
+    scores.mkdir(parents=True)
+    for name in ("result.json", "run.json", "metrics.jsonl"):
+        (scores / name).write_text(arm)
+    (folder / "model").mkdir()
+    (folder / "model" / "model.safetensors").write_text(arm)
+
+
+def test_a_next_visit_repeats_no_finished_arm_and_begins_the_others_again(tmp_path):
+    work, following = tmp_path / "one", tmp_path / "two"
+    begin(work, "alibi-seed1", 2)
+    begin(work, "baseline-seed1", 1)
+    (work / medium.STUDY / "study.json").write_text("{}")
+    with tarfile.open(medium.pack(work)) as packed:
+        packed.extractall(following, filter="data")
+    study = following / medium.STUDY
+    assert sorted(path.name for path in study.iterdir()) == ["alibi-seed1", "study.json"]
+    assert job.stages_left(study / "alibi-seed1") == []
+    names = {str(path.relative_to(study / "alibi-seed1")) for path in study.glob("*/**/*.*")}
+    assert names == {
+        *("job.json", "train.done", "glue.done"),
+        *("run/ledger.jsonl", "run/metrics.jsonl", "run/recipe.yaml"),
+        *("scores/all/CoLA/result.json", "scores/all/CoLA/run.json"),
+    }
+
+
+def test_a_text_that_is_carried_in_pieces_is_made_whole_once(tmp_path):
+    for number, text in enumerate(("one ", "two ", "three")):
+        (tmp_path / f"gutenberg.jsonl.zst.{number:02}").write_text(text)
+    medium.join(tmp_path)
+    assert (tmp_path / "gutenberg.jsonl.zst").read_text() == "one two three"
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_the_rate_is_the_arm_that_the_report_keeps(tmp_path):
+    (tmp_path / medium.RATES).mkdir()
+    rows = (
+        "part,arm,seed,figure,value\npretraining,2e-3,1,validation loss,5\ncost,2e-3,1,tokens,9\n"
+    )
+    (tmp_path / medium.RATES / "report.csv").write_text(rows)
+    assert medium.best_rate(tmp_path) == 2e-3
