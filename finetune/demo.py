@@ -145,15 +145,14 @@ def table(output: Path, seconds: float) -> str:
         for e in json.loads((output / "evaluation.json").read_text())
     }
     rows["  of the unigram distribution"] = f"{corpus.unigram_perplexity:.1f}"
-    scores = summary(collect(output / "scores"))[TASK]
+    scores = summary(collect(output / "scores")).set_index(["model", "epoch", "score"])["median"]
     for name, title in (
         ("pretrained", "pretrained weights"),
         ("random", "random weights"),
         (CONSTANT, "the best constant answer"),
     ):
-        rows[f"module of a docstring, accuracy, {title}"] = (
-            f"{statistics.median(scores[name].last['accuracy']):.3f}"
-        )
+        score = scores[name, "last", "accuracy"]
+        rows[f"module of a docstring, accuracy, {title}"] = f"{score:.3f}"
     rows["loss spikes survived"] = str(len(ledger.segments(records, ledger.SPIKE)))
     rows["pretraining speed"] = f"{speed:,.0f} tokens/s"
     rows["whole demo"] = f"{seconds:.0f} s"

@@ -1,19 +1,19 @@
 """The report of a folder's runs: medians and spreads beside the published table.
 
-`collect` reads the results, `summary` groups them into rows by task and kind of weights, and
-`write_report` writes them as report.md and report.csv. Medians include collapsed runs; a further
+`collect` reads the results, `summary` makes one table of all numbers, and `write_report` writes it
+as report.csv and, arranged for a reader, as report.md. Medians include collapsed runs; a further
 row leaves them out.
 """
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pandas
+from pandas import DataFrame
 
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import strict_json, write_atomically
@@ -31,34 +31,11 @@ UNCOLLAPSED = "pretrained, without collapsed"
 CONSTANT_TITLE = "best constant answer"
 """Title of the row of the best constant answer, which for STS-B is the mean and not a class."""
 AS_PUBLISHED = "best by this score"
-"""The epoch of the scores in report.csv that compare with published ones."""
+"""The epoch of the scores that compare with published ones."""
+_COUNTS = ["runs", "collapsed"]
+_SPREAD = ["median", "lowest", "highest"]
 Result = Mapping[str, Any]
 """The content of result.json."""
-
-
-def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return median, lowest and highest of one score of several seeds."""
-    return statistics.median(values), min(values), max(values)
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskScores:
-    """The runs of one task that started from the same kind of weights; scores by name and seed."""
-
-    task: Task
-    runs: int
-    best: Mapping[str, Sequence[float]]
-    """In each run's best epoch, selected on the same dev split as `best_epoch_by` says."""
-    last: Mapping[str, Sequence[float]]
-    """After each run's last epoch, without selection."""
-    reported: Sequence[float]
-    """The score that the protocol reports."""
-    collapsed: int = 0
-    """Number of collapsed runs, which are among the scores."""
-
-
-Tables = Mapping[str, Mapping[str, TaskScores]]
-"""Rows by task and kind of weights (see `summary`)."""
 
 
 def write_report(folder: Path) -> str:
@@ -70,17 +47,16 @@ def write_report(folder: Path) -> str:
     results = collect(folder)
     lines = "".join(strict_json(result) + "\n" for result in results)
     write_atomically(folder / RESULTS, lines.encode())
-    protocol = PROTOCOLS[results[0]["plan"]["protocol"]]  # all runs of a folder have the same
-    tables = summary(results)
-    named = {task: rows for task, rows in tables.items() if task in TASKS}
-    overview = [_published_table(named, protocol), _official_table(named)] if named else []
-    sections = [
-        _section(rows, [result for result in results if result["task"] == task])
-        for task, rows in tables.items()
-    ]
-    text = "\n".join([*overview, *sections])
+    protocol, table = _protocol(results), summary(results)
+    sections, named = list[str](), table[table.task.isin([*TASKS])]
+    if len(named):
+        sections += [_published_table(named, protocol), _official_table(named)]
+    for task, rows in table.groupby("task", sort=False):
+        sections.append(_section(rows, [result for result in results if result["task"] == task]))
+    text = "\n".join(sections)
     write_atomically(folder / REPORT, text.encode())
-    write_atomically(folder / TABLE, _csv(tables, protocol).encode())
+    everything = pandas.concat([table, _published(protocol)])
+    write_atomically(folder / TABLE, everything.to_csv(index=False).encode())
     return text
 
 
@@ -96,51 +72,74 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     return [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
 
 
-def summary(results: Sequence[Result]) -> dict[str, dict[str, TaskScores]]:
-    """Group scores by task, GLUE's first, and by the weights that the runs started from.
+def _protocol(results: Sequence[Result]) -> Protocol:
+    """Return the protocol, which all runs of a folder share."""
+    return PROTOCOLS[results[0]["plan"]["protocol"]]
 
-    The rows of a task are "pretrained" and "random", if they have runs, `UNCOLLAPSED` if some but
-    not all pretrained runs collapsed, and `CONSTANT`, the best constant answer.
+
+def summary(results: Sequence[Result]) -> DataFrame:
+    """Return one row per number, by task (GLUE's first), weights, epoch and score.
+
+    The column `model` is "pretrained" or "random", the weights that the runs started from,
+    `UNCOLLAPSED` where some but not all pretrained runs collapsed, or `CONSTANT`. The column
+    `epoch` is "best", chosen on the same dev split as `best_epoch_by` says, "last", without
+    selection, or `AS_PUBLISHED`. The others are task, score, `_COUNTS` and, over seeds, `_SPREAD`.
     """
-    tables: dict[str, dict[str, TaskScores]] = {}
-    protocol = PROTOCOLS[results[0]["plan"]["protocol"]]
-    found = {result["task"]: task_of(result["plan"]) for result in results}
-    order = dict.fromkeys([*TASKS, *sorted(found)])
-    for task in [found[name] for name in order if name in found]:
-        runs = [result for result in results if result["task"] == task.name]
-        rows = {}
-        for weights in WEIGHTS:
-            own = [run for run in runs if run["weights"] == weights]
-            if own:
-                rows[weights] = _row(own, task, protocol)
-            succeeded = [run for run in own if not run["collapsed"]]
-            if weights == "pretrained" and 0 < len(succeeded) < len(own):
-                rows[UNCOLLAPSED] = _row(succeeded, task, protocol)
-        constant = {name: [value] for name, value in runs[0]["constant"].items()}
-        rows[CONSTANT] = TaskScores(task, 0, constant, constant, constant[protocol.metric(task)])
-        tables[task.name] = rows
-    return tables
+    protocol, rows = _protocol(results), []
+    tasks = {result["task"]: task_of(result["plan"]) for result in results}
+    for name in dict.fromkeys([*TASKS, *sorted(tasks)]):
+        runs = [result for result in results if result["task"] == name]
+        for model, group in _groups(runs):
+            counts = len(group), sum(bool(run["collapsed"]) for run in group)
+            counts = (0, 0) if model == CONSTANT else counts
+            for score, epoch, values in _scores(group, tasks[name], protocol):
+                spread = statistics.median(values), min(values), max(values)
+                rows.append([model, name, score, epoch, *counts, *spread])
+    return DataFrame(rows, columns=["model", "task", "score", "epoch", *_COUNTS, *_SPREAD])
 
 
-def _row(runs: Sequence[Result], task: Task, protocol: Protocol) -> TaskScores:
-    best, last = (
-        {name: [run[when][name] for run in runs] for name in task.score_names}
-        for when in ("best", "last")
-    )
-    reported = [protocol.score(run, task) for run in runs]
-    return TaskScores(
-        task, len(runs), best, last, reported, sum(bool(run["collapsed"]) for run in runs)
-    )
+def _groups(runs: Sequence[Result]) -> Iterator[tuple[str, Sequence[Result]]]:
+    """Yield the runs of a task that share a row; a constant answer is like a run of one epoch."""
+    for weights in WEIGHTS:
+        own = [run for run in runs if run["weights"] == weights]
+        succeeded = [run for run in own if not run["collapsed"]]
+        if own:
+            yield weights, own
+        if weights == "pretrained" and 0 < len(succeeded) < len(own):
+            yield UNCOLLAPSED, succeeded
+    if runs:
+        scores = runs[0]["constant"]
+        yield CONSTANT, [{"best": scores, "last": scores, "epochs": [scores], "collapsed": ""}]
 
 
-def _published_table(tables: Tables, protocol: Protocol) -> str:
+def _scores(
+    runs: Sequence[Result], task: Task, protocol: Protocol
+) -> Iterator[tuple[str, str, list[float]]]:
+    """Yield the name, the epoch and the runs' values of each score."""
+    for epoch in ("best", "last"):
+        for name in task.score_names:
+            yield name, epoch, [run[epoch][name] for run in runs]
+    yield protocol.metric(task), AS_PUBLISHED, [protocol.score(run, task) for run in runs]
+
+
+def _published(protocol: Protocol) -> DataFrame:
+    """Return the published numbers in the columns of `summary`."""
+    rows = []
+    for model, printed in protocol.table.items():
+        for task, cell in printed.items():
+            name, value = protocol.metric(TASKS[task]), float(cell.removesuffix("*"))
+            value = value if name in LOWER_IS_BETTER else round(value / 100, 4)
+            row: dict[str, Any] = {"model": f"published {model}", "task": task, "score": name}
+            row |= {"epoch": AS_PUBLISHED, "runs": 1, "collapsed": int(cell.endswith("*"))}
+            rows.append(row | dict.fromkeys(_SPREAD, value))
+    return DataFrame(rows)
+
+
+def _published_table(table: DataFrame, protocol: Protocol) -> str:
     rows = dict(protocol.table)
-    for weights, scored in _by_weights(tables):
-        rows[CONSTANT_TITLE if weights == CONSTANT else f"**ours**, {weights}"] = {
-            task: _as_printed(row, protocol)
-            + (f" ({row.collapsed} of {row.runs})" if row.collapsed else "")
-            for task, row in scored.items()
-        }
+    for weights, scores in _by_weights(table[table.epoch == AS_PUBLISHED]):
+        name = CONSTANT_TITLE if weights == CONSTANT else f"**ours**, {weights}"
+        rows[name] = {row.task: _as_printed(row) for row in scores.itertuples()}
     notes = (
         f"Protocol {protocol.name}, after {protocol.source}. Ours: median over seeds, with the "
         "number of collapsed runs in brackets. On dev, each run in the epoch where it is best, "
@@ -152,24 +151,25 @@ def _published_table(tables: Tables, protocol: Protocol) -> str:
     return _section_of("Beside the published scores", ["model", *COLUMNS], rows, notes)
 
 
-def _as_printed(row: TaskScores, protocol: Protocol) -> str:
-    """Return what the protocol reports, in the units of its table."""
-    value = statistics.median(row.reported)
-    is_loss = protocol.metric(row.task) in LOWER_IS_BETTER
-    return f"{value:.3f}" if is_loss else f"{100 * value:.1f}"
+def _as_printed(row: Any) -> str:  # noqa: ANN401 - a named tuple
+    """Return a reported score in the units of the published tables."""
+    is_loss = row.score in LOWER_IS_BETTER
+    text = f"{row.median:.3f}" if is_loss else f"{100 * row.median:.1f}"
+    return f"{text} ({row.collapsed} of {row.runs})" if row.collapsed else text
 
 
-def _official_table(tables: Tables) -> str:
+def _official_table(table: DataFrame) -> str:
     """Return the benchmark's scores: the mean of each task's official ones (Wang et al. 2019)."""
     rows: dict[str, dict[str, str]] = {}
-    for weights, scored in _by_weights(tables):
-        scores = {
-            task: 100 * statistics.fmean(statistics.median(row.best[n]) for n in row.task.official)
-            for task, row in scored.items()
+    for weights, scores in _by_weights(table[table.epoch == "best"]):
+        medians = scores.set_index(["task", "score"])["median"]
+        found = {
+            task: 100 * statistics.fmean(medians[task, name] for name in TASKS[task].official)
+            for task in scores.task.unique()
         }
         rows[CONSTANT_TITLE if weights == CONSTANT else weights] = {
-            **{task: f"{value:.1f}" for task, value in scores.items()},
-            "mean": f"{statistics.fmean(scores.values()):.1f} of {len(scores)}",
+            **{task: f"{value:.1f}" for task, value in found.items()},
+            "mean": f"{statistics.fmean(found.values()):.1f} of {len(found)}",
         }
     return _section_of(
         "The benchmark's own scores",
@@ -182,33 +182,30 @@ def _official_table(tables: Tables) -> str:
     )
 
 
-def _by_weights(tables: Tables) -> Iterator[tuple[str, dict[str, TaskScores]]]:
-    """Yield each kind of weights with its rows by task, if it has any.
+def _by_weights(table: DataFrame) -> Iterator[tuple[str, DataFrame]]:
+    """Yield each kind of weights with its rows of all tasks, if it has any.
 
     `UNCOLLAPSED` needs a collapsed run in some task, and includes tasks in which none collapsed.
     """
-    pretrained = {task: rows["pretrained"] for task, rows in tables.items() if "pretrained" in rows}
-    some_collapsed = any(row.collapsed for row in pretrained.values())
+    pretrained = table.model == "pretrained"
     for weights in ("pretrained", UNCOLLAPSED, "random", CONSTANT):
-        found = {task: rows[weights] for task, rows in tables.items() if weights in rows}
-        if weights == UNCOLLAPSED and some_collapsed:
-            found |= {task: row for task, row in pretrained.items() if not row.collapsed}
-        if found:
-            yield weights, {task: found[task] for task in tables if task in found}
+        chosen = table.model == weights
+        if weights == UNCOLLAPSED and table[pretrained].collapsed.any():
+            chosen |= pretrained & (table.collapsed == 0)
+        if chosen.any():
+            yield weights, table[chosen]
 
 
-def _section(rows: Mapping[str, TaskScores], runs: Sequence[Result]) -> str:
-    example, task = runs[0], rows[CONSTANT].task
+def _section(table: DataFrame, runs: Sequence[Result]) -> str:
+    example, task = runs[0], task_of(runs[0]["plan"])
+    cells: dict[str, dict[str, str]] = {}
+    for weights, rows in table[table.epoch != AS_PUBLISHED].groupby("model", sort=False):
+        row = cells[CONSTANT_TITLE if weights == CONSTANT else str(weights)] = {}
+        for each in rows.itertuples():
+            row |= {"seeds": str(each.runs), "collapsed": str(each.collapsed)} if each.runs else {}
+            row[f"{each.score}, {each.epoch}"] = _cell(each)
     head = ["weights", "seeds", "collapsed"]
     head += [f"{name}, {when}" for when in ("best", "last") for name in task.score_names]
-    cells = {}
-    for weights, row in rows.items():
-        spreads = [
-            _cell(scores[name]) for scores in (row.best, row.last) for name in task.score_names
-        ]
-        counts = [str(row.runs), str(row.collapsed)] if row.runs else ["", ""]
-        name = CONSTANT_TITLE if weights == CONSTANT else weights
-        cells[name] = dict(zip(head[1:], counts + spreads, strict=True))
     speed = statistics.median(run["tokens_per_second"] for run in runs)
     names = task.scores_of_best(example["plan"]["config"]["best_epoch_by"])
     choice = "mean of " * (len(names) > 1) + " and ".join(names)
@@ -222,32 +219,6 @@ def _section(rows: Mapping[str, TaskScores], runs: Sequence[Result]) -> str:
     return _section_of(task.name, head, cells, notes)
 
 
-def _csv(tables: Tables, protocol: Protocol) -> str:
-    """Return one line per number: ours by task, weights, score and epoch, then the published."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["model", "task", "score", "epoch", "runs", "collapsed", "median", "lowest", "highest"]
-    )
-    for task, rows in tables.items():
-        for weights, row in rows.items():
-            scores = [("best", *each) for each in row.best.items()]
-            scores += [("last", *each) for each in row.last.items()]
-            scores += [(AS_PUBLISHED, protocol.metric(row.task), row.reported)]
-            for epoch, name, values in scores:
-                counts = row.runs, row.collapsed
-                writer.writerow([weights, task, name, epoch, *counts, *spread(values)])
-    for model, printed in protocol.table.items():
-        for task, cell in printed.items():
-            name, value = protocol.metric(TASKS[task]), float(cell.removesuffix("*"))
-            value = value if name in LOWER_IS_BETTER else round(value / 100, 4)
-            collapsed = int(cell.endswith("*"))
-            writer.writerow(
-                [f"published {model}", task, name, AS_PUBLISHED, 1, collapsed, *[value] * 3]
-            )
-    return text.getvalue()
-
-
 def _section_of(
     title: str, head: Sequence[str], rows: Mapping[str, Mapping[str, str]], notes: str
 ) -> str:
@@ -256,6 +227,6 @@ def _section_of(
     return "\n".join([f"## {title}", "", *markdown_table(head, cells), notes, ""])
 
 
-def _cell(values: Sequence[float]) -> str:
-    median, low, high = spread(values)
-    return f"{median:.4f}" + (f" ({low:.4f} to {high:.4f})" if low < high else "")
+def _cell(row: Any) -> str:  # noqa: ANN401 - a named tuple
+    spread = f" ({row.lowest:.4f} to {row.highest:.4f})" if row.lowest < row.highest else ""
+    return f"{row.median:.4f}{spread}"

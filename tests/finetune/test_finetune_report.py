@@ -1,26 +1,22 @@
 """The report: medians and spreads of the runs beside the published table."""
 
-import csv
 import json
 import math
 
+import pandas
 import pytest
 
 from data_prep.common.files import write_json
 from finetune import protocols, report
 from finetune.__main__ import main
-from finetune.report import UNCOLLAPSED, collect, spread, summary
+from finetune.report import UNCOLLAPSED, collect, summary
 
 
-def write_run(folder, weights, seed, best, last, *, collapsed="", task="CoLA"):
+def write_run(folder, weights, seed, best, last, *, collapsed="", task="CoLA", best_epoch_by="x"):
     run = folder / f"{task}-{weights}-seed{seed}"
     run.mkdir(parents=True)
     result = {
-        "plan": {
-            "task": task,
-            "protocol": "default",
-            "config": {"best_epoch_by": "published"},
-        },
+        "plan": {"task": task, "protocol": "default", "config": {"best_epoch_by": best_epoch_by}},
         "task": task,
         "weights": weights,
         "seed": seed,
@@ -49,110 +45,79 @@ def runs(tmp_path):
     return tmp_path
 
 
-def rows_of(folder, task="CoLA"):
-    return summary(collect(folder))[task]
+def rows_of(folder, epoch, score):
+    """Return runs, collapsed, median, lowest and highest of a score by kind of weights."""
+    table = summary(collect(folder)).set_index(["epoch", "score"]).loc[[(epoch, score)]]
+    return {row[0]: tuple(row)[2:] for row in table.to_numpy().tolist()}
 
 
 def test_a_summary_has_medians_and_spreads_of_best_and_last_epochs(runs):
-    rows = rows_of(runs)
-    assert list(rows) == ["pretrained", "random", "constant"]
-    assert rows["pretrained"].runs == 3
-    assert spread(rows["pretrained"].best["accuracy"]) == (0.75, 0.625, 0.875)
-    assert spread(rows["pretrained"].last["matthews"]) == (0.125, 0.0, 0.25)
-    assert spread(rows["random"].last["accuracy"]) == (0.5, 0.5, 0.5)
-    assert rows["constant"].best["accuracy"] == [0.6]
+    assert rows_of(runs, "best", "accuracy") == {
+        "pretrained": (3, 0, 0.75, 0.625, 0.875),
+        "random": (1, 0, 0.625, 0.625, 0.625),
+        "constant": (0, 0, 0.6, 0.6, 0.6),
+    }
+    assert rows_of(runs, "last", "matthews")["pretrained"] == (3, 0, 0.125, 0.0, 0.25)
 
 
 def test_collapsed_runs_are_counted_and_reported_with_and_without(runs):
+    """The row without them has every task with a run that did not collapse."""
     write_run(runs, "pretrained", 4, 0.6, 0.6, collapsed="x")
     write_run(runs, "random", 4, 0.6, 0.6, collapsed="x")
-    rows = rows_of(runs)
+    rows = rows_of(runs, "best", "accuracy")
     assert list(rows) == ["pretrained", UNCOLLAPSED, "random", "constant"]
-    everyone, succeeded = rows["pretrained"], rows[UNCOLLAPSED]
-    assert (everyone.runs, everyone.collapsed) == (4, 1)
-    assert spread(everyone.best["accuracy"]) == (0.6875, 0.6, 0.875)
-    assert (succeeded.runs, succeeded.collapsed) == (3, 0)
-    assert spread(succeeded.best["accuracy"]) == (0.75, 0.625, 0.875)
-    text = report.write_report(runs)
-    assert "| **ours**, pretrained | 68.8 (1 of 4) |" in text
-    assert "| **ours**, pretrained, without collapsed | 75.0 |" in text
-
-
-def test_the_row_without_collapsed_runs_has_every_task_with_a_run_that_did_not(runs):
+    assert rows["pretrained"] == (4, 1, 0.6875, 0.6, 0.875)
+    assert rows[UNCOLLAPSED] == (3, 0, 0.75, 0.625, 0.875)
     write_run(runs, "pretrained", 1, 0.13, 0.13, task="STS-B", collapsed="x")
     table = report.write_report(runs).splitlines()
-    assert "| **ours**, pretrained | 75.0 |  |  |  |  |  |  | 0.130 (1 of 1) |" in table
+    assert "| **ours**, pretrained | 68.8 (1 of 4) |  |  |  |  |  |  | 0.130 (1 of 1) |" in table
     assert "| **ours**, pretrained, without collapsed | 75.0 |  |  |  |  |  |  |  |" in table
 
 
 def test_a_diverged_regression_has_the_worst_score_and_standard_json(runs):
     for seed, best in ((1, 0.13), (2, math.inf), (3, math.inf)):
         write_run(runs, "pretrained", seed, best, math.inf, task="STS-B")
-    row = rows_of(runs, "STS-B")["pretrained"]
+    found = rows_of(runs, "best", "published_loss")["pretrained"]
+    assert found == (3, 0, math.inf, 0.13, math.inf)
     assert not (runs / "results.jsonl").exists()  # reading writes nothing
     report.write_report(runs)
-    assert spread(row.best["published_loss"]) == (math.inf, 0.13, math.inf)
     for path in (runs / "results.jsonl", *runs.glob("STS-B*/result.json")):
-        for line in (
-            path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-        ):
+        text = path.read_text()
+        for line in text.splitlines() if path.suffix == ".jsonl" else [text]:
             json.loads(line, parse_constant=pytest.fail)
 
 
-def test_the_report_is_printed_and_written(runs, capsys):
+def test_the_report_is_printed_and_written_beside_the_published_table_in_its_units(runs, capsys):
+    write_run(runs, "pretrained", 1, 0.031, 0.04, task="STS-B")
     assert main(["glue-report", str(runs)]) == 0
     text = capsys.readouterr().out
     assert (runs / "report.md").read_text() == text.removesuffix("\n")
-    section = text.split("## CoLA")[1]
-    table = [line for line in section.splitlines() if line.startswith("|")]
-    assert len({line.count("|") for line in table}) == 1
-    assert table[2].startswith("| pretrained | 3 | 0 | 0.7500 (0.6250 to 0.8750) |")
-    assert table[-1].startswith("| best constant answer |  |  | 0.6000 |")
-    lines = (runs / "results.jsonl").read_text().splitlines()
-    assert [json.loads(line)["seed"] for line in lines] == [1, 2, 3, 1]
-
-
-def test_the_published_table_is_beside_ours_in_its_units(runs):
-    write_run(runs, "pretrained", 1, 0.031, 0.04, task="STS-B")
-    text = report.write_report(runs)
-    table = [line for line in text.splitlines() if line.startswith("|")]
+    overview, of_cola = text.split("## CoLA")
+    table = [line for line in overview.splitlines() if line.startswith("|")]
     assert table[0] == "| model | CoLA | MNLI | MRPC | QNLI | QQP | RTE | SST-2 | STS-B |"
     assert "| large alibi | 69.1* | 86.5 | 68.4* | 92.4 | 91.7 | 52.7* | 93.6 | 0.123* |" in table
     assert "| base baseline | 83.6 | 84.2 | 90.0 | 91.6 | 91.3 | 73.6 | 92.1 | 0.028 |" in table
     assert "| **ours**, pretrained | 75.0 |  |  |  |  |  |  | 0.031 |" in table
     # Matthews 0.25, and the mean of Pearson 0.5 and Spearman 0.25.
     assert "| pretrained | 25.0 |  |  | 37.5 |  |  |  |  |  | 31.2 of 2 |" in table
+    table = [line for line in of_cola.split("##")[0].splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1
+    assert table[2].startswith("| pretrained | 3 | 0 | 0.7500 (0.6250 to 0.8750) |")
+    assert table[-1].startswith("| best constant answer |  |  | 0.6000 |")
+    lines = (runs / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["seed"] for line in lines] == [1, 2, 3, 1, 1]
 
 
-def test_the_csv_has_one_line_per_number(runs):
-    report.write_report(runs)
-    with (runs / "report.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    ours = next(line for line in lines if line["model"] == "pretrained")
-    assert (ours["task"], ours["score"], ours["epoch"]) == ("CoLA", "accuracy", "best")
-    assert (ours["median"], ours["lowest"], ours["highest"]) == ("0.75", "0.625", "0.875")
-    printed = [line for line in lines if line["model"].startswith("published")]
-    assert len(printed) == 8 * len(protocols.COLUMNS)
-    assert sum(int(line["collapsed"]) for line in printed) == 6
-
-
-def test_a_folder_without_runs_is_refused(tmp_path, capsys):
-    assert main(["glue-report", str(tmp_path)]) == 2
-    assert "has no finished run" in capsys.readouterr().err
-
-
-def test_scores_beside_the_published_are_of_the_epoch_that_the_study_would_have_chosen(tmp_path):
-    write_run(tmp_path, "pretrained", 1, 0.7, 0.8)
-    path = next(tmp_path.glob("*/result.json"))
-    result = json.loads(path.read_text())
-    result["plan"]["config"]["best_epoch_by"] = "benchmark"
-    result["best"]["matthews"] = result["epochs"][0]["matthews"] = 0.5
-    write_json(path, result)
+def test_the_csv_has_ours_and_the_published_scores_of_the_epoch_that_the_study_chose(tmp_path):
+    write_run(tmp_path, "pretrained", 1, 0.7, 0.8, best_epoch_by="benchmark")
     text = report.write_report(tmp_path)
     assert "| **ours**, pretrained | 80.0 |" in text
-    assert "| pretrained | 50.0 |" in text
+    assert "| pretrained | 20.0 |" in text
     assert "the epoch with the best matthews" in text
-    with (tmp_path / "report.csv").open() as file:
-        lines = [line for line in csv.DictReader(file) if line["epoch"] == report.AS_PUBLISHED]
-    assert (lines[0]["model"], lines[0]["median"]) == ("pretrained", "0.8")
-    assert len(lines) == 2 + 8 * len(protocols.COLUMNS)
+    table = pandas.read_csv(tmp_path / "report.csv")
+    ours = table[table.model == "pretrained"]
+    assert ours[ours.epoch == report.AS_PUBLISHED]["median"].tolist() == [0.8]
+    assert ours[ours.epoch == "best"]["median"].tolist() == pytest.approx([0.7, 0.2])
+    published = table[table.model.str.startswith("published ")]
+    assert len(published) == 8 * len(protocols.COLUMNS)
+    assert published.collapsed.sum() == 6
