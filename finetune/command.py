@@ -6,7 +6,6 @@ Each command's arguments stand above its action. Heavy imports are inside the ac
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,10 +104,12 @@ def _run(
     from finetune.report import write_report
     from finetune.runs import RESULT, WEIGHTS, plan_runs, prepare, run_all
     from pretrain.convert.model_folder import load_model
+    from pretrain.processes.gpus import gpus_of
 
     for name, least in (("jobs", 0), ("world_size", 1)):
         if (value := getattr(options, name)) < least:
             raise ValueError(f"--{name.replace('_', '-')} {value}: accepted: {least} or more")
+    gpus_of(options.world_size, "--world-size")
     plans = plan_runs(
         options.model,
         data,
@@ -123,11 +124,10 @@ def _run(
     loaded = load_model(options.model)
     for limit in sorted({plan.config.max_tokens for plan in plans}):
         print(about_length(limit, loaded.sequence_length, loaded.model.config), flush=True)
-    log = functools.partial(print, flush=True)
     waiting = prepare(options.output, plans)
-    finished = len(plans) - len(waiting)
-    log(f"{options.output}: runs to do: {len(waiting)}, finished before: {finished}")
-    failed = run_all(options.output, waiting, log, jobs=options.jobs, world_size=options.world_size)
+    counts = f"runs to do: {len(waiting)}, finished before: {len(plans) - len(waiting)}"
+    print(f"{options.output}: {counts}", flush=True)
+    failed = run_all(options.output, waiting, jobs=options.jobs, world_size=options.world_size)
     if any(options.output.glob(f"*/{RESULT}")):
         print(f"\n{write_report(options.output)}")
         print(f"report: {options.output / 'report.md'}")

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from pretrain.config import deepspeed
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import located, weight_files
 from pretrain.model.classification import check_pooling
-from pretrain.processes.gpus import gpus_of, visible_gpus
+from pretrain.processes.gpus import visible_gpus
 from pretrain.processes.launching import describe_exit, free_port, tail
 
 PLAN = "run.json"
@@ -332,34 +332,26 @@ def slots(gpus: Sequence[str], cores: int, jobs: int, world_size: int) -> list[l
 
 
 def run_all(
-    output: Path,
-    plans: Sequence[RunPlan],
-    log: Callable[[str], object] = print,
-    *,
-    jobs: int = 0,
-    world_size: int = 1,
+    output: Path, plans: Sequence[RunPlan], *, jobs: int = 0, world_size: int = 1
 ) -> dict[str, str]:
     """Execute runs; a failed run does not stop the others.
+
+    A line is printed for each run that ends and, each minute, for each run in progress.
 
     Args:
         output: the folder of the runs' folders.
         plans: prepared plans, in the order in which they start.
-        log: receives a line for each run that ends and, each minute, for each run in progress.
         jobs: runs at once; 0: as the devices allow.
-        world_size: processes per run.
+        world_size: processes per run, no more than there are GPUs.
 
     Returns:
         The cause of each failure, by the run's name.
-
-    Raises:
-        ValueError: a run has more processes than there are GPUs.
     """
-    gpus_of(world_size, "--world-size")
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, jobs, world_size)[: max(1, len(plans))]
     threads = max(1, cores // (len(devices) * world_size))
-    failed, done, logged = dict[str, str](), list[RunPlan](), time.monotonic()
-    began = logged
+    failed, done = dict[str, str](), list[RunPlan]()
+    began = logged = time.monotonic()
 
     def start(plan: RunPlan, slot: int) -> subprocess.Popen[bytes]:
         return _start(output, plan, devices[slot], threads, world_size)
@@ -374,17 +366,18 @@ def run_all(
         # It may have the result of an earlier one.
         if code != 0 or not is_finished(output / plan.name, plan):
             failed[plan.name] = _cause(output, plan, code)
-            log_file = output / plan.name / LOG
-            log(f"[{progress}] {plan.name}: failed, {describe_exit(code)}; see {log_file}")
+            how = f"failed, {describe_exit(code)}; see {output / plan.name / LOG}"
         else:
-            log(f"[{progress}] {plan.name}: {_scores(read_result(output / plan.name))}")
+            how = _scores(read_result(output / plan.name))
+        print(f"[{progress}] {plan.name}: {how}", flush=True)
 
     def polled(running: Sequence[RunPlan]) -> None:
         nonlocal logged
         if time.monotonic() - logged >= _PROGRESS_SECONDS:
             logged = time.monotonic()
             for plan in running:
-                log(f"    {plan.name}: {tail(output / plan.name / LOG, 1).strip()}")
+                line = tail(output / plan.name / LOG, 1).strip()
+                print(f"    {plan.name}: {line}", flush=True)
 
     children.run_in_slots(plans, len(devices), start, ended, polled)
     return failed
@@ -394,10 +387,8 @@ def _start(
     output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, world_size: int
 ) -> subprocess.Popen[bytes]:
     # Each run is a process group of its own, even if a launcher started this process.
-    environment = children.environment()
-    for name in _LAUNCHER_VARIABLES & environment.keys():
-        del environment[name]
-    port = str(free_port())
+    inherited, port = children.environment(), str(free_port())
+    environment = {n: value for n, value in inherited.items() if n not in _LAUNCHER_VARIABLES}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     environment.setdefault("OMP_NUM_THREADS", str(threads))  # a study has runs of its own at once
     if gpus:
@@ -406,10 +397,9 @@ def _start(
     if world_size > 1:  # torchrun ends all processes when one fails
         command += ["torch.distributed.run", f"--nproc-per-node={world_size}"]
         command += [f"--master-port={port}", "-m"]
-    folder = output / plan.name
-    with (folder / LOG).open("wb") as log:
+    with (output / plan.name / LOG).open("wb") as log:
         return subprocess.Popen(
-            [*command, "finetune.train", str(folder)],
+            [*command, "finetune.train", str(output / plan.name)],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -8,6 +8,32 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WORDS = ["the", "a", "red", "old", "small", "dog", "cat", "bird", "house", "runs", "sees", "near"]
 
+QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0"]
+"""Settings with which a tiny model learns in seconds."""
+
+
+def plans(model, data, *overrides, seeds=(1,), weights=("pretrained",), names=("CoLA",), **more):
+    """Plan runs on tasks of GLUE."""
+    from finetune import runs, tasks
+
+    found = tasks.find(names)
+    return runs.plan_runs(model, str(data), found, weights, seeds, overrides, **more)
+
+
+def train_on(run_ranks, count, plan, folder):
+    """Do a planned run in a folder; return the results of all ranks."""
+    from finetune import train
+
+    plan.write(folder)
+    return run_ranks(count, lambda: train.train(plan, folder))
+
+
+def sentence(draw: random.Random, wugs: int) -> str:
+    """Draw a sentence that has so many times "wug"."""
+    words = [draw.choice(WORDS) for _ in range(draw.randrange(4, 9))] + ["wug"] * wugs
+    draw.shuffle(words)
+    return " ".join(words)
+
 
 @pytest.fixture
 def in_root(monkeypatch):
@@ -46,20 +72,17 @@ def easy_glue(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("glue")
     draw = random.Random(0)
 
-    def sentence(wugs: int) -> str:
-        words = [draw.choice(WORDS) for _ in range(draw.randrange(4, 9))] + ["wug"] * wugs
-        draw.shuffle(words)
-        return " ".join(words)
-
     for split, count in (("train", 160), ("dev", 50)):
-        rows = [(str(int(n % 10 >= 3)), sentence(int(n % 10 < 3))) for n in range(count)]
+        rows = [(str(int(n % 10 >= 3)), sentence(draw, int(n % 10 < 3))) for n in range(count)]
         write_cola(folder, split, rows)
         pairs = [("index", "sentence1", "sentence2", "label")]
         graded = [("index", "sentence1", "sentence2", "score")]
         for n in range(count):
             label = "not_entailment" if n % 5 < 2 else "entailment"
-            pairs.append((str(n), sentence(int(n % 5 < 2)), sentence(0), label))
-            graded.append((str(n), sentence(0), sentence(2 * (n % 2)), f"{5 * (n % 2):.3f}"))
+            pairs.append((str(n), sentence(draw, int(n % 5 < 2)), sentence(draw, 0), label))
+            graded.append(
+                (str(n), sentence(draw, 0), sentence(draw, 2 * (n % 2)), f"{5 * (n % 2):.3f}")
+            )
         write_tsv(folder, "RTE", split, pairs)
         write_tsv(folder, "STS-B", split, graded)
     rows = [("index", "sentence"), ("0", "the old dog sees a wug"), ("1", "the old dog runs near")]

@@ -10,9 +10,7 @@ import pytest
 
 from finetune import custom_task, examples, runs
 from finetune.custom_task import Request, describe
-from tests.finetune.conftest import WORDS
-
-QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0"]
+from tests.finetune.conftest import QUICK, sentence, train_on
 
 
 @pytest.fixture
@@ -104,20 +102,18 @@ def test_texts_of_dev_that_train_has_are_counted(table):
         (labelled("a", "b\ud800"), {}, r"line 2: not valid JSON: .*'\\ud800'.*surrogates"),
         ([("a\udfff", "a"), ("x", "b")], {}, "line 1: not valid JSON"),
         (labelled(*range(1001)), {}, "has 1,001 different labels; for numbers write --kind regres"),
+        (labelled("a", "b"), {"dev": "dev.csv"}, "dev.csv: line 2: label 'c' is not .*has a, b"),
+        (labelled("a", "b"), {"test": "mark.csv"}, "mark.csv: line 2: has no column 'label'"),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused_by_line(table, rows, request_, message):
+def test_what_cannot_be_trained_on_is_refused_by_line(
+    table, tmp_path, monkeypatch, rows, request_, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dev.csv").write_text("text,label\nx,c\n")
+    (tmp_path / "mark.csv").write_text("text,mark\nx,a\n")
     with pytest.raises(ValueError, match=message):
         describe(Request("own", table(rows), **request_))
-
-
-def test_a_label_or_column_that_only_dev_has_is_refused(table, tmp_path):
-    train = table(labelled("a", "b"))
-    with pytest.raises(ValueError, match=r"dev.jsonl: line 2: label 'c' is not .*has a, b"):
-        describe(Request("own", train, dev=table(labelled("a", "c"), "dev")))
-    (tmp_path / "dev.csv").write_text("text,mark\nx,a\n")
-    with pytest.raises(ValueError, match=r"dev.csv: line 2: has no column 'label'"):
-        describe(Request("own", train, dev=str(tmp_path / "dev.csv")))
 
 
 def test_examples_are_read_as_they_were_written(table, tmp_path):
@@ -129,14 +125,8 @@ def test_examples_are_read_as_they_were_written(table, tmp_path):
     assert custom_task.write(tmp_path / "data", other) != data  # which stays
 
 
-def sentence(draw, wugs):
-    words = [draw.choice(WORDS) for _ in range(draw.randrange(4, 9))] + ["wug"] * wugs
-    draw.shuffle(words)
-    return " ".join(words)
-
-
 def test_a_task_is_learned_scored_and_predicted(run_ranks, tiny_model, tmp_path, table):
-    from finetune import predict, train
+    from finetune import predict
 
     draw = random.Random(0)
     names = {
@@ -151,9 +141,8 @@ def test_a_task_is_learned_scored_and_predicted(run_ranks, tiny_model, tmp_path,
         tiny_model, data, [own.task], ["pretrained"], [1], [*QUICK, "epochs=6"]
     )
     folder = tmp_path / plan.name
-    plan.write(folder)
+    (result,) = train_on(run_ranks, 1, plan, folder)
     assert runs.read_plan(folder) == plan
-    (result,) = run_ranks(1, lambda: train.train(plan, folder))
     assert result["collapsed"] == ""
     assert result["best"]["accuracy"] > 0.8 > result["constant"]["accuracy"]
     assert result["best"]["accuracy_test"] == result["best"]["accuracy"]  # the same examples

@@ -1,29 +1,16 @@
-"""One run in this process: on two ranks, as a regression, from other data."""
+"""One run in this process: on two ranks, as a regression, with limits."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from finetune import runs
 from finetune.tasks import TASKS
-
-ROOT = Path(__file__).parents[2]
-QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0"]
+from tests.finetune.conftest import QUICK, plans, train_on
 
 
 def planned(model, data, task, *overrides):
-    (plan,) = runs.plan_runs(
-        model, str(data), [TASKS[task]], ["pretrained"], [1], [*QUICK, *overrides]
-    )
+    (plan,) = plans(model, data, *QUICK, *overrides, names=[task])
     return plan
-
-
-def train_on(run_ranks, count, plan, folder):
-    from finetune import train
-
-    plan.write(folder)
-    return run_ranks(count, lambda: train.train(plan, folder))
 
 
 def test_two_ranks_learn_the_same_as_one(run_ranks, tiny_model, easy_glue, tmp_path):
@@ -76,29 +63,10 @@ def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, ea
         assert not torch.equal(head.projection.weight, loaded.model.pair_head.projection.weight)
 
 
-def test_a_saved_dataset_can_be_used_and_limits_apply(run_ranks, tiny_model, easy_glue, tmp_path):
-    import datasets
-
-    from finetune import examples
-
-    task = TASKS["RTE"]
-    names = {"train": "train", "dev": "validation"}
-    columns = {
-        split: [
-            {"sentence1": e.texts[0], "sentence2": e.texts[1], "label": e.label}
-            for e in examples.read_split(task, str(easy_glue), split).examples
-        ]
-        for split in names
-    }
-    saved = datasets.DatasetDict(
-        {hub: datasets.Dataset.from_list(columns[split]) for split, hub in names.items()}
-    )
-    saved.save_to_disk(tmp_path / "saved" / "rte")
-    limited = planned(
-        tiny_model, tmp_path / "saved", "RTE", "epochs=1", "max_train_examples=32", "max_tokens=20"
-    )
-    assert limited.data_sha256 == planned(tiny_model, easy_glue, "RTE").data_sha256
-    (result,) = train_on(run_ranks, 1, limited, tmp_path / "run")
+def test_limits_of_examples_and_tokens_apply(run_ranks, tiny_model, easy_glue, tmp_path):
+    limits = ["epochs=1", "max_train_examples=32", "max_tokens=20"]
+    plan = planned(tiny_model, easy_glue, "RTE", *limits)
+    (result,) = train_on(run_ranks, 1, plan, tmp_path / "run")
     left_out = result["too_long"]["train"]
     assert result["train_examples"] == 32 - left_out
     assert left_out > 0
@@ -107,10 +75,9 @@ def test_a_saved_dataset_can_be_used_and_limits_apply(run_ranks, tiny_model, eas
 
 
 @pytest.mark.slow
-def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, monkeypatch, capsys):
+def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, in_root, capsys):
     from finetune.__main__ import main
 
-    monkeypatch.chdir(ROOT)
     words = f"glue {tiny_model} --data {easy_glue} --tasks CoLA --world-size 2 --output {tmp_path}"
     assert main([*words.split(), *QUICK, "epochs=3"]) == 0
     result = json.loads((tmp_path / "results.jsonl").read_text())

@@ -4,35 +4,28 @@ import dataclasses
 import fcntl
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from data_prep.common import children
 from data_prep.common.files import write_json
-from finetune import command, examples, runs, tasks
+from finetune import runs
 from finetune.__main__ import main
 from finetune.runs import PLAN, read_plan
 from finetune.tasks import TASKS
 from pretrain.processes import gpus
+from tests.finetune.conftest import plans, train_on
 from tests.hub import hub_of
 
 ROOT = Path(__file__).parents[2]
 NAME = "CoLA-pretrained-seed1"
 QUICK = ["epochs=6", "learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0.1"]
-
-
-def plans(model, data, *overrides, seeds=(1,), weights=("pretrained",), names=("CoLA",), **more):
-    found = tasks.find(names)
-    return runs.plan_runs(model, str(data), found, weights, seeds, overrides, **more)
-
-
-def ended(lines):
-    """Return the lines about runs that ended, without those about progress."""
-    return [line for line in lines if line.startswith("[")]
 
 
 def names_of(planned):
@@ -71,41 +64,15 @@ def test_runs_learn_and_write_their_results(finished):
     assert "| pretrained | 1 | 0 |" in printed
 
 
-def test_the_kept_model_is_that_of_the_best_epoch(finished, tiny_model, easy_glue):
-    import torch
-
+def test_the_kept_model_has_the_task_s_head_and_the_encoder_s_config(finished, tiny_model):
     from pretrain.convert.model_folder import load_model
-    from pretrain.model.classifier import Classifier
 
-    output, *_ = finished
-    dev = examples.read_split(TASKS["CoLA"], str(easy_glue), "dev").examples
-    base = load_model(tiny_model).model
-    loaded = load_model(output / NAME / "model")
-    head = loaded.classifier
-    assert head.config.labels == ("0", "1")
-    classifier = Classifier(loaded.model.encoder, head)
-    right = 0
-    for example in dev:
-        (ids,) = loaded.tokenizer.encode_batch(example.texts)
-        with torch.no_grad():
-            logits = classifier(torch.tensor([[0, *ids.tolist(), 2]]), None)
-        right += int(logits.argmax()) == example.label
-    assert right / len(dev) == result_of(output, NAME)["best"]["accuracy"]
-    assert loaded.model.config == base.config
+    folder = finished[0] / NAME
+    loaded = load_model(folder / "model")
+    assert loaded.classifier.config.labels == ("0", "1")
+    assert loaded.model.config == load_model(tiny_model).model.config
     assert not loaded.has_head
-    assert [path.name for path in (output / NAME).iterdir() if path.name[0] == "."] == []
-
-
-def test_only_what_is_not_finished_is_run(finished, tmp_path, tiny_model, easy_glue):
-    """A run whose model is wanted and missing is not finished."""
-    output = tmp_path / "runs"
-    shutil.copytree(finished[0], output)
-    wanted = plans(tiny_model, easy_glue, *QUICK)
-    assert runs.prepare(output, wanted) == []
-    shutil.rmtree(output / NAME / "model")
-    assert names_of(runs.prepare(output, wanted)) == [NAME]
-    without = plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2), save_models=False)
-    assert names_of(runs.prepare(output, without)) == ["CoLA-pretrained-seed2"]
+    assert [path.name for path in folder.iterdir() if path.name[0] == "."] == []
 
 
 def test_seeds_run_one_after_the_other_and_the_longest_run_first(tiny_model, easy_glue):
@@ -132,28 +99,16 @@ def test_runs_share_the_devices(gpus, jobs, world_size, expected):
     assert runs.slots(gpus, 4, jobs, world_size) == expected
 
 
-@pytest.mark.parametrize(("given", "threads"), [(None, "5"), ("1", "1")])
 def test_a_run_has_its_share_of_the_cores_unless_the_environment_says_otherwise(
-    given, threads, tiny_model, easy_glue, tmp_path, monkeypatch
+    tmp_path, monkeypatch
 ):
     """A study runs several of these commands beside each other, with one thread each."""
-    (planned,) = plans(tiny_model, easy_glue)
-    (tmp_path / planned.name).mkdir()
-    started = {}
-    monkeypatch.setattr(
-        runs.subprocess, "Popen", lambda command, **options: started.update(options["env"])
-    )
+    monkeypatch.setattr(runs.subprocess, "Popen", lambda command, **options: options["env"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run = SimpleNamespace(name="")
+    assert runs._start(tmp_path, run, [], 5, 1)["OMP_NUM_THREADS"] == "1"
     monkeypatch.delenv("OMP_NUM_THREADS")
-    if given:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    runs._start(tmp_path, planned, [], 5, 1)
-    assert started["OMP_NUM_THREADS"] == threads
-
-
-def test_more_processes_than_gpus_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpus, "visible_gpus", lambda: ["0", "1"])
-    with pytest.raises(ValueError, match="--world-size: 3 ranks on a machine with 2 usable GPUs"):
-        runs.run_all(tmp_path, [], world_size=3)
+    assert runs._start(tmp_path, run, [], 5, 1)["OMP_NUM_THREADS"] == "5"
 
 
 @pytest.mark.slow
@@ -163,73 +118,84 @@ def test_the_same_plan_gives_the_same_scores_and_another_seed_others(finished, t
     both = [plan, dataclasses.replace(plan, seed=2)]
     for each in both:
         each.write(tmp_path / each.name)
-    assert runs.run_all(tmp_path, both, print, jobs=2) == {}
+    assert runs.run_all(tmp_path, both, jobs=2) == {}
     again, other = (result_of(tmp_path, each.name)["epochs"] for each in both)
     assert again == result_of(output, NAME)["epochs"]
     assert other != again
 
 
-def test_runs_that_are_not_comparable_do_not_share_a_folder(finished, tiny_model, easy_glue):
-    output, _ = finished
-    other = plans(tiny_model, easy_glue, *QUICK[1:], "epochs=7", seeds=(9,), weights=("random",))
-    with pytest.raises(ValueError, match="epochs: 6, now 7"):
-        runs.prepare(output, other)
-    assert not (output / "CoLA-random-seed9").exists()
-
-
-def test_the_plan_of_an_unfinished_run_may_change(tmp_path, tiny_model, easy_glue):
-    for epochs in (6, 7):
-        new = plans(tiny_model, easy_glue, f"epochs={epochs}")
-        assert runs.prepare(tmp_path, new) == new
-        assert read_plan(tmp_path / new[0].name) == new[0]
-
-
-def test_a_repeated_run_that_fails_is_named_and_keeps_its_earlier_scores(
-    finished, tmp_path, monkeypatch, capsys
-):
-    """Regression test: its earlier result made it a success, and it was repeated for ever."""
-    output = tmp_path / "runs"
-    shutil.copytree(finished[0], output)
+@pytest.fixture
+def without_model(finished, tmp_path):
+    """Copy the folder of a finished run, without the model that it was to keep."""
+    output = shutil.copytree(finished[0], tmp_path / "runs")
     shutil.rmtree(output / NAME / "model")  # as --no-models leaves it
-    before = result_of(output, NAME)
-    plan = read_plan(output / NAME)
-
-    def start(output, plan, *_):
-        code = "import sys; sys.exit('OSError: no room for the model')"
-        with (output / plan.name / "log.txt").open("w") as log:
-            return subprocess.Popen([sys.executable, "-c", code], stderr=log)
-
-    monkeypatch.setattr(runs, "_start", start)
-    arguments = ["glue", plan.model, "--data", plan.data, "--tasks", "CoLA", "--seeds", "1"]
-    assert main([*arguments, "--output", str(output), *QUICK]) == 1
-    shown = capsys.readouterr()
-    assert "runs to do: 1, finished before: 0" in shown.out
-    assert f"[1/1] {NAME}: failed, ended with code 1; " in shown.out
-    assert f"runs that failed: 1\n  {NAME}: OSError: no room for the model\n" in shown.err
-    assert result_of(output, NAME) == before
+    return output
 
 
-def test_a_run_that_ends_well_without_the_model_it_was_to_keep_is_named_and_not_repeated(
-    finished, tiny_model, easy_glue, tmp_path, monkeypatch
+def test_only_what_is_not_finished_is_run_and_its_plan_may_change(
+    finished, without_model, tiny_model, easy_glue
 ):
-    """Nor does its failure stop the next one."""
-    output = tmp_path / "runs"
-    shutil.copytree(finished[0], output)
-    shutil.rmtree(output / NAME / "model")
-    waiting = runs.prepare(output, plans(tiny_model, easy_glue, *QUICK, seeds=(1, 3)))
-    log, started = [], []
+    """A run whose model is wanted and missing is not finished."""
+    wanted = plans(tiny_model, easy_glue, *QUICK)
+    assert runs.prepare(finished[0], wanted) == []
+    assert names_of(runs.prepare(without_model, wanted)) == [NAME]
+    without = plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2), save_models=False)
+    assert names_of(runs.prepare(without_model, without)) == ["CoLA-pretrained-seed2"]
+    changed = plans(tiny_model, easy_glue, *QUICK, seeds=(2,))
+    assert runs.prepare(without_model, changed) == changed
+    assert read_plan(without_model / changed[0].name) == changed[0]
+
+
+def test_runs_that_are_not_comparable_do_not_share_a_folder(
+    without_model, tiny_model, easy_glue, tmp_path
+):
+    (plan,) = plans(tiny_model, easy_glue, *QUICK)
+    moved = dataclasses.replace(plan, seed=4, weights="random", model="x", data="y")
+    assert plan.differences(moved) == []
+    other = dataclasses.replace(plan, model_sha256="c" * 64)
+    assert plan.differences(other) == [f"model: {plan.model_sha256[:12]}, now {'c' * 12}"]
+    for refused, message in [
+        (plans(tiny_model, easy_glue, *QUICK[1:], "epochs=7", seeds=(9,)), "epochs: 6, now 7"),
+        (
+            plans(tiny_model, easy_glue, names=["RTE"], protocol="roberta", seeds=()),
+            "protocol: default, now roberta",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            runs.prepare(without_model, refused)
+        assert len(refused) in (1, 5)  # as many as the protocol has
+        assert not (without_model / refused[0].name).exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "cause", "how"),
+    [
+        ("sys.exit('OSError: no room')", "OSError: no room", "ended with code 1"),
+        ("", "ended with code 0", "ended with code 0"),
+    ],
+)
+def test_a_repeated_run_that_leaves_no_model_has_failed_and_keeps_its_earlier_scores(
+    without_model, monkeypatch, capsys, program, cause, how
+):
+    """Its earlier result does not make it a success, and its failure does not stop the next one."""
+    before, plan = result_of(without_model, NAME), read_plan(without_model / NAME)
+    started = []
 
     def start(output, plan, *_):
         started.append(plan.name)
-        return subprocess.Popen([sys.executable, "-c", ""])
+        with (output / plan.name / "log.txt").open("w") as log:
+            return subprocess.Popen([sys.executable, "-c", f"import sys; {program}"], stderr=log)
 
     monkeypatch.setattr(runs, "_start", start)
-    failed = runs.run_all(output, waiting, log.append, jobs=1)
-    assert started == names_of(waiting) == [NAME, "CoLA-pretrained-seed3"]
-    assert failed == dict.fromkeys(started, "ended with code 0")
-    for name, line in zip(started, ended(log), strict=True):
-        assert f"{name}: failed, ended with code 0" in line
-    assert ended(log)[0].startswith("[1/2, under a minute left] ")
+    arguments = ["glue", plan.model, "--data", plan.data, "--tasks", "CoLA", "--seeds", "1,3"]
+    assert main([*arguments, "--jobs", "1", "--output", str(without_model), *QUICK]) == 1
+    assert started == [NAME, "CoLA-pretrained-seed3"]
+    shown = capsys.readouterr()
+    assert "runs to do: 2, finished before: 0" in shown.out
+    assert f"[1/2, under a minute left] {NAME}: failed, {how}; see " in shown.out
+    assert f"[2/2] {started[1]}: failed, {how}; " in shown.out
+    assert f"runs that failed: 2\n  {', '.join(started)}: {cause}\n" in shown.err
+    assert result_of(without_model, NAME) == before
 
 
 def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, easy_glue):
@@ -256,16 +222,21 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
         (["epocs=3"], "did you mean 'epochs'"),
         (["--tasks", "coal"], "unknown task 'coal' (did you mean CoLA?)"),
         (["--world-size", "3"], "batch_size 16: is not a multiple of --world-size 3"),
+        (["--world-size", "5"], "--world-size: 5 ranks on a machine with 4 usable GPUs"),
         (["deepspeed=zero9"], "zero9"),
         (["start_from=MNIL"], "unknown task 'MNIL' (did you mean MNLI?)"),
         (["start_from=MNLI"], "CoLA starts from the model of MNLI (start_from)"),
         *(([option, "-1"], f"{option} -1: ") for option in ("--jobs", "--world-size")),
         (["--data", "nowhere"], "nowhere/CoLA: has no train.tsv, dev.tsv"),
+        # The errors of all tasks at once.
+        (["--tasks", "SST-2,CoLA,MRPC"], "SST-2: has no train.tsv, dev.tsv"),
+        (["--tasks", "SST-2,CoLA,MRPC"], "; GLUE/MRPC: has no train.tsv, dev.tsv"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_starts(
-    tiny_model, easy_glue, tmp_path, capsys, arguments, message
+    tiny_model, easy_glue, tmp_path, monkeypatch, capsys, arguments, message
 ):
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: list("0123"))
     output = tmp_path / "runs"
     usual = {"--data": str(easy_glue), "--tasks": "CoLA", "--output": str(output)}
     base = [word for pair in usual.items() if pair[0] not in arguments for word in pair]
@@ -273,28 +244,19 @@ def test_bad_requests_are_refused_before_anything_starts(
     error = capsys.readouterr().err
     assert error.startswith("python -m finetune glue: error: ")
     assert error.count("\n") == 1
-    assert message in error
+    assert message in error.replace(str(easy_glue), "GLUE")
     assert not output.exists()
-
-
-@pytest.mark.parametrize("seeds", ["1,1", "a", "", "-1", "3-1", "1-3,2", "1-"])
-def test_seeds_are_different_whole_numbers(seeds, capsys):
-    with pytest.raises(SystemExit):
-        main(["glue", "m", "--data", "d", "--tasks", "CoLA", "--output", "o", f"--seeds={seeds}"])
-    assert "different whole numbers" in capsys.readouterr().err
-    assert command.seeds("1-3,7") == [1, 2, 3, 7]
-
-
-def test_the_errors_of_all_tasks_are_reported_at_once(tiny_model, easy_glue, tmp_path):
-    with pytest.raises(ValueError, match=r"SST-2: has no train\.tsv.*; .*MRPC: has no train\.tsv"):
-        plans(tiny_model, easy_glue, names=("SST-2", "CoLA", "MRPC"))
 
 
 def test_a_model_that_cannot_be_fine_tuned_is_refused_before_any_run(
     tiny_model, easy_glue, tmp_path
 ):
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model, folder)
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "causal": True}))
+    assert plans(folder, easy_glue, "pooling=mean")
+    with pytest.raises(ValueError, match="pooling: 'first' is not accepted; it must be 'mean'"):
+        plans(folder, easy_glue)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="has no vocabulary"):
         plans(folder, easy_glue)
@@ -311,64 +273,45 @@ def test_two_processes_do_not_work_on_one_run(tmp_path, tiny_model, easy_glue, c
 
 
 @pytest.mark.slow
-def test_a_terminated_command_ends_its_runs_and_resumes_when_called_again(
-    tiny_model, easy_glue, tmp_path
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_is_ended_ends_its_runs_and_resumes_when_called_again(
+    number, tiny_model, easy_glue, tmp_path
 ):
-    words = f"glue {tiny_model} --data {easy_glue} --tasks CoLA --jobs 1 --seeds 1,2"
-    arguments = [*words.split(), "--output", str(tmp_path), *QUICK[1:], "epochs=12"]
-    call = [sys.executable, "-m", "finetune", *arguments]
+    words = f"-m finetune glue {tiny_model} --data {easy_glue} --tasks CoLA --jobs 1 --seeds 1,2"
+    call = [sys.executable, *words.split(), "--output", str(tmp_path), *QUICK[1:], "epochs=12"]
     first = subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    steps = tmp_path / "CoLA-pretrained-seed2" / "metrics.jsonl"
-    while not (steps.is_file() and steps.read_text().count("\n") > 20):
+    run = tmp_path / "CoLA-pretrained-seed2"
+    while not (run / "metrics.jsonl").is_file() or not (run / "metrics.jsonl").read_text():
         assert first.poll() is None, first.communicate()[1]
         time.sleep(0.05)
-    first.terminate()
-    assert first.communicate(timeout=60)[1].endswith("stopped\n")
-    assert first.returncode == 130
-    assert not (tmp_path / "CoLA-pretrained-seed2" / "result.json").exists()
-    with (tmp_path / "CoLA-pretrained-seed2" / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process is left
-    again = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "runs to do: 1, finished before: 1" in again.stdout
-    assert result_of(tmp_path, "CoLA-pretrained-seed2")["steps"] == 120
-
-
-@pytest.mark.slow
-def test_the_runs_of_a_killed_command_end_with_it(tiny_model, easy_glue, tmp_path):
-    words = f"-m finetune glue {tiny_model} --data {easy_glue} --tasks CoLA --output {tmp_path}"
-    command = subprocess.Popen([sys.executable, *words.split(), *QUICK[1:], "epochs=300"], cwd=ROOT)
-    steps = tmp_path / "CoLA-pretrained-seed1" / "metrics.jsonl"
-    while not (steps.is_file() and steps.read_text()):
-        assert command.poll() is None
-        time.sleep(0.05)
-    command.kill()
-    command.wait()
-    with (tmp_path / "CoLA-pretrained-seed1" / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # waits for the process of the run
+    first.send_signal(number)
+    error = first.communicate(timeout=60)[1]
+    with (run / "lock").open("a") as lock:
+        wait = fcntl.LOCK_NB if number == signal.SIGTERM else 0  # else the run ends soon
+        fcntl.flock(lock, fcntl.LOCK_EX | wait)
+    assert not (run / "result.json").exists()
+    if number == signal.SIGTERM:
+        assert error.endswith("stopped\n")
+        assert first.returncode == 130
+        again = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "runs to do: 1, finished before: 1" in again.stdout
+        assert result_of(tmp_path, run.name)["steps"] == 120
 
 
 @pytest.mark.parametrize(
     ("log", "cause"),
     [
-        (
-            "step 1\nfinetune.train: error: a.tsv: is empty\n",
-            "finetune.train: error: a.tsv: is empty",
-        ),
+        ("step 1\nfinetune.train: error: a.tsv: is empty\n", "finetune.train: error: a.tsv: is"),
         ("Traceback:\n  x\ntorch.OutOfMemoryError: CUDA out of memory\n", "torch.OutOfMemory"),
         ("[rank1]: RuntimeError: bad\nerrors.ChildFailedError: \n====\n", "RuntimeError: bad"),
         ("step 1\n", "was killed by signal 9 (SIGKILL)"),
     ],
 )
 def test_the_cause_of_a_failure_is_the_last_error_of_the_log_or_how_the_process_ended(
-    tmp_path, tiny_model, easy_glue, log, cause
+    tmp_path, log, cause
 ):
-    (plan,) = plans(tiny_model, easy_glue)
-    (tmp_path / plan.name).mkdir()
-    (tmp_path / plan.name / "log.txt").write_text(log)
-    killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    killed.kill()
-    killed.wait()
-    assert runs._cause(tmp_path, plan, killed.returncode).startswith(cause)
+    (tmp_path / "log.txt").write_text(log)
+    assert runs._cause(tmp_path, SimpleNamespace(name=""), -signal.SIGKILL).startswith(cause)
 
 
 def test_of_two_runs_that_end_at_once_the_second_counts_as_left_while_the_first_is_logged():
@@ -377,15 +320,6 @@ def test_of_two_runs_that_end_at_once_the_second_counts_as_left_while_the_first_
     left = []
     children.run_in_slots("ab", 2, lambda *_: done, lambda task, code, rest: left.append(rest))
     assert left == [["b"], []]
-
-
-def test_a_causal_model_is_fine_tuned_on_the_mean_alone(tiny_model, easy_glue, tmp_path):
-    folder = shutil.copytree(tiny_model, tmp_path / "causal")
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**content, "causal": True}))
-    assert plans(folder, easy_glue, "pooling=mean")
-    with pytest.raises(ValueError, match="pooling: 'first' is not accepted; it must be 'mean'"):
-        plans(folder, easy_glue)
 
 
 def finish(output, plan, model, collapsed=""):
@@ -402,7 +336,6 @@ def test_a_run_starts_from_the_model_of_another_task_s_run(
 ):
     import torch
 
-    from finetune import train
     from pretrain.convert.model_folder import load_model
     from pretrain.convert.reading import read_folder
     from pretrain.convert.writing import save_model
@@ -422,7 +355,7 @@ def test_a_run_starts_from_the_model_of_another_task_s_run(
     (waiting,) = runs.prepare(output, [cola, rte])
     assert (waiting.task, waiting.start) == ("RTE", cola.name)
     assert read_plan(output / rte.name) == waiting
-    run_ranks(1, lambda: train.train(waiting, output / rte.name))
+    train_on(run_ranks, 1, waiting, output / rte.name)
     name = "encoder.embeddings.tokens.weight"
     began, kept, usual = (
         load_model(folder).model.state_dict()[name]
@@ -447,15 +380,6 @@ def test_a_run_starts_from_the_first_seed_that_did_not_collapse(tiny_model, easy
     assert rte.start == ""
 
 
-def test_runs_of_two_protocols_do_not_share_a_folder(tiny_model, easy_glue, tmp_path):
-    (done,) = plans(tiny_model, easy_glue)
-    finish(tmp_path, done, tiny_model)
-    wanted = plans(tiny_model, easy_glue, names=["RTE"], protocol="roberta", seeds=())
-    assert len(wanted) == 5
-    with pytest.raises(ValueError, match="protocol: default, now roberta"):
-        runs.prepare(tmp_path, wanted)
-
-
 def test_a_plan_of_another_version_an_invalid_one_and_none_are_refused(
     tiny_model, easy_glue, tmp_path
 ):
@@ -472,18 +396,6 @@ def test_a_plan_of_another_version_an_invalid_one_and_none_are_refused(
         (tmp_path / PLAN).write_text(json.dumps(changed))
         with pytest.raises(ValueError, match=rf"run\.json: not a plan that .*{message}"):
             read_plan(tmp_path)
-
-
-def test_differences_name_what_makes_scores_incomparable(tiny_model, easy_glue):
-    (plan,) = plans(tiny_model, easy_glue)
-    moved = dataclasses.replace(plan, seed=4, weights="random", model="x", data="y")
-    assert plan.differences(moved) == []
-    config = dataclasses.replace(plan.config, epochs=5)
-    other = dataclasses.replace(plan, model_sha256="c" * 64, config=config)
-    assert plan.differences(other) == [
-        f"model: {plan.model_sha256[:12]}, now {'c' * 12}",
-        "epochs: 10, now 5",
-    ]
 
 
 def test_a_model_of_the_hub_is_fetched_and_recorded_by_its_folder(
