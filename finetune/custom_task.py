@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import re
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import Any
 from data_prep.common.files import strict_json, write_atomically
 from data_prep.common.wording import count
 from finetune.examples import Example
-from finetune.tables import TableRow, read_rows, text
+from finetune.tables import TableRow, check_columns, read_rows, text
 from finetune.tasks import Kind, Task
 
 _MOST_CLASSES = 1000
@@ -70,8 +71,9 @@ def describe(request: Request) -> CustomTask:
     """
     sources = {"train": request.train, "dev": request.dev, "test": request.test}
     rows = {split: read_rows(source) for split, source in sources.items() if source}
-    for found in rows.values():
-        _check_columns(request, found)
+    for row in itertools.chain(*rows.values()):
+        hint = f"it has {', '.join(map(str, row.values))}. Name yours with --text and --label"
+        check_columns(row.place, row.values, [*request.texts, request.label], hint)
     kind = request.kind or _kind_of(request, rows["train"])
     names: tuple[str, ...] = ()
     scale = 1.0
@@ -112,16 +114,6 @@ def write(folder: Path, own: CustomTask) -> Path:
     for name, content in files.items():
         write_atomically(data / own.task.name / name, content)
     return data
-
-
-def _check_columns(request: Request, rows: Sequence[TableRow]) -> None:
-    for row in rows:
-        columns = [*request.texts, request.label]
-        if missing := [column for column in columns if column not in row.values]:
-            raise ValueError(
-                f"{row.place}: has no column {', '.join(map(repr, missing))}; it has "
-                f"{', '.join(map(str, row.values))}. Name yours with --text and --label"
-            )
 
 
 def _kind_of(request: Request, rows: Sequence[TableRow]) -> Kind:

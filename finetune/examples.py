@@ -146,12 +146,8 @@ def _columns(task: BenchmarkTask, header: Sequence[str], labelled: bool, path: P
             "with labels is scored as dev"
         )
     names = [*task.texts, *([task.label] if labelled else [])]
-    missing = [name for name in names if name not in header]
-    if missing:
-        raise ValueError(
-            f"{path}: line 1: has no column {', '.join(map(repr, missing))}; the header line must "
-            f"name {', '.join(names)}"
-        )
+    hint = f"the header line must name {', '.join(names)}"
+    tables.check_columns(f"{path}: line 1", header, names, hint)
     return [header.index(name) for name in names]
 
 
@@ -185,12 +181,8 @@ def _from_datasets(task: BenchmarkTask, data: str, split: str) -> Split:
     texts = task.hub_texts or task.texts
     labelled = split not in task.test
     columns = [*texts, *(["label"] if labelled else [])]
-    missing = [column for column in columns if column not in rows.column_names]
-    if missing:
-        raise ValueError(
-            f"{source}: has no column {', '.join(map(repr, missing))}; {HUB_REPOSITORY} has "
-            f"{', '.join(columns)}"
-        )
+    hint = f"{HUB_REPOSITORY} has {', '.join(columns)}"
+    tables.check_columns(source, rows.column_names, columns, hint)
     examples = []
     for number, row in enumerate(rows.select_columns(columns)):
         where = f"{source}: row {number}"

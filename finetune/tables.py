@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,12 @@ def read_rows(source: str) -> list[TableRow]:
     if not rows:
         raise ValueError(f"{source}: is empty; give at least one example")
     return rows
+
+
+def check_columns(place: str, found: Collection[str], needed: Sequence[str], hint: str) -> None:
+    """Raise ValueError if a needed column is not there; names the place, and ends with `hint`."""
+    if missing := [column for column in needed if column not in found]:
+        raise ValueError(f"{place}: has no column {', '.join(map(repr, missing))}; {hint}")
 
 
 def text(value: Any) -> str:  # noqa: ANN401 - of JSON or parquet
@@ -138,23 +144,20 @@ def load(source: str) -> Any:  # noqa: ANN401 - a Dataset
     """
     import datasets
 
-    name, _, split = source.removeprefix(HUB).rpartition(":")
+    folder, _, split = source.removeprefix(HUB).rpartition(":")
+    if not source.startswith(HUB) and Path(source).is_dir():
+        folder, split = source, ""
     try:
         if source.startswith(HUB):
-            return datasets.load_dataset(*name.split(":"), split=split)
-        folder = source if Path(source).is_dir() else name
+            return datasets.load_dataset(*folder.split(":"), split=split)
         table = datasets.load_from_disk(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{source}: cannot be loaded: {error}") from None
-    if folder != source:
-        if isinstance(table, Mapping) and split in table:
-            return table[split]
-        found = ", ".join(table) if isinstance(table, Mapping) else "one split without a name"
-        raise ValueError(f"{source}: no such split; it has {found}")
-    if isinstance(table, Mapping):
-        splits = ", ".join(f"{source}:{split}" for split in table)
-        raise ValueError(f"{source}: has several splits; name one: {splits}")
-    return table
+    splits = table if isinstance(table, Mapping) else {"": table}
+    if split not in splits:
+        accepted = ", ".join(f"{folder}:{name}" if name else folder for name in splits)
+        raise ValueError(f"{source}: names no split of it; accepted: {accepted}")
+    return splits[split]
 
 
 def _from_datasets(source: str) -> Iterator[TableRow]:

@@ -1,5 +1,8 @@
 """Reading tasks: examples are read exactly, and errors name file and line."""
 
+import re
+
+import datasets
 import pytest
 
 from finetune import examples, scores, tasks
@@ -50,7 +53,7 @@ LAYOUTS = {
 def write(folder, content, split="train", task="CoLA"):
     path = folder / task / f"{split}.tsv"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
@@ -58,72 +61,72 @@ def read(folder, split="train", task="CoLA"):
     return examples.read_split(TASKS[task], str(folder), split).examples
 
 
+def in_layout_of(name, end="\n"):
+    header, row, *_ = LAYOUTS[name]
+    return "".join(f"{line}{end}" for line in (header, row) if line).replace("|", "\t")
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_is_read_in_the_benchmark_s_own_layout(tmp_path, name):
-    header, row, texts, label = LAYOUTS[name]
-    lines = "".join(f"{line}\n" for line in (header, row) if line).replace("|", "\t")
-    task = TASKS[name]
-    for split in ("train", *task.dev):
-        write(tmp_path, lines, split, name)
-        assert read(tmp_path, split, name) == [Example(texts, pytest.approx(label))]
+    """With any line ending, and a byte order mark."""
+    *_, texts, label = LAYOUTS[name]
+    for end, mark in (("\n", ""), ("\r\n", "\ufeff")):
+        for split in ("train", *TASKS[name].dev):
+            write(tmp_path, mark + in_layout_of(name, end), split, name)
+            assert read(tmp_path, split, name) == [Example(texts, pytest.approx(label))]
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_test_sets_have_a_header_and_no_labels(tmp_path, name):
     task = TASKS[name]
-    columns = ["index", *task.texts]
-    texts = tuple(f"text {n}" for n in range(len(task.texts)))
+    columns, texts = "\t".join(["index", *task.texts]), ("one", "two")[: len(task.texts)]
     assert task.test
     for split in task.test:
-        write(tmp_path, "\t".join(columns) + "\n0\t" + "\t".join(texts) + "\n", split, name)
+        write(tmp_path, f"{columns}\n0\t" + "\t".join(texts) + "\n", split, name)
         assert read(tmp_path, split, name) == [Example(texts)]
-        write(tmp_path, "\t".join([*columns, task.label]) + "\n", split, name)
+        write(tmp_path, f"{columns}\t{task.label}\n", split, name)
         with pytest.raises(ValueError, match=r"tsv: line 1: has labels, in column"):
             read(tmp_path, split, name)
 
 
 def test_quotes_and_unusual_separators_are_part_of_a_sentence(tmp_path):
-    sentence = '"Quoted" at \u2028 the start, and one " alone \x0b inside'
-    write(tmp_path, f'a\t1\t\t{sentence}\nb\t0\t*\t"\n')
+    sentence = '"Quoted" at \u2028 the start, and one " alone \x0b inside \r and'
+    write(tmp_path, f'a\t1\t\t{sentence}\nb\t0\t*\t"')
     assert [e.texts for e in read(tmp_path)] == [(sentence,), ('"',)]
     write(tmp_path, f'id\tquestion1\tquestion2\tis_duplicate\n0\t"{sentence}\t"\t1\n', task="QQP")
     assert read(tmp_path, task="QQP") == [Example((f'"{sentence}', '"'), 1)]
 
 
-@pytest.mark.parametrize("ending", ["\n", "\r\n", ""])
-def test_any_line_ending_and_a_byte_order_mark_are_accepted(tmp_path, ending):
-    """A carriage return within a line is part of the text."""
-    end = ending or "\n"
-    write(tmp_path, f"\ufeffa\t1\t\tone \rx{end}b\t0\t*\ttwo{ending}")
-    assert read(tmp_path) == [Example(("one \rx",), 1), Example(("two",), 0)]
-    header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
-    write(tmp_path, f"\ufeff{header}{end}1\t7\t8\tone\ttwo{ending}", task="MRPC")
-    assert read(tmp_path, task="MRPC") == [Example(("one", "two"), 1)]
+GOOD = "a\t1\t\tgood\n"
+SCORES = "sentence1\tsentence2\tscore\na\tb\t5.0\na\tb\t"
+PAIRS = "index\tsentence1\tsentence2"
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("task", "content", "message"),
     [
-        ("a\t1\tno mark column", "3 tab-separated columns; accepted: 4"),
-        ("a\t1\t\ttoo\tmany", "5 tab-separated columns; accepted: 4"),
-        ("", "1 tab-separated columns; accepted: 4"),
-        ("a\t2\t\tlabel", "label '2'; accepted: 0, 1"),
-        ("a\t1\t\t ", "the text is empty"),
+        ("CoLA", f"{GOOD}a\t1\tmark\n", "line 2: has 3 tab-separated columns; accepted: 4"),
+        ("CoLA", f"{GOOD}a\t1\t\ttoo\tmany\n", "line 2: has 5 tab-separated columns; accepted: 4"),
+        ("CoLA", f"{GOOD}\n{GOOD}", "line 2: has 1 tab-separated columns; accepted: 4"),
+        ("CoLA", f"{GOOD}a\t2\t\tlabel\n", "line 2: label '2'; accepted: 0, 1"),
+        ("CoLA", f"{GOOD}a\t1\t\t ", "line 2: the text is empty"),
+        *(
+            ("STS-B", f"{SCORES}{score}\n", f"3: label '{score}'; accepted: a number from 0 to 5")
+            for score in ("5.1", "-0.1", "nan", "high", "")
+        ),
+        ("RTE", "", "is empty"),
+        ("RTE", f"{PAIRS}\tlabel\n", "is empty"),
+        ("RTE", b"index\tsentence1\t\xff\n", "is not UTF-8"),
+        ("RTE", "index\tpremise\tsentence2\tlabel\n", "line 1: has no column 'sentence1'"),
+        ("RTE", f"{PAIRS}\n0\ta\tb\n", "line 1: has no column 'label'"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line, message):
-    path = write(tmp_path, f"a\t1\t\tgood\n{line}\na\t1\t\tgood\n")
-    with pytest.raises(ValueError, match="line 2") as caught:
-        read(tmp_path)
-    assert str(path) in str(caught.value)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("score", ["5.1", "-0.1", "nan", "high", ""])
-def test_a_score_out_of_range_is_named_with_its_line_below_the_header(tmp_path, score):
-    write(tmp_path, f"sentence1\tsentence2\tscore\na\tb\t5.0\na\tb\t{score}\n", task="STS-B")
-    with pytest.raises(ValueError, match=r"train\.tsv: line 3: label .* a number from 0 to 5"):
-        read(tmp_path, task="STS-B")
+def test_a_bad_line_or_file_is_named(tmp_path, task, content, message):
+    write(tmp_path, content, "dev", task)
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        read(tmp_path, "dev", task)
+    assert str(tmp_path) in str(caught.value)
+    assert task in str(caught.value)
 
 
 def test_ragged_rows_are_counted_in_qqp_s_training_file_and_refused_elsewhere(tmp_path):
@@ -136,87 +139,58 @@ def test_ragged_rows_are_counted_in_qqp_s_training_file_and_refused_elsewhere(tm
         read(tmp_path, "dev", "QQP")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "is empty"),
-        ("index\tsentence1\tsentence2\tlabel\n", "is empty"),
-        (b"index\tsentence1\t\xff\n", "is not UTF-8"),
-        ("index\tpremise\tsentence2\tlabel\n0\ta\tb\tc\n", "line 1: has no column 'sentence1'"),
-        ("index\tsentence1\tsentence2\n0\ta\tb\n", "line 1: has no column 'label'"),
-    ],
-)
-def test_a_bad_file_is_named(tmp_path, content, message):
-    write(tmp_path, content, "dev", "RTE")
-    with pytest.raises(ValueError, match=message) as caught:
-        read(tmp_path, "dev", "RTE")
-    assert str(tmp_path) in str(caught.value)
-    assert "RTE" in str(caught.value)
-
-
 def test_a_missing_split_is_named(tmp_path):
-    write(tmp_path, "a\t1\t\tgood\n", "train")
+    write(tmp_path, GOOD)
     with pytest.raises(ValueError, match=r"CoLA: has no dev\.tsv \(a saved dataset .*cola or"):
         read(tmp_path, "dev")
 
 
-def test_a_saved_dataset_gives_the_same_examples_and_digest_as_tsv_files(tmp_path):
-    import datasets
+def save(folder, columns, **splits):
+    """Write a dataset with these columns, or those that a split has of its own."""
+    made = {split: datasets.Dataset.from_dict({**columns, **own}) for split, own in splits.items()}
+    datasets.DatasetDict(made).save_to_disk(folder)
 
-    rows = [("It rains.", "It pours.", 1), ("He ran.", "He sat.", 2), ("A dog.", "An animal.", 0)]
-    names = TASKS["MNLI"].labels
-    tsv = "sentence1\tsentence2\tgold_label\n"
-    tsv += "".join(f"{a}\t{b}\t{names[label]}\n" for a, b, label in rows)
-    columns = {
-        "premise": [row[0] for row in rows],
-        "hypothesis": [row[1] for row in rows],
-        "label": [row[2] for row in rows],
-    }
+
+def test_a_saved_dataset_gives_the_same_examples_and_digest_as_tsv_files(tmp_path):
+    task, texts = TASKS["MNLI"], (("It rains.", "It pours."), ("He ran.", "He sat."))
+    columns = dict(zip(task.hub_texts, zip(*texts, strict=True), strict=True), label=[1, 2])
     splits = ("train", "validation_matched", "validation_mismatched")
-    saved = datasets.DatasetDict({name: datasets.Dataset.from_dict(columns) for name in splits})
-    unlabelled = {**columns, "label": [-1] * 3}
-    saved["test_matched"] = datasets.Dataset.from_dict(unlabelled)
-    saved.save_to_disk(tmp_path / "saved" / "mnli")
-    task = TASKS["MNLI"]
+    without = {"test_matched": {"label": [-1, -1]}}
+    save(tmp_path / "saved" / "mnli", columns, **dict.fromkeys(splits, {}), **without)
+    tsv = "sentence1\tsentence2\tgold_label\nIt rains.\tIt pours.\tneutral\n"
     for split in ("train", *task.dev):
-        write(tmp_path, tsv, split, "MNLI")
+        write(tmp_path, f"{tsv}He ran.\tHe sat.\tcontradiction\n", split, "MNLI")
         both = [examples.read_split(task, str(tmp_path / place), split) for place in (".", "saved")]
-        assert both[0] == both[1]
+        assert both[0] == both[1] == examples.Split([Example(texts[0], 1), Example(texts[1], 2)])
         assert examples.digest([both[0]]) == examples.digest([both[1]])
-    assert read(tmp_path / "saved", "test_matched", "MNLI")[0] == Example(
-        ("It rains.", "It pours.")
-    )
-    with pytest.raises(ValueError, match="no such split; it has train, validation_matched"):
+    assert read(tmp_path / "saved", "test_matched", "MNLI") == [*map(Example, texts)]
+    with pytest.raises(ValueError, match="names no split of it; accepted: .*mnli:train"):
         read(tmp_path / "saved", "test_mismatched", "MNLI")
 
 
-def test_a_saved_dataset_without_the_task_s_columns_or_labels_is_refused(tmp_path):
-    import datasets
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"label": [2]}, "row 0: label 2; accepted: 0 to 1"),
+        ({"label": [0, None]}, "row 1: label None; accepted: 0 to 1"),
+        ({"label": [1, -1]}, "row 1: label -1; accepted: 0 to 1"),
+        ({"label": [0.5]}, "row 0: label 0.5; accepted: 0 to 1"),
+        ({}, "has no column 'label'"),
+    ],
+)
+def test_a_saved_dataset_without_the_task_s_columns_or_labels_is_refused(
+    tmp_path, columns, message
+):
+    texts = ["a"] * len(columns.get("label", "a"))
+    save(tmp_path / "sst2", {"sentence": texts, **columns}, train={})
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, "train", "SST-2")
 
-    for labels, message in (
-        ([2], "row 0: label 2; accepted: 0 to 1"),
-        ([0, None], "row 1: label None; accepted: 0 to 1"),
-        ([1, -1], "row 1: label -1; accepted: 0 to 1"),
-        ([0.5], "row 0: label 0.5; accepted: 0 to 1"),
-        ([], "has no column 'label'"),
-    ):
-        columns = {"sentence": ["a"] * max(1, len(labels)), **({"label": labels} if labels else {})}
-        saved = datasets.DatasetDict({"train": datasets.Dataset.from_dict(columns)})
-        saved.save_to_disk(tmp_path / str(labels) / "sst2")
-        with pytest.raises(ValueError, match=message):
-            read(tmp_path / str(labels), "train", "SST-2")
 
-
-def test_the_digest_depends_on_every_split(tmp_path):
-    digests = set()
-    for train, dev in (("one", "two"), ("one", "three"), ("two", "two")):
-        write(tmp_path, f"a\t1\t\t{train}\n", "train")
-        write(tmp_path, f"a\t1\t\t{dev}\n", "dev")
-        splits = [
-            examples.read_split(TASKS["CoLA"], str(tmp_path), split) for split in ("train", "dev")
-        ]
-        digests.add(examples.digest(splits))
-    assert len(digests) == 3
+def test_the_digest_depends_on_every_split():
+    one, two, three = (examples.Split([Example((text,), 1)]) for text in ("one", "two", "three"))
+    splits = ([one, two], [one, three], [two, two])
+    assert len({examples.digest(each) for each in splits}) == 3
 
 
 @pytest.mark.parametrize(

@@ -9,71 +9,60 @@ import pytest
 from finetune import tables
 
 ROWS = [("good, with a comma", "1"), ('two\nlines and "quotes"', "2"), ("", "1")]
+CSV = '\ufefftext,label\n"good, with a comma",1\n"two\nlines and ""quotes""",2\n\n"",1\n'
+JSON_LINES = "\n".join(json.dumps({"text": text, "label": int(label)}) for text, label in ROWS)
 
 
-def values_of(source):
+def rows_of(source):
     return [tuple(map(tables.text, row.values.values())) for row in tables.read_rows(str(source))]
-
-
-def write_csv(folder):
-    lines = 'text,label\n"good, with a comma",1\n"two\nlines and ""quotes""",2\n\n"",1\n'
-    (folder / "a.csv").write_text("\ufeff" + lines, encoding="utf-8")
-    return folder / "a.csv"
-
-
-def write_json_lines(folder):
-    lines = [json.dumps({"text": text, "label": int(label)}) for text, label in ROWS]
-    (folder / "a.jsonl").write_text("\n".join(lines))
-    return folder / "a.jsonl"
 
 
 def made(*labels):
     names = datasets.ClassLabel(names=["1", "2"])
-    labels = labels or [label for _, label in ROWS]
-    columns = {"text": [text for text, _ in ROWS], "label": labels}
+    columns = {"text": [text for text, _ in ROWS], "label": labels or [label for _, label in ROWS]}
     features = datasets.Features({"text": datasets.Value("string"), "label": names})
     return datasets.Dataset.from_dict(columns, features=features)
 
 
-def write_parquet(folder):
+def write_parquet(path):
     columns = {"text": [t for t, _ in ROWS], "label": [float(label) for _, label in ROWS]}
-    datasets.Dataset.from_dict(columns).to_parquet(folder / "a.parquet")
-    return folder / "a.parquet"
-
-
-def write_saved(folder):
-    made().save_to_disk(folder / "saved")
-    return folder / "saved"
-
-
-def write_saved_splits(folder):
-    datasets.DatasetDict({"train": made()}).save_to_disk(folder / "splits")
-    return f"{folder / 'splits'}:train"
+    datasets.Dataset.from_dict(columns).to_parquet(path)
 
 
 @pytest.mark.parametrize(
-    "write",
-    [write_csv, write_json_lines, write_parquet, write_saved, write_saved_splits],
+    ("name", "write"),
+    [
+        ("a.csv", lambda path: path.write_text(CSV, encoding="utf-8")),
+        ("a.jsonl", lambda path: path.write_text(JSON_LINES)),
+        ("a.parquet", write_parquet),
+        ("saved", lambda path: made().save_to_disk(path)),
+        (
+            "splits:train",
+            lambda path: datasets.DatasetDict(train=made()).save_to_disk(path.with_name("splits")),
+        ),
+    ],
 )
-def test_every_format_gives_the_same_rows(tmp_path, write):
-    assert values_of(write(tmp_path)) == [(text.strip(), label) for text, label in ROWS]
+def test_every_format_gives_the_same_rows(tmp_path, name, write):
+    write(tmp_path / name)
+    assert rows_of(tmp_path / name) == [(text.strip(), label) for text, label in ROWS]
 
 
 def test_rows_without_a_label_have_an_empty_one(tmp_path):
     """The hub's test sets have -1."""
     made(1, None, -1).save_to_disk(tmp_path / "saved")
-    assert [label for _, label in values_of(tmp_path / "saved")] == ["2", "", ""]
+    assert [label for _, label in rows_of(tmp_path / "saved")] == ["2", "", ""]
     assert tables.text(math.nan) == ""
 
 
 def test_places_are_the_lines_where_rows_begin(tmp_path):
-    places = [row.place.rpartition(": ")[2] for row in tables.read_rows(str(write_csv(tmp_path)))]
+    (tmp_path / "a.csv").write_text(CSV, encoding="utf-8")
+    places = [row.place.rpartition(": ")[2] for row in tables.read_rows(str(tmp_path / "a.csv"))]
     assert places == ["line 2", "line 3", "line 6"]
 
 
 def test_a_quotation_mark_in_a_tsv_file_is_text(tmp_path):
     (tmp_path / "a.tsv").write_text('text\tlabel\n"unpaired\t1\n')
-    assert values_of(tmp_path / "a.tsv") == [('"unpaired', "1")]
+    assert rows_of(tmp_path / "a.tsv") == [('"unpaired', "1")]
 
 
 @pytest.mark.parametrize(
@@ -89,20 +78,14 @@ def test_a_quotation_mark_in_a_tsv_file_is_text(tmp_path):
         ("a.jsonl", '{"a": 1}\n{"a"\n', "a.jsonl: line 2: not valid JSON"),
         ("a.parquet", "no", "a.parquet: cannot be read as parquet"),
         ("a.xlsx", "", "unknown format '.xlsx'; accepted: .csv"),
+        ("a.csv", b"text\n\xff\n", "a.csv: is not UTF-8"),
+        ("none.csv", None, "none.csv: no such file"),
+        ("splits", None, "splits: names no split of it; accepted: .*splits:train"),
     ],
 )
-def test_a_broken_file_is_refused_by_line(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
+def test_what_is_broken_or_not_there_is_refused_by_name_and_line(tmp_path, name, content, message):
+    datasets.DatasetDict(train=made()).save_to_disk(tmp_path / "splits")
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         tables.read_rows(str(tmp_path / name))
-
-
-def test_what_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match="none.csv: no such file"):
-        tables.read_rows(str(tmp_path / "none.csv"))
-    (tmp_path / "a.csv").write_bytes(b"text\n\xff\n")
-    with pytest.raises(ValueError, match="a.csv: is not UTF-8"):
-        tables.read_rows(str(tmp_path / "a.csv"))
-    write_saved_splits(tmp_path)
-    with pytest.raises(ValueError, match="has several splits; name one: .*splits:train"):
-        tables.read_rows(str(tmp_path / "splits"))
