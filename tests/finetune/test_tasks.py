@@ -1,12 +1,15 @@
-"""GLUE's tasks, collapsed runs, and the settings and reported scores of the protocols."""
+"""Tasks and their scores, collapsed runs, settings, and the protocols of the studies."""
 
 import argparse
+import math
 
+import numpy as np
 import pytest
 
-from finetune import command, tasks
+from finetune import command, scores, tasks
+from finetune.config import FinetuneConfig
 from finetune.protocols import PROTOCOLS
-from finetune.tasks import TASKS, collapse
+from finetune.tasks import TASKS, Task, collapse
 
 # Learning rate, batch size, warm-up and steps in EIFY/fairseq's config/finetuning/*.yaml, and in
 # fairseq's examples/roberta/README.glue.md.
@@ -23,35 +26,60 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.parametrize(
-    ("protocol", "best"), [("published", "published"), ("roberta", "benchmark")]
-)
-def test_the_studies_have_fairseq_s_settings(protocol, best, name):
-    config = PROTOCOLS[protocol].config(TASKS[name])
-    found = (config.learning_rate, config.batch_size, config.warmup_steps, config.schedule_steps)
-    assert found == PUBLISHED[name]
-    assert (config.epochs, config.weight_decay, config.gradient_clipping) == (10, 0.1, 0.0)
-    assert (config.dropout, config.attention_dropout, config.head_dropout) == (0.1, 0.1, 0.0)
-    assert (config.pooling, config.max_tokens, config.length_window) == ("first", 512, 1)
-    assert (config.best_epoch_by, config.start_from) == (best, "")
-    peak = max(config.rate(step, 1) for step in range(config.schedule_steps))
-    assert peak == config.rate(config.warmup_steps, 1) == config.learning_rate
-    assert config.rate(config.schedule_steps, 1) == 0
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_default_protocol_clips_groups_by_length_and_warms_up_by_share(name):
+def test_the_studies_have_fairseq_s_settings_and_the_default_clips_and_groups_by_length(name):
+    for protocol, best in (("published", "published"), ("roberta", "benchmark")):
+        config = PROTOCOLS[protocol].config(TASKS[name])
+        found = config.learning_rate, config.batch_size, config.warmup_steps, config.schedule_steps
+        assert found == PUBLISHED[name]
+        assert (config.epochs, config.weight_decay, config.gradient_clipping) == (10, 0.1, 0.0)
+        assert (config.dropout, config.attention_dropout, config.head_dropout) == (0.1, 0.1, 0.0)
+        assert (config.pooling, config.max_tokens, config.length_window) == ("first", 512, 1)
+        assert (config.best_epoch_by, config.start_from) == (best, "")
+        peak = max(config.rate(step, 1) for step in range(config.schedule_steps))
+        assert peak == config.rate(config.warmup_steps, 1) == config.learning_rate
+        assert config.rate(config.schedule_steps, 1) == 0
     config = PROTOCOLS["default"].config(TASKS[name])
     assert (config.learning_rate, config.batch_size) == PUBLISHED[name][:2]
     assert config.warmup_fraction == (0.25 if name == "QQP" else 0.06)
     assert (config.gradient_clipping, config.warmup_steps, config.schedule_steps) == (1.0, 0, 0)
-    assert config.length_window > 1
-    assert config.best_epoch_by == "benchmark"
+    assert (config.length_window > 1, config.best_epoch_by) == (True, "benchmark")
 
 
-def test_a_task_of_one_s_own_has_no_study_s_settings():
-    config = PROTOCOLS["default"].config(tasks.Task("QQP"), ["epochs=3"])
-    assert (config.learning_rate, config.batch_size, config.epochs) == (2e-5, 16, 3)
+def test_a_task_of_one_s_own_has_no_study_s_settings_and_overrides_have_the_setting_s_type():
+    config = PROTOCOLS["default"].config(Task("QQP"), ["epochs=3", "pooling=mean"])
+    assert config == FinetuneConfig(
+        epochs=3, learning_rate=2e-5, pooling="mean", best_epoch_by="benchmark"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("learning_rat=1e-4", "did you mean 'learning_rate'"),
+        ("epochs", "write section.key=value"),
+        ("dropout=1", "must be below 1"),
+        ("epochs=0", "must be above 0"),
+        ("pooling=max", "must be one of first or mean"),
+        ("max_tokens=5", "must be 6 or above"),
+        ("max_train_examples=-1", "must be 0 or above"),
+        ("length_window=0", "must be above 0"),
+        ("best_epoch_by=f1", "must be one of benchmark or published"),
+    ],
+)
+def test_bad_settings_are_refused(override, message):
+    with pytest.raises(ValueError, match=message):
+        PROTOCOLS["published"].config(Task("own"), [override])
+
+
+def test_the_learning_rate_rises_and_then_falls_to_zero():
+    config = FinetuneConfig(learning_rate=1.0, warmup_fraction=0.1)
+    rates = [config.rate(step, 100) for step in range(101)]
+    assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert rates[10:] == pytest.approx([(100 - step) / 90 for step in range(10, 101)])
+    assert FinetuneConfig(learning_rate=1.0, warmup_fraction=0.0).rate(0, 5) == 1.0
+    config = FinetuneConfig(learning_rate=1.0, warmup_steps=4, schedule_steps=8)
+    rates = [config.rate(step, 10) for step in range(10)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25, 0, 0])
 
 
 def test_the_command_offers_every_protocol():
@@ -79,19 +107,13 @@ def test_a_task_is_found_in_any_case_with_or_without_its_hyphen():
     found = tasks.find(["cola", "SST2", "Sts-b"])
     assert [task.name for task in found] == ["CoLA", "SST-2", "STS-B"]
     assert tasks.find(["all"]) == [*TASKS.values()]
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
+    for names, message in (
         (["colla", "rte", "x"], r"unknown tasks 'colla' \(did you mean CoLA\?\), 'x'; accepted: "),
         (["cola", "CoLA"], "cola, CoLA: name each task once"),
         (["all", "CoLA"], "task 'all'"),
-    ],
-)
-def test_names_that_are_not_tasks_are_refused(names, message):
-    with pytest.raises(ValueError, match=message):
-        tasks.find(names)
+    ):
+        with pytest.raises(ValueError, match=message):
+            tasks.find(names)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +134,53 @@ def test_a_run_has_collapsed_if_it_is_no_better_than_a_constant_answer(
     """A regression, if it explains less than a tenth of the labels' variance."""
     constant = {"accuracy": 0.69, "published_loss": 0.13}
     assert collapse(metric, {metric: best}, constant, answers) == expected
+
+
+NAN, BOTH = math.nan, ("pearson", "spearman")
+
+
+@pytest.mark.parametrize(
+    ("labels", "predictions", "expected"),
+    [
+        (  # 4 true positives, 1 false negative, 2 false positives, 3 true negatives.
+            [1] * 5 + [0] * 5,
+            [1, 1, 1, 1, 0, 1, 1, 0, 0, 0],
+            {"accuracy": 0.7, "matthews": (4 * 3 - 2 * 1) / math.sqrt(6 * 5 * 5 * 4), "f1": 8 / 11},
+        ),
+        ([0.0, 1, 2], [0.0, 1, 10], {"pearson": 10 / math.sqrt(2 * 182 / 3), "spearman": 1.0}),
+        ([1, 0], [0, 0], {"matthews": 0.0, "f1": 0.0}),
+        # A correlation that is not defined is zero.
+        ([0.1, 0.5, 0.9], [0.4, 0.4, 0.4], dict.fromkeys(BOTH, 0.0)),
+        ([0.5, 0.5], [0.1, 0.9], dict.fromkeys(BOTH, 0.0)),
+        ([0.5], [0.5], dict.fromkeys(BOTH, 0.0)),
+        ([0.1, 0.5], [NAN, 0.5], dict.fromkeys(BOTH, 0.0)),
+        # The published loss is the squared error over ln 2.
+        ([0.2, 0.8], [0.3, 0.6], {"published_loss": (0.01 + 0.04) / 2 / math.log(2)}),
+        ([0.2, 0.8], [0.2, NAN], {"published_loss": math.inf}),
+    ],
+)
+def test_scores_agree_with_their_definitions_without_warnings(labels, predictions, expected):
+    found = scores.score([*expected], np.array(labels), np.array(predictions))
+    assert found == pytest.approx(expected)
+
+
+def test_no_constant_beats_the_majority_or_the_mean():
+    labels, names = np.array([1, 0, 1, 1, 0]), ("accuracy", "matthews")
+    best = scores.score(names, labels, tasks.constant(Task("x"), labels))
+    assert best == pytest.approx({"accuracy": 0.6, "matthews": 0.0})
+    assert scores.accuracy(labels, np.zeros_like(labels)) == pytest.approx(0.4)
+    labels = np.array([0.0, 0.2, 1.0, 0.6], dtype=np.float32)
+    mean = tasks.constant(Task("x", "regression"), labels)
+    for guess in np.linspace(0, 1, 11, dtype=np.float32):
+        loss = scores.published_loss(labels, np.full_like(labels, guess))
+        assert loss >= scores.published_loss(labels, mean) - 1e-6
+
+
+def test_the_best_epoch_has_the_best_mean_score_or_lowest_loss_and_is_the_first_of_equals():
+    epochs = [
+        {"epoch": n, "accuracy": a, "published_loss": a, "f1": 0.6 - 0.2 * n}
+        for n, a in enumerate((0.5, 0.7, 0.7, 0.4))
+    ]
+    assert scores.best(epochs, ["accuracy"])["epoch"] == 1
+    assert scores.best(epochs, ["published_loss"])["epoch"] == 3
+    assert scores.best(epochs[::2], ["accuracy", "f1"])["epoch"] == 0

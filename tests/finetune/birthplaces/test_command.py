@@ -147,21 +147,6 @@ def test_fine_tuning_starts_from_the_pretrained_weights_and_repeats_bit_for_bit(
     assert first == second != Path("same/model.safetensors").read_bytes()
 
 
-def test_a_model_of_another_kind_or_text_is_refused(fresh, task, tmp_path):
-    options = fresh("perceiver")
-    options.bottleneck_dim = 16
-    with pytest.raises(ValueError, match="8 latents; accepted with perceiver: .* 16 latents"):
-        training.read(options)
-    options.variant = "vanilla"
-    with pytest.raises(ValueError, match="accepted with vanilla: causal True and 0 latents"):
-        training.read(options)
-    options = fresh("vanilla")
-    options.corpus = tmp_path / "other.txt"
-    options.corpus.write_text("xyz")
-    with pytest.raises(ValueError, match=r"other\.txt: its characters, .* are not the vocabulary"):
-        training.read(options)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -175,19 +160,34 @@ def test_a_model_of_another_kind_or_text_is_refused(fresh, task, tmp_path):
         ("finetune vanilla {text} {train} batch.micro_batch_size=4", "has no effect here"),
         ("finetune vanilla {text} {train} --reading_params_path a model.size=tiny", "no effect"),
         ("finetune vanilla {text} {train} --reading_params_path {text}", "is not a model folder"),
-        ("evaluate vanilla {text} --reading_params_path a --eval_corpus_path {text}", "exists"),
+        ("evaluate vanilla {text} {dev} --reading_params_path a --outputs_path {text}", "exists"),
+        (
+            "evaluate perceiver {text} {dev} --bottleneck_dim 16 --reading_params_path perceiver",
+            "8 latents; accepted with perceiver: causal True and 16 latents",
+        ),
+        (
+            "evaluate vanilla {text} {dev} --reading_params_path perceiver",
+            "8 latents; accepted with vanilla: causal True and 0 latents",
+        ),
+        (
+            "evaluate vanilla {dev_file} {dev} --reading_params_path vanilla",
+            "dev: its characters, ",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_trained(
-    task, birthplaces, monkeypatch, capfd, words, message
+    task, fresh, birthplaces, capfd, words, message
 ):
-    words = words.format(text=task.text, train=f"--finetune_corpus_path {task.train}")
-    if "--writing" not in words:
-        output = f"--outputs_path {task.text}" if "evaluate" in words else "--writing_params_path m"
-        words += f" {output}"
+    options = {"train": f"--finetune_corpus_path {task.train}", "dev_file": task.dev}
+    words = words.format(text=task.text, dev=f"--eval_corpus_path {task.dev}", **options)
+    if "--writing" not in words and "--outputs" not in words:
+        words += " --outputs_path m" if "evaluate" in words else " --writing_params_path m"
+    models = [m for m in ("vanilla", "perceiver") if f"--reading_params_path {m}" in words]
+    for name in models:
+        fresh(name)
     assert birthplaces(words) == 2
     assert message in capfd.readouterr().err
-    assert {path.name for path in Path().iterdir()} <= {"expt"}
+    assert {path.name for path in Path().iterdir()} <= {"expt", *models}
 
 
 def test_several_ranks_are_refused(task, run_ranks, tmp_path):
