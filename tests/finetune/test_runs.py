@@ -331,7 +331,7 @@ def finish(output, plan, model, collapsed=""):
     write_json(output / plan.name / "result.json", {**result, "epochs": [scores]})
 
 
-def test_a_run_starts_from_the_model_of_another_task_s_run(
+def test_a_run_starts_from_the_model_of_another_task_s_first_run_that_did_not_collapse(
     run_ranks, tiny_model, easy_glue, tmp_path
 ):
     import torch
@@ -340,21 +340,24 @@ def test_a_run_starts_from_the_model_of_another_task_s_run(
     from pretrain.convert.reading import read_folder
     from pretrain.convert.writing import save_model
 
-    output = tmp_path / "runs"
+    output, other = tmp_path / "runs", tmp_path / "other"
     contents = read_folder(tiny_model)
     doubled = {name: 2 * tensor for name, tensor in contents.weights.items()}
-    other = tmp_path / "other"
     save_model(other, dataclasses.replace(contents, weights=doubled))
     settings = ["start_from=cola", "learning_rate=1e-12", "epochs=1", "pooling=mean"]
-    (cola,) = plans(tiny_model, easy_glue, *settings)
-    assert runs.prepare(output, [cola]) == [cola]  # from the model itself
+    cola = plans(tiny_model, easy_glue, *settings, seeds=(1, 2, 3))
+    assert runs.prepare(output, cola) == cola  # from the model itself
     (rte,) = plans(tiny_model, easy_glue, *settings, names=["RTE"])
     with pytest.raises(ValueError, match="RTE starts from the model of CoLA .* run CoLA first"):
         runs.prepare(output, [rte])
-    finish(output, cola, other)
-    (waiting,) = runs.prepare(output, [cola, rte])
-    assert (waiting.task, waiting.start) == ("RTE", cola.name)
+    finish(output, cola[0], tiny_model, "always the same answer")
+    finish(output, cola[1], other)
+    finish(output, cola[2], tiny_model)
+    (waiting,) = runs.prepare(output, [*cola, rte])
+    assert (waiting.task, waiting.start) == ("RTE", cola[1].name)
     assert read_plan(output / rte.name) == waiting
+    (random,) = plans(tiny_model, easy_glue, *settings, names=["RTE"], weights=["random"])
+    assert runs.prepare(output, [random]) == [random]  # from nothing
     train_on(run_ranks, 1, waiting, output / rte.name)
     name = "encoder.embeddings.tokens.weight"
     began, kept, usual = (
@@ -363,21 +366,6 @@ def test_a_run_starts_from_the_model_of_another_task_s_run(
     )
     assert torch.allclose(began, kept, atol=1e-6)
     assert not torch.allclose(usual, kept, atol=1e-3)
-
-
-def test_a_run_starts_from_the_first_seed_that_did_not_collapse(tiny_model, easy_glue, tmp_path):
-    for plan, collapsed in zip(
-        plans(tiny_model, easy_glue, seeds=(1, 2, 3)),
-        ("always the same answer", "", ""),
-        strict=True,
-    ):
-        finish(tmp_path, plan, tiny_model, collapsed)
-    (rte,) = runs.prepare(tmp_path, plans(tiny_model, easy_glue, "start_from=CoLA", names=["RTE"]))
-    assert rte.start == "CoLA-pretrained-seed2"
-    (rte,) = runs.prepare(
-        tmp_path, plans(tiny_model, easy_glue, "start_from=CoLA", names=["RTE"], weights=["random"])
-    )
-    assert rte.start == ""
 
 
 def test_a_plan_of_another_version_an_invalid_one_and_none_are_refused(
