@@ -8,6 +8,7 @@ import re
 import shutil
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 
 from data_prep.tokenizer import Tokenizer
+from pretrain.__main__ import main
 from pretrain.convert import fairseq
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.weights import renamed, separated
@@ -26,6 +28,7 @@ from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
+from tests.pretrain.convert.conftest import close
 from tests.pretrain.convert.contents import random_contents
 
 ENCODER, LM_HEAD = "encoder.sentence_encoder.", "encoder.lm_head."
@@ -83,19 +86,13 @@ def content(path):
     return torch.load(path, weights_only=True)
 
 
-def change(path, **settings):
-    """Change the checkpoint's settings of the model; None takes one out."""
+def change(path, settings=(), weights=()):
+    """Change the checkpoint's settings of the model, or its weights; None takes one out."""
     checkpoint = content(path)
-    model = {**checkpoint["cfg"]["model"], **settings}
+    model = {**checkpoint["cfg"]["model"], **dict(settings)}
     checkpoint["cfg"]["model"] = {k: v for k, v in model.items() if v is not None}
-    torch.save(checkpoint, path)
-
-
-def change_weights(path, **weights):
-    """The same for weights; `__` stands for a dot."""
-    checkpoint = content(path)
-    model = {**checkpoint["model"], **{k.replace("__", "."): v for k, v in weights.items()}}
-    checkpoint["model"] = OrderedDict((k, v) for k, v in model.items() if v is not None)
+    changed = {**checkpoint["model"], **dict(weights)}
+    checkpoint["model"] = OrderedDict((k, v) for k, v in changed.items() if v is not None)
     torch.save(checkpoint, path)
 
 
@@ -135,10 +132,6 @@ def same(one, other):
 # --- fairseq's numbers --------------------------------------------------------------------------
 
 
-def close(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
-
-
 @pytest.mark.parametrize("name", ["baseline_pile", "zero_clap_pile"])
 def test_a_checkpoint_of_eify_fairseq_gives_its_logits_and_loss(name, shared):
     contents = fairseq.read_checkpoint(shared / f"golden/checkpoints/{name}.pt")
@@ -174,46 +167,7 @@ def test_classification_heads_give_fairseq_s_logits(name, classes, golden, tmp_p
     close(logits, tensors["out.cls_logits"])
 
 
-def test_the_two_missing_rows_of_published_models_do_not_change_the_other_rows(shared, tmp_path):
-    checkpoint = content(shared / "golden/checkpoints/zero_clap_pile.pt")
-    expected = load_file(shared / "golden/checkpoints/zero_clap_pile.golden.safetensors")
-    for name in (TOKENS, LM_HEAD + "weight"):
-        checkpoint["model"][name] = checkpoint["model"][name][:-2]
-    torch.save(checkpoint, tmp_path / "fewer.pt")
-    ids = expected["in.src_tokens"]
-    assert set(ids[ids >= 1002].tolist()) == {1004}
-    logits = everywhere(language_model(fairseq.read_checkpoint(tmp_path / "fewer.pt")), ids)
-    close(logits, expected["out.logits"][..., :1002])
-
-
 # --- settings and layouts -----------------------------------------------------------------------
-
-
-PLACES = {
-    "sentence_encoder.embed_tokens": "encoder.embeddings.tokens",
-    "sentence_encoder.embed_positions": "encoder.embeddings.positions.table",
-    "sentence_encoder.layernorm_embedding": "encoder.embeddings.norm",
-    "sentence_encoder.layers.1.self_attn_layer_norm": "encoder.layers.1.attention_norm",
-    "sentence_encoder.layers.1.self_attn.out_proj": "encoder.layers.1.attention.output",
-    "sentence_encoder.layers.1.fc1": "encoder.layers.1.expand",
-    "sentence_encoder.layers.1.fc2": "encoder.layers.1.contract",
-    "sentence_encoder.layers.1.final_layer_norm": "encoder.layers.1.output_norm",
-    "lm_head.dense": "head.dense",
-    "lm_head.layer_norm": "head.norm",
-}
-"""fairseq's names and ours: a round trip through one table would not see two of them swapped."""
-
-
-def test_each_weight_lands_in_its_place(path):
-    theirs, ours = content(path)["model"], fairseq.read_checkpoint(path).weights
-    for name, place in PLACES.items():
-        for kind in {"weight", "bias"} & {n.rpartition(".")[2] for n in ours if place + "." in n}:
-            assert torch.equal(theirs[f"encoder.{name}.{kind}"], ours[f"{place}.{kind}"]), name
-    for kind in ("weight", "bias"):
-        parts = [f"{ENCODER}layers.1.self_attn.{part}_proj.{kind}" for part in "qkv"]
-        joined = torch.cat([theirs[part] for part in parts])
-        assert torch.equal(joined, ours[f"encoder.layers.1.attention.query_key_value.{kind}"])
-    assert torch.equal(theirs[LM_HEAD + "bias"], ours["head.bias"])
 
 
 @pytest.mark.parametrize("variant", SETTINGS)
@@ -225,9 +179,8 @@ def test_settings_weights_and_heads_are_those_of_the_model(variant, tmp_path):
 
 
 def test_half_precision_weights_become_fp32(path):
-    checkpoint = content(path)
-    half = {name: weight.half() for name, weight in checkpoint["model"].items()}
-    torch.save({**checkpoint, "model": half}, path)
+    half = {name: weight.half() for name, weight in content(path)["model"].items()}
+    change(path, weights=half)
     weights = fairseq.read_checkpoint(path).weights
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert torch.equal(weights["encoder.embeddings.tokens.weight"], half[TOKENS].float())
@@ -268,19 +221,12 @@ def test_an_old_roberta_with_a_namespace_and_other_names_is_the_same_model(tmp_p
 
 
 def test_settings_that_fairseq_lacks_default_to_its_roberta(shared, tmp_path):
-    path = tmp_path / "without.pt"
-    shutil.copy(shared / "golden/checkpoints/baseline_pile.pt", path)
-    change(
-        path,
-        **dict.fromkeys(
-            [
-                *("encoder_alibi", "encoder_alibi_asymmetrical", "contrastive_pretraining"),
-                *("zero_masking", "mask_prob", "initial_beta", "l2norm_embedding"),
-                *("no_scale_embedding", "layernorm_embedding", "encoder_learned_pos"),
-            ]
-        ),
-    )
-    given = fairseq.read_checkpoint(shared / "golden/checkpoints/baseline_pile.pt")
+    path = Path(shutil.copy(shared / "golden/checkpoints/baseline_pile.pt", tmp_path))
+    given = fairseq.read_checkpoint(path)
+    names = ["encoder_alibi", "encoder_alibi_asymmetrical", "contrastive_pretraining"]
+    names += ["zero_masking", "mask_prob", "initial_beta", "l2norm_embedding"]
+    names += ["no_scale_embedding", "layernorm_embedding", "encoder_learned_pos"]
+    change(path, dict.fromkeys(names))
     assert same(fairseq.read_checkpoint(path), given)
 
 
@@ -317,34 +263,30 @@ def test_missing_madeupwords_of_a_published_model_are_masks_and_are_reported(tmp
     assert torch.equal(everywhere(model, text), everywhere(model, text.clamp(max=261)))
 
 
-@pytest.mark.parametrize(("variant", "rows"), [("baseline", 264), ("zero-clap", 263)])
-def test_a_vocabulary_that_fits_is_kept(variant, rows, tmp_path):
-    write(tmp_path / "model.pt", variant, rows=264)
-    contents = fairseq.read_checkpoint(tmp_path / "model.pt", vocabulary(made_up=3))
-    assert contents.config.vocab_size == rows
-    assert "tokens_without_row" not in contents.provenance
-    save_model(tmp_path / "folder", contents)
-    assert load_model(tmp_path / "folder").tokenizer.vocab_size == 264
-
-
 @pytest.mark.parametrize(
-    ("variant", "size", "made_up"),
+    ("variant", "size", "made_up", "fits"),
     [
-        ("baseline", 262, 3),  # rows too few, though only madeupwords lack one
-        ("baseline", 265, 3),
-        ("zero-clap", 260, 3),  # a byte lacks a row
-        ("zero-clap", 265, 3),  # a row for the mask
-        ("zero-clap", 400, 0),
+        ("baseline", 264, 3, True),
+        ("zero-clap", 264, 3, True),
+        ("baseline", 262, 3, False),  # rows too few, though only madeupwords lack one
+        ("baseline", 265, 3, False),
+        ("zero-clap", 260, 3, False),  # a byte lacks a row
+        ("zero-clap", 265, 3, False),  # a row for the mask
+        ("zero-clap", 400, 0, False),
     ],
 )
-def test_a_vocabulary_that_does_not_fit_is_refused_with_the_numbers(
-    variant, size, made_up, tmp_path
-):
-    path = tmp_path / "model.pt"
+def test_a_vocabulary_fits_or_is_refused_with_the_numbers(variant, size, made_up, fits, tmp_path):
+    path, words = tmp_path / "model.pt", vocabulary(made_up)
     write(path, variant, rows=size)
-    words = vocabulary(made_up)
-    message = refusal(path, words)
     rows = size - (variant == "zero-clap")
+    if fits:
+        contents = fairseq.read_checkpoint(path, words)
+        assert contents.config.vocab_size == rows
+        assert "tokens_without_row" not in contents.provenance
+        save_model(tmp_path / "folder", contents)
+        assert load_model(tmp_path / "folder").tokenizer.vocab_size == words.vocab_size
+        return
+    message = refusal(path, words)
     assert f"{rows} rows does not fit the vocabulary of {words.vocab_size} ids" in message
     assert f"accepted: one of {size}," in message
 
@@ -383,25 +325,21 @@ def compressed(path):
             archive.writestr(name, data + bytes(10**6))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (compressed, "is cut short or damaged"),
-        (lambda path: change(path, encoder_embed_dim=2**24), "its file has"),
-    ],
-)
-def test_a_small_file_does_not_ask_for_much_memory(spoil, message, path):
-    spoil(path)
-    assert re.search(message, refusal(path))
+OTHERS = [b"", b"hello\n", b"\x80\x02.", b"PK\x03\x04", json.dumps({"model": {}}).encode()]
 
 
 @pytest.mark.parametrize("archive", [True, False], ids=["zip archive", "as before torch 1.6"])
-@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.999])
-def test_a_checkpoint_cut_short_is_refused(share, archive, path):
+@pytest.mark.parametrize("damage", [compressed, 0.01, 0.5, 0.999, *OTHERS])
+def test_a_file_that_is_damaged_or_something_else_is_refused(damage, archive, path):
     torch.save(content(path), path, _use_new_zipfile_serialization=archive)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
-    assert "cut short or damaged" in refusal(path)
+    if damage is not compressed:
+        whole = path.read_bytes()
+        path.write_bytes(damage if isinstance(damage, bytes) else whole[: int(damage * len(whole))])
+    elif archive:
+        compressed(path)
+    else:
+        return
+    assert "is not a file of torch.save, or is cut short or damaged" in refusal(path)
 
 
 def test_a_flipped_bit_in_any_weight_or_in_the_settings_is_refused(path):
@@ -413,16 +351,6 @@ def test_a_flipped_bit_in_any_weight_or_in_the_settings_is_refused(path):
         damaged[start + len(part) // 2] ^= 1
         path.write_bytes(damaged)
         assert "cut short or damaged" in refusal(path)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"hello\n", b"\x80\x02.", b"PK\x03\x04", json.dumps({"model": {}}).encode()],
-    ids=["empty", "text", "bare pickle", "zip", "json"],
-)
-def test_a_file_that_is_not_a_checkpoint_is_refused(data, tmp_path):
-    (tmp_path / "other.pt").write_bytes(data)
-    assert "is not a file of torch.save" in refusal(tmp_path / "other.pt")
 
 
 ONE_LAYER = {"cfg": {"model": {"encoder_layers": 1}}}
@@ -461,6 +389,7 @@ def test_a_file_of_torch_that_holds_something_else_is_refused(content, message, 
         ("encoder_alibi", True, "model.encoder_alibi: true"),
         ("encoder_layers", 1, "do not fit the settings; left over"),
         ("encoder_layers", 3, "and 13 more"),
+        ("encoder_embed_dim", 2**24, "its file has"),
         ("encoder_ffn_embed_dim", 65, "do not fit the settings"),
         ("max_positions", 65, "do not fit the settings"),
         ("layernorm_embedding", False, "do not fit the settings"),
@@ -469,32 +398,85 @@ def test_a_file_of_torch_that_holds_something_else_is_refused(content, message, 
     ],
 )
 def test_settings_of_another_model_are_refused_by_name(name, value, message, path):
-    change(path, **{name: value})
+    change(path, {name: value})
     assert message in refusal(path, None, "topic" if name.startswith("pooler") else "")
 
 
-LAYER, HEAD = "encoder__sentence_encoder__layers__1__", "classification_heads__topic__"
+LAYER, HEAD = ENCODER + "layers.1.", "classification_heads.topic."
 
 
 @pytest.mark.parametrize(
     ("name", "weight", "fault"),
     [
-        (LAYER + "fc1__weight", None, "missing: "),
-        (LAYER + "self_attn__k_proj__bias", None, "missing: "),
-        (LAYER + "extra__weight", torch.zeros(2), "left over: "),
-        (LAYER + "fc1__weight", torch.zeros(32, 64), "wrong shape: "),
-        (LAYER + "fc1__bias", torch.tensor(0.0), "wrong shape: "),
-        (LAYER + "fc1__bias", torch.zeros(64, dtype=torch.int64), "not floating point: "),
-        (LAYER + "fc1__bias", torch.full((64,), float("nan")), "not finite: "),
-        (HEAD + "out_proj__weight", None, "missing: "),
-        (HEAD + "out_proj__weight", torch.tensor(1.0), "wrong shape: "),
-        (HEAD + "gate__weight", torch.zeros(2), "left over: "),
-        ("encoder__lm_head__weight", torch.zeros(50, 32), ""),  # not tied to the tokens
+        (LAYER + "fc1.weight", None, "missing: "),
+        (LAYER + "self_attn.k_proj.bias", None, "missing: "),
+        (LAYER + "extra.weight", torch.zeros(2), "left over: "),
+        (LAYER + "fc1.weight", torch.zeros(32, 64), "wrong shape: "),
+        (LAYER + "fc1.bias", torch.tensor(0.0), "wrong shape: "),
+        (LAYER + "fc1.bias", torch.zeros(64, dtype=torch.int64), "not floating point: "),
+        (LAYER + "fc1.bias", torch.full((64,), float("nan")), "not finite: "),
+        (HEAD + "out_proj.weight", None, "missing: "),
+        (HEAD + "out_proj.weight", torch.tensor(1.0), "wrong shape: "),
+        (HEAD + "gate.weight", torch.zeros(2), "left over: "),
+        (LM_HEAD + "weight", torch.zeros(50, 32), ""),  # not tied to the tokens
     ],
 )
 def test_a_weight_that_does_not_fit_is_named(name, weight, fault, path):
-    change_weights(path, **{name: weight})
-    of_head = name.startswith(HEAD)
-    named = name.replace("__", ".")
-    named = named.replace("classification_heads.topic", "classifier") if of_head else named
-    assert fault + named in refusal(path, None, "topic" if of_head else "")
+    change(path, weights={name: weight})
+    named = name.replace("classification_heads.topic", "classifier")
+    assert fault + named in refusal(path, None, "topic" if named != name else "")
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_becomes_a_folder_that_every_command_reads(tmp_path, capsys):
+    checkpoint, words = tmp_path / "model.pt", tmp_path / "tokenizer.json"
+    write(checkpoint, "zero-clap", rows=264)
+    vocabulary(made_up=3).save(words)
+    command = ["import", str(checkpoint), "--output"]
+    assert main([*command, str(tmp_path / "model"), "--tokenizer", str(words)]) == 0
+    assert "ZeroclapForMaskedLM in Python: AutoModelForMaskedLM" in capsys.readouterr().out
+    assert main(["fill-mask", str(tmp_path / "model"), "a <mask>"]) == 0
+    assert main([*command, str(tmp_path / "without")]) == 0
+    assert "reads ids, not text (--tokenizer names one)" in capsys.readouterr().out
+    assert main(["fill-mask", str(tmp_path / "without"), "a <mask>"]) == 2
+    assert "has no vocabulary" in capsys.readouterr().err
+
+
+def test_a_checkpoint_with_classification_heads_becomes_one_model_or_the_other(path, capsys):
+    command = ["import", str(path), "--output"]
+    words, topic = path.parent / "words", path.parent / "topic"
+    assert main([*command, str(words)]) == 0
+    assert "classification heads were left out: score, topic (--head)" in capsys.readouterr().out
+    assert load_model(words).classifier is None
+    assert main([*command, str(topic), "--head", "topic"]) == 0
+    loaded = load_model(topic)
+    assert (loaded.classifier.config, loaded.has_head) == (HEADS["topic"], False)
+    assert main(["fill-mask", str(topic), "a <mask>"]) == 2
+    assert "has no head over the vocabulary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere: no such file; accepted: a fairseq checkpoint"),
+        (["taken"], "taken: is a folder; accepted: a fairseq checkpoint"),
+        (["tiny.pt", "--tokenizer", "no-words"], "no-words"),
+        (["tiny.pt", "--head", "none"], "has no classification head 'none'; it has score, topic"),
+        (["tiny.pt", "--output", "taken"], "taken"),
+    ],
+)
+def test_wrong_inputs_are_refused_in_one_line_and_nothing_is_written(
+    words, message, path, capsys, monkeypatch
+):
+    monkeypatch.chdir(path.parent)
+    (path.parent / "taken").mkdir()
+    (path.parent / "taken" / "file").write_text("theirs")
+    before = sorted(path.parent.rglob("*"))
+    output = [] if "--output" in words else ["--output", "out"]
+    assert main(["import", *words, *output]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) <= 2
+    assert sorted(path.parent.rglob("*")) == before

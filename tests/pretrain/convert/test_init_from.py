@@ -15,15 +15,17 @@ from safetensors.torch import load_file
 from data_prep.__main__ import main as data_prep
 from data_prep.manifest import load_manifest
 from pretrain.__main__ import main as pretrain
-from pretrain.config.load import public
-from pretrain.convert import init_from, reading
+from pretrain.config.load import dump, public
+from pretrain.convert import init_from
+from pretrain.convert.export import export_checkpoint
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics
 from pretrain.train import __main__ as train
-from tests.pretrain.convert.conftest import random_model
+from tests.pretrain.convert.conftest import HEADS
+from tests.pretrain.convert.contents import random_contents
 
 SHORT = [
     "training.steps=4",
@@ -59,12 +61,12 @@ def attempt(run_ranks, recipe):
 def source(recipe, tokenizer, tmp_path):
     """`source(variant)`: a model folder that says how it was trained, as an export does."""
 
-    def make(variant="zero-clap", vocabulary=tokenizer, **overrides):
-        contents, _ = random_model(variant, vocabulary, **overrides)
+    def make(variant="zero-clap", vocabulary=tokenizer, classifier=None, rows=400, **overrides):
         config = recipe.load(tmp_path, f"model.variant={variant}")
         provenance = {"run": "before", "step": 7, "recipe": public(config)}
         path = tmp_path / f"source-{variant}"
-        save_model(path, dataclasses.replace(contents, provenance=provenance))
+        head = HEADS.get(classifier)
+        save_model(path, random_contents(variant, vocabulary, head, provenance, rows, **overrides))
         return path
 
     return make
@@ -137,21 +139,10 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
 
 @pytest.mark.slow
 def test_a_roberta_of_transformers_is_continued(
-    attempt, transformers, tokenizer, corpus, recipe, tmp_path
+    attempt, theirs, tokenizer, corpus, recipe, tmp_path
 ):
     """As the guide says: its vocabulary is taken for the corpus, and it is continued."""
-    torch.manual_seed(3)
-    config = transformers.RobertaConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=66,
-        type_vocab_size=1,
-        layer_norm_eps=1e-5,
-    )
-    theirs = transformers.RobertaForMaskedLM(config).eval()
+    theirs = theirs("RobertaForMaskedLM", vocab_size=400, max_position_embeddings=66)
     folder, run = tmp_path / "roberta", tmp_path / "run"
     theirs.save_pretrained(folder)
     tokenizer.save(folder / "tokenizer.json")
@@ -265,51 +256,38 @@ def test_another_architecture_is_refused_with_the_settings_that_describe_it(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        (None, "/nowhere: no such folder"),
         ({"vocabulary": None}, "has no vocabulary to compare with that of the corpus"),
         ({"classifier": "topic"}, "has no head over the vocabulary"),
-        ({"rows": -8}, "has 392 rows of tokens, but its vocabulary needs 400"),
+        ({"rows": 392}, "has 391 rows of tokens, but its vocabulary needs 399"),
     ],
 )
-def test_a_model_that_cannot_be_continued_is_refused(
-    changed, message, recipe, tokenizer, tmp_path, monkeypatch
-):
-    rows = changed.get("rows", 0)
-    contents, _ = random_model("baseline", tokenizer, changed.get("classifier"))
-    if rows:
-        config = dataclasses.replace(contents.config, vocab_size=contents.config.vocab_size + rows)
-        contents = dataclasses.replace(contents, config=config)
-    if "vocabulary" in changed:
-        contents = dataclasses.replace(contents, vocabulary=None)
-    monkeypatch.setattr(reading, "read_folder", lambda path: contents)
-    words = ["model.init_from=here", "model.variant=baseline"]
-    with pytest.raises(ValueError, match=f"model.init_from here: {message}"):
-        checked(recipe.load(tmp_path, *words))
+def test_a_model_that_cannot_be_continued_is_refused(changed, message, source, recipe, tmp_path):
+    model = "/nowhere" if changed is None else source(**changed)
+    config = recipe.load(tmp_path, f"model.init_from={model}", "model.variant=zero-clap")
+    with pytest.raises(ValueError, match=f"model.init_from.*{message}"):
+        checked(config)
 
 
-@pytest.mark.parametrize("settings", ["baseline", "learned-clap", "causal-alibi", "untied"])
-def test_a_padded_vocabulary_is_accepted_without_its_padding(
-    settings, recipe, tokenizer, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("variant", ["baseline", "learned-clap", "causal-alibi", "untied"])
+def test_a_padded_vocabulary_is_accepted_without_its_padding(variant, source, recipe, tmp_path):
     """As transformers' resize_token_embeddings(pad_to_multiple_of=...) leaves it."""
-    variant = settings if settings != "untied" else "baseline"
-    overrides = {"head": "untied"} if settings == "untied" else {}
-    contents, modules = random_model(variant, tokenizer, **overrides)
-    ids = tokenizer.vocab_size
-    padded = {
-        name: torch.cat([w, torch.ones(48, *w.shape[1:])]) if len(w) == ids else w
-        for name, w in contents.weights.items()
-    }
-    config = dataclasses.replace(contents.config, vocab_size=ids + 48)
-    source = dataclasses.replace(contents, config=config, weights=padded)
-    monkeypatch.setattr(reading, "read_folder", lambda path: source)
-    words = ["model.init_from=here", f"model.variant={variant}"]
+    overrides = {"head": "untied"} if variant == "untied" else {}
+    variant = "baseline" if overrides else variant
+    model = source(variant, rows=448, **overrides)
+    words = [f"model.init_from={model}", f"model.variant={variant}"]
     words += [f"model.overrides.{key}={value}" for key, value in overrides.items()]
     found = checked(recipe.load(tmp_path, *words))
     assert found.notes == ("its last 48 rows of tokens, which have no id, were left out",)
-    for name, weight in modules.model.state_dict().items():
-        assert torch.equal(found.weights[name], weight), name
+    for name, weight in read_folder(model).weights.items():
+        kept = weight[:400] if len(weight) == 448 else weight
+        assert torch.equal(found.weights[name], kept), name
 
 
-def test_no_model_is_refused(recipe, tmp_path):
-    with pytest.raises(ValueError, match="model.init_from: /nowhere: no such folder"):
-        checked(recipe.load(tmp_path, "model.init_from=/nowhere"))
+def test_a_run_without_checkpoints_says_so(recipe, tmp_path):
+    config = recipe.load(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    dump(config, tmp_path / "run" / "run.yaml")
+    for step, message in ((None, "has no checkpoint yet"), (7, "has no checkpoint of step 7")):
+        with pytest.raises(ValueError, match=rf"run: {message}; --step may be 0, where 0 is the"):
+            export_checkpoint(tmp_path / "run", tmp_path / "model", step)

@@ -1,219 +1,351 @@
-"""Model folders: weights, architecture and vocabulary, together or not at all."""
+"""Model folders: what they hold comes back, in every layout, or is refused by name."""
 
+import ast
+import dataclasses
+import functools
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from data_prep import tokenizer as tokenizers
-from pretrain.config.load import dump
-from pretrain.convert.export import export_checkpoint
-from pretrain.convert.model_folder import load_model
+from pretrain import model as sources
+from pretrain.convert.contents import ModelContents
+from pretrain.convert.model_folder import build, load_model
+from pretrain.convert.names import ALBERT_PROJECTION, TOKEN_TYPES
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
+from pretrain.model import presets
+from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from tests.hub import hub_of
+from tests.pretrain.convert.conftest import change, check_same_logits, our_logits
 from tests.pretrain.convert.contents import random_contents
 
 
 @pytest.fixture
-def tokenizer(corpus):
-    return tokenizers.load(corpus)
+def copied(exported, tmp_path):
+    """`copied(name, head)`: a folder of one of MODELS, to be spoiled."""
+
+    def copy(name="zero-clap", head=None):
+        return shutil.copytree(exported(name, head).folder, tmp_path / "model")
+
+    return copy
 
 
-@pytest.fixture
-def saved(tokenizer, tmp_path):
-    """A folder, and the model that it holds."""
-    contents = random_contents("zero-clap", tokenizer, None, {"step": 7}, initial_beta=2.0)
-    model = LanguageModel(contents.config)
-    model.load_state_dict(contents.weights)
-    folder = tmp_path / "deep" / "model"
-    save_model(folder, contents)
-    return folder, model
+# --- what comes back -----------------------------------------------------------------------------
+
+FIELDS = {
+    "vocab_size": {"vocab_size": 61},
+    "hidden_size": {"hidden_size": 64},
+    "embedding_size": {"embedding_size": 16},
+    "num_layers": {"num_layers": 4},
+    "num_heads": {"num_heads": 2},
+    "intermediate_size": {"intermediate_size": 48},
+    "sharing": {"sharing": "feed-forward"},
+    "layer_groups": {"sharing": "all", "num_layers": 4, "layer_groups": 2},
+    "max_positions": {"max_positions": 50},
+    "position_offset": {"position_offset": 1},
+    "position": {"position": "sinusoidal"},
+    "alibi": {"alibi": "symmetric"},
+    "alibi_slopes": {"alibi_slopes": "trained"},
+    "causal": {"causal": True},
+    "segments": {"segments": 3},
+    "pair_head": {"pair_head": True},
+    "layer_norm": {"layer_norm": "pre"},
+    "final_norm": {"final_norm": True, "layer_norm": "pre"},
+    "activation": {"activation": "gelu-tanh"},
+    "gated": {"gated": True},
+    "biases": {"biases": False},
+    "local_window": {"local_window": 2},
+    "global_every": {"global_every": 2, "local_window": 2},
+    "head": {"head": "clap"},
+    "normalize_embeddings": {"normalize_embeddings": True},
+    "embedding_scale": {"embedding_scale": "sqrt-hidden"},
+    "embedding_norm": {"embedding_norm": False},
+    "mask_embedding": {"mask_embedding": "zero"},
+    "initial_beta": {"initial_beta": 2.0},
+    "dropout": {"dropout": 0.2},
+    "attention_dropout": {"attention_dropout": 0.3},
+    "layer_norm_epsilon": {"layer_norm_epsilon": 0.3},
+    "initial_weights": {"initial_weights": "truncated-normal"},
+    "latents": {
+        **{"latents": 2, "causal": True, "layer_norm": "pre"},
+        **{"sharing": "none", "position": "learned"},
+    },
+}
+"""Another value of each field, with what it needs."""
+OPPOSITES = {
+    ("albert", "activation"): {"activation": "gelu"},
+    ("albert", "initial_weights"): {"initial_weights": "normal"},
+}
+"""Where a variant has the value above."""
 
 
-def change(folder, **values):
-    path = folder / "config.json"
-    content = {**json.loads(path.read_text()), **values}
-    path.write_text(json.dumps({name: v for name, v in content.items() if v is not None}))
+def test_every_field_is_tried():
+    assert [*FIELDS] == [field.name for field in dataclasses.fields(ModelConfig)]
 
 
-def test_a_model_comes_back_with_all_that_it_is(saved, tokenizer):
-    folder, model = saved
-    loaded = load_model(folder)
-    assert loaded.model.config == model.config
-    assert not loaded.model.training
-    assert loaded.tokenizer.digest() == tokenizer.digest()
-    assert loaded.provenance == {"step": 7}
-    ids, places = torch.arange(4, 24)[None], torch.arange(20)
-    assert torch.equal(loaded.model(ids, None, places), model.eval()(ids, None, places))
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("variant", ["baseline", "albert", "alibi"])
+@torch.no_grad()
+def test_a_changed_field_comes_back(variant, name, tmp_path):
+    """What comes back was read from config.json, and computes the same."""
+    base = presets.build("tiny", variant, 60, {})
+    values = OPPOSITES.get((variant, name), FIELDS[name])
+    config = ModelConfig(**{**base.to_dict(), **values})
+    assert getattr(config, name) != getattr(base, name)
+    torch.manual_seed(5)
+    state = LanguageModel(config).state_dict()
+    weights = {key: weight + 0.3 * torch.randn_like(weight) for key, weight in state.items()}
+    contents = ModelContents(config, weights, None, {"step": 7})
+    save_model(tmp_path / "model", contents)
+    back = read_folder(tmp_path / "model")
+    assert (back.provenance, back.notes, back.vocabulary) == ({"step": 7}, (), None)
+    assert back.weights.keys() == weights.keys()
+    assert all(torch.equal(back.weights[key], weight) for key, weight in weights.items())
+    ids = torch.tensor([[0, 7, 9, 2, 21, 22, 2], [0, 30, 59, 8, 5, 2, 2]])
+    halves = (torch.arange(7) > 3).long().expand_as(ids) if config.segments else None
+    found, expected = (our_logits(build(Path(), x), ids, None, halves) for x in (back, contents))
+    assert torch.equal(found[0], expected[0])
+    assert expected[1] is None or torch.equal(found[1], expected[1])
+    for field in ("dropout", "attention_dropout", "max_positions"):  # read in training
+        assert getattr(back.config, field) == getattr(config, field)
 
 
-def test_every_file_is_readable_as_the_umask_says(saved):
-    folder, _ = saved
+def test_reading_a_folder_executes_nothing(copied, exported):
+    folder = copied()
+    for path in folder.glob("*.py"):
+        path.write_text("raise RuntimeError('read executes nothing')")
+    back = load_model(folder)
+    assert back.model.config == exported("zero-clap").contents.config
+    assert back.tokenizer.digest() == exported("zero-clap").contents.vocabulary.digest()
+    assert not back.model.training
+
+
+def test_every_file_is_readable_as_the_umask_says(exported):
     umask = os.umask(0)
     os.umask(umask)
+    folder = exported("zero-clap").folder
     for path in [folder, *folder.iterdir()]:
         assert path.stat().st_mode & 0o444 == 0o444 & ~umask, path
 
 
-@pytest.mark.parametrize("part", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_part_that_is_damaged_or_missing_is_named(part, saved):
-    folder, _ = saved
-    path = folder / part
-    content = path.read_bytes()
-    for damaged in (content[: len(content) // 2], b"[1]"):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=part):
-            load_model(folder)
-    path.unlink()
-    if part == "tokenizer.json":
-        assert load_model(folder).vocabulary is None
-    else:
-        with pytest.raises(ValueError, match=part):
-            load_model(folder)
-    path.write_bytes(content)
-    load_model(folder)
+def test_an_export_is_one_file_of_the_model_s_own_sources(exported):
+    (file,) = exported("zero-clap").folder.glob("*.py")
+    code = file.read_text()
+    assert "SPDX-License-Identifier: Apache-2.0" in code.partition("\n")[0]
+    names = [node.name for node in ast.parse(code).body if hasattr(node, "name")]
+    assert len(names) == len({*names}) > 40
+    for module in ("attention", "encoder", "positions"):
+        text = (Path(sources.__file__).parent / f"{module}.py").read_text()
+        assert text.split("\n\n\n", 1)[1].strip() in code
+    assert not re.search(r"^(from|import) (\.|pretrain)", code, re.MULTILINE)
 
 
-TOO_MANY = r"config.json: describes .* its file has"
+def test_the_model_card_describes_the_model(exported):
+    card = (exported("zero-clap", "topic").folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-classification\n")
+    assert "trust_remote_code" in card
+    assert '"step": 7' in card
+    assert "trust_remote_code" not in (exported("baseline").folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        {"num_layers": 10**8},
-        {"hidden_size": 2**24},
-        {"max_positions": 10**12, "position": "learned"},
-        {"head": "untied", "vocab_size": 10**5, "embedding_size": 1, "mask_token_ids": [99_999]},
-        {"segments": 10**12},
-        {"latents": 10**12, "position": "none", "causal": True, "layer_norm": "pre"},
-    ],
-)
-def test_more_weights_than_the_file_has_are_refused_before_any_is_made(architecture, saved):
-    change(saved[0], **architecture)
-    with pytest.raises(ValueError, match=TOO_MANY):
-        load_model(saved[0])
-
-
-def test_more_layers_than_any_model_has_are_refused(saved):
-    """Layers that share their weights have none in the file."""
-    change(saved[0], num_layers=10**8, sharing="all")
-    with pytest.raises(ValueError, match="num_layers: 100,000,000; accepted: at most 10,000"):
-        load_model(saved[0])
-
-
-def test_a_vocabulary_of_another_size_is_left_out(saved, other_vocabulary):
-    folder, _ = saved
-    (folder / "tokenizer.json").write_bytes((other_vocabulary / "tokenizer.json").read_bytes())
-    (note,) = read_folder(folder).notes
-    assert "the vocabulary was left out" in note
-
-
-def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
-    with pytest.raises(ValueError, match="has no config.json .*zeroclap export"):
-        load_model(tmp_path)
-
-
-def test_a_model_of_the_hub_is_fetched(saved, tmp_path, monkeypatch, capsys):
-    folder, model = saved
+def test_a_model_of_the_hub_is_fetched(copied, tmp_path, monkeypatch):
+    config = load_model(copied()).model.config
     (tmp_path / "hub" / "someone").mkdir(parents=True)
-    folder.rename(tmp_path / "hub" / "someone" / "model")
+    (tmp_path / "model").rename(tmp_path / "hub" / "someone" / "model")
     monkeypatch.chdir(tmp_path)
     with hub_of(tmp_path / "hub") as asked:
-        loaded = load_model(Path("someone/model"))
-        assert loaded.model.config == model.config
+        assert load_model(Path("someone/model")).model.config == config
         assert not any("README" in path or path.endswith(".py") for path in asked)
         with pytest.raises(ValueError, match="someone/other: no such file, and not from the Hugg"):
             load_model(Path("someone/other"))
 
 
-@pytest.mark.parametrize("sharing", ["none", "attention", "feed-forward", "all"])
-def test_the_weights_of_shared_layers_stand_in_the_file_once(sharing, tokenizer, tmp_path):
-    overrides = {"sharing": sharing, "embedding_size": 16, "pair_head": True}
-    contents = random_contents("albert", tokenizer, **overrides)
-    model = LanguageModel(contents.config).eval()
-    model.load_state_dict(contents.weights)
-    save_model(tmp_path / "model", contents)
-    weights = load_file(tmp_path / "model" / "model.safetensors")
-    assert sum(x.numel() for x in weights.values()) == sum(x.numel() for x in model.parameters())
-    loaded = load_model(tmp_path / "model").model
-    ids, places = torch.arange(4, 24)[None], torch.arange(20)
-    found, expected = (m(ids, None, places, with_pairs=True) for m in (loaded, model))
-    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
-
-
-def test_the_objective_comes_back_with_its_settings(saved, tokenizer, tmp_path):
-    folder, model = saved
-    assert load_model(folder).objective == MaskedLMConfig()
-    section = {"name": "sentence-pairs", "pair_task": "nsp", "longest_ngram": 3}
-    change(folder, provenance={"recipe": {"objective": section}})
-    expected = SentencePairsConfig(pair_task="nsp", longest_ngram=3)
-    assert load_model(folder).objective == expected
-    for wrong, message in (
-        ({"name": "electra"}, "its objective 'electra' is not one of masked-lm, "),
-        ({"name": "sentence-pairs", "pair_task": "sos"}, "objective.pair_task: 'sos' is not"),
-    ):
-        change(folder, provenance={"recipe": {"objective": wrong}})
-        with pytest.raises(ValueError, match=f"{folder}: {message}"):
-            load_model(folder).objective  # noqa: B018
+RECIPE = {"objective": {"name": "sentence-pairs", "pair_task": "nsp", "longest_ngram": 3}}
+OF_TRAINING = {"recipe": {"objective": {"name": "masked-lm", "probability": 0.3}}, "step": 9}
+FINE_TUNED = {"step": 7, "pretrained": {"max_tokens": 2048, "pretrained": OF_TRAINING}}
 
 
 @pytest.mark.parametrize(
-    ("variant", "overrides", "expected"),
+    ("name", "provenance", "expected"),
     [
+        ("zero-clap", {}, MaskedLMConfig()),
         ("causal-alibi", {}, CausalLMConfig()),
-        ("albert", {"pair_head": True}, SentencePairsConfig()),
+        ("alibi-pairs", {}, SentencePairsConfig()),
+        ("zero-clap", {"recipe": RECIPE}, SentencePairsConfig(pair_task="nsp", longest_ngram=3)),
+        ("zero-clap", FINE_TUNED, MaskedLMConfig(probability=0.3)),
+        ("zero-clap", {"recipe": {"objective": {"name": "electra"}}}, "'electra' is not one of ma"),
+        (
+            "zero-clap",
+            {"recipe": {"objective": {"name": "sentence-pairs", "pair_task": "sos"}}},
+            "objective.pair_task: 'sos' is not",
+        ),
     ],
 )
-def test_a_model_without_a_record_has_the_objective_that_its_architecture_is_for(
-    variant, overrides, expected, tokenizer, tmp_path
+def test_the_objective_is_that_of_the_training_or_what_the_architecture_is_for(
+    name, provenance, expected, copied
 ):
-    save_model(tmp_path / "model", random_contents(variant, tokenizer, **overrides))
-    loaded = load_model(tmp_path / "model")
-    assert loaded.objective == expected
-    assert loaded.packing == ("sentence-pairs" if overrides else "complete")
+    folder = copied(name)
+    change(folder / "config.json", provenance=provenance)
+    model = load_model(folder)
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=f"{folder}: .*{expected}"):
+            model.objective  # noqa: B018
+        return
+    assert model.objective == expected
+    assert model.packing == ("sentence-pairs" if expected.pairs else "complete")
+    if provenance is FINE_TUNED:
+        assert [model.recorded(name) for name in ("step", "max_tokens")] == [7, 2048]
+        assert model.recorded("packing") is None
 
 
-def test_a_model_without_a_vocabulary_takes_ids_and_says_so_when_asked_for_text(tmp_path):
-    folder = tmp_path / "without"
-    save_model(folder, random_contents("zero-clap", None, rows=50))
-    loaded = load_model(folder)
-    assert loaded.vocabulary is None
-    with pytest.raises(ValueError, match="without: has no vocabulary"):
-        loaded.tokenizer  # noqa: B018
+# --- layouts of transformers' files --------------------------------------------------------------
 
 
-def test_a_fine_tuned_model_knows_the_training_of_the_model_it_was_made_from(saved):
-    folder, _ = saved
-    of_training = {"recipe": {"objective": {"name": "masked-lm", "probability": 0.3}}, "step": 9}
-    change(
-        folder,
-        provenance={"step": 7, "pretrained": {"max_tokens": 2048, "pretrained": of_training}},
-    )
-    loaded = load_model(folder)
-    assert loaded.objective == MaskedLMConfig(probability=0.3)
-    assert [loaded.recorded(name) for name in ("step", "max_tokens")] == [7, 2048]
-    assert loaded.recorded("packing") is None
+def test_weights_in_several_files_are_read(theirs, tmp_path):
+    model = theirs("RobertaForMaskedLM")
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    check_same_logits(load_model(tmp_path), model)
+    index = tmp_path / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    change(index, weight_map={**places, "lm_head.bias": "../elsewhere.safetensors"})
+    with pytest.raises(ValueError, match="'../elsewhere.safetensors' is not a file of this folder"):
+        read_folder(tmp_path)
+    index.unlink()
+    others = {name: f"{place}.bin" for name, place in places.items()}
+    for place in {*places.values()}:
+        torch.save(load_file(tmp_path / place), tmp_path / f"{place}.bin")
+        (tmp_path / place).unlink()
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": others}))
+    check_same_logits(load_model(tmp_path), model)
+    (tmp_path / others["lm_head.bias"]).unlink()
+    with pytest.raises(ValueError, match="'model-0000.-of-.*' is not a file of this folder"):
+        read_folder(tmp_path)
 
 
-def test_a_run_without_checkpoints_says_so(recipe, tmp_path):
-    config = recipe.load(tmp_path / "run")
-    (tmp_path / "run").mkdir()
-    dump(config, tmp_path / "run" / "run.yaml")
-    for step, message in ((None, "has no checkpoint yet"), (7, "has no checkpoint of step 7")):
-        with pytest.raises(ValueError, match=rf"run: {message}; --step may be 0, where 0 is the"):
-            export_checkpoint(tmp_path / "run", tmp_path / "model", step)
+def test_the_layout_of_old_files_is_read(theirs, tmp_path):
+    """Pickled tensors, gamma and beta, position ids, a pooler, tied weights a second time."""
+    model = theirs("RobertaForMaskedLM")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    old = {
+        "roberta.embeddings.position_ids": torch.arange(42)[None],
+        "roberta.pooler.dense.weight": torch.ones(32, 32),
+        "roberta.pooler.dense.bias": torch.ones(32),
+    }
+    for name, weight in model.state_dict().items():
+        if "LayerNorm" in name:
+            name = name.replace("weight", "gamma").replace("bias", "beta")
+        old[name] = weight.clone()
+    assert "lm_head.decoder.weight" in old
+    torch.save(old, tmp_path / "pytorch_model.bin")
+    check_same_logits(load_model(tmp_path), model)
+    torch.save({**old, "lm_head.bias": functools.partial(print)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin: was not read"):
+        read_folder(tmp_path)
+    old["lm_head.decoder.weight"][5] += 1
+    torch.save(old, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"lm_head\.decoder\.weight differs from"):
+        read_folder(tmp_path)
 
 
-def test_tokens_that_a_user_added_come_back_as_they_were(tokenizer, tmp_path):
-    transformers = pytest.importorskip("transformers")
+# --- vocabularies --------------------------------------------------------------------------------
+
+
+def in_two_files(folder):
+    """tokenizer.json as vocab.json and merges.txt."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    mask = content["added_tokens"][-1]
+    vocab = {**content["model"]["vocab"], "<mask>": mask["id"]}
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    merges = "\n".join(map(" ".join, content["model"]["merges"]))
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+
+
+def with_other_ids(folder):
+    in_two_files(folder)
+    change(folder / "vocab.json", **{"<s>": 1, "<pad>": 0})
+
+
+def with_one_more(folder):
+    content = json.loads((folder / "tokenizer.json").read_text())
+    *others, mask = content["added_tokens"]
+    added = [*others, {**mask, "content": "more", "special": False}]
+    change(folder / "tokenizer.json", added_tokens=[*added, {**mask, "id": mask["id"] + 1}])
+
+
+def with_fewer(folder):
+    words = tokenizers.train(iter(["a text"]), 300)
+    words.save(folder / "tokenizer.json")
+
+
+def without(folder):
+    (folder / "tokenizer.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "reason"),
+    [
+        ("baseline", without, ""),
+        ("baseline", with_other_ids, "special ids: <pad> has 0, the model's pad_token_id is 1"),
+        ("baseline", with_one_more, "has 401 ids, the model 400 rows"),
+        ("zero-clap", with_fewer, "the vocabulary was left out"),
+    ],
+)
+def test_a_vocabulary_that_does_not_fit_is_left_out_and_said_when_asked_for_text(
+    name, spoil, reason, copied
+):
+    folder = copied(name)
+    spoil(folder)
+    model = load_model(folder)
+    assert model.vocabulary is None
+    assert len(model.notes) == bool(reason)
+    with pytest.raises(ValueError, match=f"model: has no vocabulary.*{reason}"):
+        model.tokenizer  # noqa: B018
+
+
+def test_a_vocabulary_in_two_files_is_read(copied, tokenizer):
+    folder = copied("baseline")
+    in_two_files(folder)
+    assert read_folder(folder).vocabulary.digest() == tokenizer.digest()
+
+
+def test_a_mask_with_another_id_moves_with_its_row(copied, exported, tokenizer):
+    """The same model after the ids were changed as in tokenizers that people train."""
+    folder = copied("baseline")
+    new = [0, 1, 2, 3, *range(5, tokenizer.vocab_size), 4]  # of each of our ids
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab, added = content["model"]["vocab"], content["added_tokens"]
+    content["model"]["vocab"] = {t["content"]: new[t["id"]] for t in added}
+    content["model"]["vocab"] |= {token: new[id] for token, id in vocab.items()}
+    content["added_tokens"] = [{**t, "id": new[t["id"]]} for t in added]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    weights = load_file(folder / "model.safetensors")
+    for name in ("roberta.embeddings.word_embeddings.weight", "lm_head.bias"):
+        weights[name] = weights[name][torch.tensor(new).argsort()]
+    save_file(weights, folder / "model.safetensors")
+    back = read_folder(folder)
+    (note,) = back.notes
+    assert f"<mask> has the last, {tokenizer.mask_id} (here 4)" in note
+    assert back.vocabulary.digest() == tokenizer.digest()
+    for name, weight in exported("baseline").contents.weights.items():
+        assert torch.equal(back.weights[name], weight), name
+
+
+def test_tokens_that_a_user_added_come_back_as_they_were(tokenizer, transformers, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     added = {"content": "<ent>", "lstrip": True}
     listed = {"additional_special_tokens": [added, "[X]"]}
@@ -226,3 +358,100 @@ def test_tokens_that_a_user_added_come_back_as_they_were(tokenizer, tmp_path):
     ours = [ids.tolist() for ids in words.encode_batch(texts)]
     assert theirs(texts, add_special_tokens=False)["input_ids"] == ours
     assert all(words.vocab_size - 3 in ids for ids in ours)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_part_that_is_damaged_or_missing_is_named(part, copied):
+    path = copied() / part
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], b"[1]"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=part):
+            load_model(path.parent)
+    path.unlink()
+    if part != "tokenizer.json":
+        with pytest.raises(ValueError, match="has no(ne of)? .*" + part):
+            load_model(path.parent)
+
+
+def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
+    with pytest.raises(ValueError, match="has no config.json .*zeroclap export"):
+        load_model(tmp_path)
+
+
+PERCEIVER = {"latents": 10**12, "position": "none", "causal": True, "layer_norm": "pre"}
+UNTIED = {"head": "untied", "vocab_size": 10**5, "embedding_size": 1, "mask_token_ids": [99_999]}
+TOO_MANY = "describes .* weights or more, its file has .* bytes"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("baseline", {"hidden_act": "relu"}, "hidden_act is 'relu'; accepted: 'gelu'"),
+        ("baseline", {"position_embedding_type": "relative_key"}, "is 'relative_key'"),
+        ("baseline", {"pad_token_id": 0}, "pad_token_id is 0; accepted: 1"),
+        ("baseline", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+        ("baseline", {"layer_norm_eps": None}, "has no layer_norm_eps"),
+        ("baseline", {"hidden_size": "wide"}, "hidden_size: 'wide'"),
+        ("baseline", {"hidden_size": 64}, r"\[400, 32\] instead of \[400, 64"),
+        ("baseline", {"max_position_embeddings": 2}, "max_position_embeddings is 2"),
+        ("baseline", {"max_position_embeddings": 10**12}, TOO_MANY),
+        ("baseline", {"num_hidden_layers": 3}, r"missing: roberta\.encoder\.layer\.2"),
+        ("baseline", {"num_hidden_layers": 1}, r"left over: roberta\.encoder\.layer\.1"),
+        ("baseline", {"model_type": "bert"}, "model_type 'bert'; accepted: 'roberta', "),
+        ("albert", {"inner_group_num": 2}, "inner_group_num is 2; accepted: 1"),
+        ("albert", {"hidden_act": "relu"}, "hidden_act is 'relu'; accepted: 'gelu', 'gelu_new'"),
+        ("albert", {"embedding_size": 64}, "embedding_size: 64"),
+        ("albert", {"num_hidden_groups": 3}, "layer_groups: 3"),
+        ("albert", {"type_vocab_size": 3}, r"token_type_embeddings\.weight \[2, 32\] instead"),
+        ("albert", {"embedding_size": None}, "has no embedding_size"),
+        ("zero-clap", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+        ("zero-clap", {"vocab_size": None}, r"missing \['vocab_size'\]"),
+        ("zero-clap", {"head": "wide"}, "head: 'wide'"),
+        ("zero-clap", {"head": "roberta"}, r"left over: head\.beta$"),
+        ("zero-clap", {"id2label": {"0": "a", "2": "b"}}, "id2label is .* must have a label"),
+        ("zero-clap", {"problem_type": "multi_label_classification"}, "problem_type is"),
+        ("zero-clap", {"classifier_pooling": "max"}, "pooling: 'max'"),
+        ("zero-clap", {"mask_token_ids": [3]}, r"mask_token_ids is \[3\] with 400 rows"),
+        ("zero-clap", {"mask_token_ids": 3}, "mask_token_ids is 3"),
+        # No weight is made before more are described than the file has.
+        ("zero-clap", {"num_layers": 10**8}, TOO_MANY),
+        ("zero-clap", {"hidden_size": 2**24}, TOO_MANY),
+        ("zero-clap", {"max_positions": 10**12, "position": "learned"}, TOO_MANY),
+        *(("zero-clap", values, TOO_MANY) for values in (UNTIED, {"segments": 10**12}, PERCEIVER)),
+        # Layers that share their weights have none in the file.
+        (
+            *("zero-clap", {"num_layers": 10**8, "sharing": "all"}),
+            "num_layers: 100,000,000; accepted: at most 10,000",
+        ),
+    ],
+)
+def test_settings_that_our_model_lacks_are_named(name, values, message, copied):
+    head = "topic" if name == "zero-clap" and "head" not in values else None
+    folder = copied(name, head)
+    change(folder / "config.json", **values)
+    with pytest.raises(ValueError, match=rf"(config\.json|model\.safetensors): .*{message}"):
+        read_folder(folder)
+
+
+IDENTITY = f"{ALBERT_PROJECTION}.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "value", "message"),
+    [
+        ("baseline", "lm_head.bias", None, r"settings; missing: lm_head\.bias$"),
+        ("baseline", TOKEN_TYPES, None, "token_type_embeddings.weight is missing"),
+        ("baseline", TOKEN_TYPES, torch.ones(1, 31), r"is \[1, 31\]; accepted: .* of 32"),
+        ("albert", IDENTITY, torch.ones(32, 32), "changes the token vectors; it must be the ident"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(name, weight, value, message, copied):
+    path = copied(name) / "model.safetensors"
+    weights = {**load_file(path), weight: value}
+    save_file({name: w for name, w in weights.items() if w is not None}, path)
+    with pytest.raises(ValueError, match=rf"model\.safetensors: .*{message}"):
+        read_folder(path.parent)

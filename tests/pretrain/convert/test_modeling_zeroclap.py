@@ -1,10 +1,15 @@
 """Exported models in transformers: what the library and its users ask of any model."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 
 from pretrain.convert.reading import read_folder
-from tests.pretrain.convert.conftest import batch, loaded, task_of
+from pretrain.convert.writing import save_model
+from tests.pretrain.convert.conftest import batch, close, loaded, task_of
+from tests.pretrain.convert.contents import random_contents
 
 PROGRAMS = ("zero-clap", "modern", "causal-alibi", "causal-t5-bias")
 TASKS = {
@@ -29,37 +34,29 @@ def fresh(transformers, folder, task, **settings):
 
 
 # Other variants differ from these in numbers alone, and have the same logits as with us.
-KINDS = ("baseline", "sinusoidal", "alibi", "zero-clap", "albert", "albert sharing attention")
+KINDS = ("baseline", "sinusoidal", "alibi", "zero-clap", "albert", "shared-attention")
 KINDS += ("modern", "causal-learned", "causal-rotary", "causal-t5-bias")
 
 
 @pytest.fixture(params=KINDS)
 def model(request, transformers, exported):
-    variant, *shared = request.param.split()
-    overrides = {"sharing": "attention", "embedding_size": 16} if shared else {}
-    return loaded(transformers, exported(variant, None, **overrides).folder, task_of(variant))
-
-
-# transformers' counts positions from the padding, and cannot recompute activations.
-but_transformers_albert = pytest.mark.parametrize(
-    "model", [kind for kind in KINDS if kind != "albert"], indirect=True
-)
+    return loaded(transformers, exported(request.param).folder, task_of(request.param))
 
 
 @pytest.fixture
-def inputs(exported):
-    ids, mask, _ = batch(exported("zero-clap").contents.vocabulary.vocab_size)
+def inputs():
+    ids, mask = batch(400)
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def close(ours, theirs):
-    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
-
-
-def test_attention_weights_are_those_that_the_layers_used(model, inputs):
+def test_outputs_that_are_asked_for_are_those_that_were_used(model, inputs):
+    """Attention weights and hidden states, and a tuple of the same."""
     expected = first_output(model, **inputs)
     model.config._attn_implementation = "eager"
-    output = model(**inputs, output_attentions=True, output_hidden_states=True)
+    wanted = {**inputs, "output_attentions": True, "output_hidden_states": True}
+    output, plain = model(**wanted), model(**wanted, return_dict=False)
+    assert torch.equal(output.logits, plain[0])
+    assert all(map(torch.equal, output.hidden_states, plain[1]))
     real = inputs["attention_mask"].bool()
     close(output.logits.detach()[real], expected[real])
     assert [weights.shape for weights in output.attentions] == [(2, 4, 24, 24)] * 2
@@ -73,32 +70,17 @@ def test_attention_weights_are_those_that_the_layers_used(model, inputs):
     assert all(part.grad is not None and part.grad.any() for part in parts)
 
 
-def test_a_tuple_holds_what_the_named_output_holds(model, inputs):
-    wanted = {**inputs, "output_hidden_states": True}
-    with torch.no_grad():
-        named, plain = model(**wanted), model(**wanted, return_dict=False)
-    assert torch.equal(named.logits, plain[0])
-    assert all(map(torch.equal, named.hidden_states, plain[-1]))
-
-
-@but_transformers_albert
-def test_the_side_of_the_padding_changes_nothing(model, inputs):
-    right = first_output(model, **inputs)
-    turned = {name: x.roll(12, dims=1) for name, x in inputs.items()}
-    left = first_output(model, **{name: x[1:] for name, x in turned.items()})
-    close(left[0, 12:], right[1, :12])
-
-
-@but_transformers_albert
+@pytest.mark.parametrize("model", [kind for kind in KINDS if kind != "albert"], indirect=True)
 def test_gradients_do_not_change_with_checkpointing(model, inputs):
-    """Dropout included. The library's older name for it warns."""
+    """Dropout included. ALBERT of transformers cannot recompute activations."""
     model.train()
 
     def gradients():
         torch.manual_seed(1)
         model.zero_grad()
         model(**inputs, labels=inputs["input_ids"].clamp(max=50)).loss.backward()
-        return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+        named = model.named_parameters()  # none of the pair head, which has no loss
+        return {name: w.grad.clone() for name, w in named if w.grad is not None}
 
     expected = gradients()
     model.activation_checkpointing_enable()
@@ -155,37 +137,74 @@ def test_the_row_of_a_zero_mask_is_neither_trained_nor_removed(transformers, exp
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("variant", ["alibi", "zero-clap"])
+@pytest.mark.parametrize("name", ["alibi", "zero-clap", "shared-attention"])
 def test_a_model_for_any_task_comes_back_as_it_was_saved(
-    task, variant, transformers, exported, inputs, tmp_path
+    task, name, transformers, exported, inputs, tmp_path
 ):
-    model = fresh(transformers, exported(variant).folder, task)
-    expected = first_output(model, **inputs)
-    assert torch.equal(first_output(model, **inputs), expected)
+    """It is on the encoder of the folder, in which layers share what they shared."""
+    folder, ours = exported(name).folder, exported(name).contents
+    model = fresh(transformers, folder, task)
+    base = model.base_model
+    assert torch.equal(
+        first_output(base, **inputs), first_output(fresh(transformers, folder, ""), **inputs)
+    )
+    assert model.get_input_embeddings() is base.get_input_embeddings()
+    first, second = base.layers
+    assert (first.attention is second.attention) == ours.config.shares_attention
+    assert first.expand is not second.expand
     model.save_pretrained(tmp_path)
     assert (tmp_path / "modeling_zeroclap.py").is_file()
     again = loaded(transformers, tmp_path, task)
     assert type(again).__name__ == type(model).__name__
-    assert torch.equal(again(**inputs)[TASKS[task]], expected)
-    if task in ("ForMaskedLM", "ForSequenceClassification"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(exported(variant).folder)
-        tokenizer.save_pretrained(tmp_path)
-        back, ours = read_folder(tmp_path), exported(variant).contents
-        assert (back.config, back.vocabulary.digest()) == (ours.config, ours.vocabulary.digest())
-        assert bool(back.classifier) == (task == "ForSequenceClassification")
+    found, expected = again(**inputs), model(**inputs)
+    assert TASKS[task] in found
+    assert all(map(torch.equal, found.values(), expected.values()))
+    if task in ("", "ForMaskedLM", "ForSequenceClassification"):
+        transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+        back, predicts = read_folder(tmp_path), task == "ForMaskedLM"
+        pairs = ours.config.pair_head and predicts
+        assert back.config == dataclasses.replace(ours.config, pair_head=pairs)
+        assert back.vocabulary.digest() == ours.vocabulary.digest()
+        classifies = task == "ForSequenceClassification"
+        assert (bool(back.classifier), back.has_head) == (classifies, predicts)
 
 
-@pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
-def test_every_head_is_on_the_same_encoder(variant, transformers, exported, inputs):
-    folder = exported(variant).folder
-    encoder = fresh(transformers, folder, "")
-    features = first_output(encoder, **inputs)
-    for task in TASKS:
-        model = fresh(transformers, folder, task)
-        base = model.base_model
-        assert (base is model) == (task == "")
-        assert torch.equal(first_output(base, **inputs), features)
-        assert model.get_input_embeddings() is base.get_input_embeddings()
+def test_a_fresh_model_is_drawn_and_a_fresh_classifier_leaves_the_encoder_alone(
+    transformers, exported
+):
+    trust = {"trust_remote_code": True}
+    export = exported("zero-clap")
+    config = transformers.AutoConfig.from_pretrained(export.folder, **trust)
+    assert (config.num_hidden_layers, config.num_attention_heads) == (2, 4)
+    drawn = transformers.AutoModelForMaskedLM.from_config(config, **trust)
+    assert drawn.head.beta.item() == 3.0
+    assert 0.015 < drawn.encoder.layers[0].expand.weight.std() < 0.025
+    assert not drawn.encoder.layers[0].expand.bias.any()
+    config = transformers.AutoConfig.from_pretrained(exported("alibi").folder, **trust)
+    assert not transformers.AutoModelForMaskedLM.from_config(config, **trust).head.bias.any()
+    model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        export.folder, **trust, num_labels=5, output_loading_info=True
+    )
+    assert {name.split(".")[0] for name in report["missing_keys"]} == {"classifier"}
+    assert model.classifier.projection.weight.shape == (5, 32)
+    for name, weight in export.ours.model.encoder.state_dict().items():
+        assert torch.equal(model.encoder.state_dict()[name][: len(weight)], weight), name
+
+
+@pytest.mark.parametrize(
+    "values", [{"latents": 4, "layer_norm": "pre", "causal": True}, {"head": "untied"}]
+)
+def test_what_transformers_cannot_compute_has_no_code_and_is_refused_there(
+    values, tokenizer, transformers, exported, tmp_path
+):
+    note = save_model(tmp_path / "new", random_contents("baseline", tokenizer, **values))
+    assert note == "transformers cannot load it: it has latents, or an untied head"
+    assert not any((tmp_path / "new").glob("*.py"))
+    assert "from_pretrained" not in (tmp_path / "new" / "README.md").read_text()
+    folder = exported("causal-alibi").folder
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    with pytest.raises(ValueError, match="accepted: 0, and roberta, clap or tied"):
+        type(config)(**{**config.to_dict(), "position": "none", **values})
 
 
 def test_losses_of_tokens_and_of_answers_are_means(transformers, exported, inputs):
@@ -199,10 +218,8 @@ def test_losses_of_tokens_and_of_answers_are_means(transformers, exported, input
     answers = fresh(transformers, folder, "ForQuestionAnswering")
     first, last = torch.tensor([3, 4]), torch.tensor([5, 6])
     output = answers(**inputs, start_positions=first, end_positions=last)
-    losses = [
-        torch.nn.functional.cross_entropy(logits, place)
-        for logits, place in ((output.start_logits, first), (output.end_logits, last))
-    ]
+    cross_entropy = torch.nn.functional.cross_entropy
+    losses = cross_entropy(output.start_logits, first), cross_entropy(output.end_logits, last)
     close(output.loss, sum(losses) / 2)
 
 
@@ -212,19 +229,12 @@ def test_accumulated_micro_batches_can_have_the_loss_of_the_whole_batch(
     """Trainer passes the number of targets of all of them to models that say so."""
     model = loaded(transformers, exported("zero-clap").folder)
     assert model.accepts_loss_kwargs
-    labels = inputs["input_ids"].masked_fill(inputs["input_ids"] > 200, -100).clamp(max=50)
-    whole = model(**inputs, labels=labels).loss
-    targets = (labels != -100).sum()
-    parts = [
-        model(
-            input_ids=inputs["input_ids"][row],
-            attention_mask=inputs["attention_mask"][row],
-            labels=labels[row],
-            num_items_in_batch=targets,
-        ).loss
-        for row in (slice(0, 1), slice(1, 2))
-    ]
-    close(sum(parts), whole)
+    ids = inputs["input_ids"]
+    inputs = {**inputs, "labels": ids.masked_fill(ids > 200, -100).clamp(max=50)}
+    targets = (inputs["labels"] != -100).sum()
+    rows = ({name: x[row : row + 1] for name, x in inputs.items()} for row in range(2))
+    parts = [model(**row, num_items_in_batch=targets).loss for row in rows]
+    close(sum(parts), model(**inputs).loss)
 
 
 @pytest.mark.parametrize(
@@ -232,21 +242,16 @@ def test_accumulated_micro_batches_can_have_the_loss_of_the_whole_batch(
     [
         ({"token_type_ids": torch.ones(2, 24, dtype=torch.long)}, "one type of token"),
         ({"attention_mask": torch.ones(2, 1, 24, 24)}, r"\[2, 1, 24, 24\] is not accepted"),
+        ({"input_ids": torch.full((2, 24), 400)}, "out of range"),  # not taken for the mask
     ],
 )
 def test_inputs_that_would_be_ignored_are_refused(change, message, transformers, exported, inputs):
     model = loaded(transformers, exported("zero-clap").folder)
-    expected = first_output(model, **inputs)
     zeros = torch.zeros(2, 24, dtype=torch.long)
+    expected = first_output(model, **inputs)
     assert torch.equal(first_output(model, **inputs, token_type_ids=zeros), expected)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, IndexError), match=message):
         model(**{**inputs, **change})
-
-
-def test_ids_beyond_the_table_are_not_taken_for_the_mask(transformers, exported):
-    model = loaded(transformers, exported("zero-clap").folder)
-    with pytest.raises(IndexError):
-        model(input_ids=torch.tensor([[0, model.config.vocab_size]]))
 
 
 @pytest.mark.parametrize("name", ["flex_attention", "flash_attention_2"])
@@ -275,17 +280,6 @@ def dynamic(vocab_size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", PROGRAMS)
-def test_an_exported_program_takes_batches_of_all_sizes(variant, transformers, exported):
-    model = loaded(transformers, exported(variant).folder, task_of(variant))
-    example, other, shapes = dynamic(model.config.vocab_size)
-    program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False)
-    with torch.no_grad():
-        logits = program.module()(**other).logits
-    close(logits, first_output(model, **other))
-
-
-@pytest.mark.slow
 def test_a_compiled_model_is_one_graph(transformers, exported, inputs):
     model = loaded(transformers, exported("zero-clap").folder)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -294,30 +288,26 @@ def test_a_compiled_model_is_one_graph(transformers, exported, inputs):
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter itself
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", PROGRAMS)
-def test_onnx_gives_the_same_logits(variant, transformers, exported, tmp_path):
-    for name in ("onnx", "onnxscript"):
-        pytest.importorskip(name)
-    runtime = pytest.importorskip("onnxruntime")
-    model = loaded(transformers, exported(variant).folder, task_of(variant))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_exported_programs_and_onnx_take_batches_of_all_sizes(
+    name, transformers, exported, tmp_path
+):
+    model = loaded(transformers, exported(name).folder, task_of(name))
     example, other, shapes = dynamic(model.config.vocab_size)
-    file = tmp_path / "model.onnx"
+    expected = first_output(model, **other)
+    settings = {"kwargs": example, "dynamic_shapes": shapes}
+    program = torch.export.export(model, (), **settings, strict=False)
+    close(first_output(program.module(), **other), expected)
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    runtime, file = pytest.importorskip("onnxruntime"), tmp_path / "model.onnx"
     # The fused kernel of attention is exported only where a trained bias needs no gradient.
     with torch.no_grad():
-        torch.onnx.export(
-            model,
-            (),
-            file,
-            kwargs=example,
-            dynamic_shapes=shapes,
-            output_names=["logits"],
-            dynamo=True,
-            verbose=False,
-        )
-    (logits,) = runtime.InferenceSession(file).run(
-        ["logits"], {name: x.numpy() for name, x in other.items()}
-    )
-    close(torch.from_numpy(logits), first_output(model, **other))
+        names = {"output_names": ["logits"], "dynamo": True, "verbose": False}
+        torch.onnx.export(model, (), file, **settings, **names)
+    given = {name: x.numpy() for name, x in other.items()}
+    (logits,) = runtime.InferenceSession(file).run(["logits"], given)
+    close(torch.from_numpy(logits), expected)
 
 
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap", "albert"])
@@ -332,5 +322,72 @@ def test_sentence_transformers_opens_a_folder_and_takes_the_mean(variant, transf
     for text, vector in zip(texts, theirs.encode(texts), strict=True):
         (ids,) = export.contents.vocabulary.encode_batch([text])
         with torch.no_grad():
-            features = export.model.encoder(torch.tensor([[0, *ids.tolist(), 2]]))
+            features = export.ours.model.encoder(torch.tensor([[0, *ids.tolist(), 2]]))
         close(torch.from_numpy(vector), features[0].mean(0))
+
+
+# --- Trainer -------------------------------------------------------------------------------------
+
+TEXTS = [f"The value of {word} is what it is." for word in ("it", "this", "that", "all")] * 4
+
+
+def data_of(transformers, task, words):
+    """Rows, masked once as run_mlm does: drawn anew, masks differ after a resume; a collator."""
+    if task == "ForMaskedLM":
+        masked = transformers.DataCollatorForLanguageModeling(words, seed=3)
+        rows = [masked([words(text)]).items() for text in TEXTS]
+        rows = [{name: values[0].tolist() for name, values in row} for row in rows]
+        return rows, transformers.DataCollatorForTokenClassification(words)
+    rows = [{**words(text), "labels": index % 2} for index, text in enumerate(TEXTS)]
+    return rows, transformers.DataCollatorWithPadding(words)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("task", ["ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.slow
+def test_trainer_trains_saves_resumes_and_what_it_saved_loads(
+    task, transformers, exported, tmp_path
+):
+    pytest.importorskip("accelerate", reason="Trainer needs it")
+    export = exported("zero-clap")
+    words = transformers.AutoTokenizer.from_pretrained(export.folder, trust_remote_code=True)
+    rows, collator = data_of(transformers, task, words)
+
+    def trained(name, steps, resume=False):
+        transformers.set_seed(1)
+        model = fresh(transformers, export.folder, task)
+        assert len(words) == len(model.get_input_embeddings().weight), "else run_mlm resizes it"
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path / name),
+            max_steps=steps,
+            per_device_train_batch_size=4,
+            save_steps=2,
+            learning_rate=1e-3,
+            lr_scheduler_type="constant",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+        )
+        settings = {"train_dataset": rows, "data_collator": collator, "processing_class": words}
+        trainer = transformers.Trainer(model, arguments, **settings)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    straight = trained("straight", 4)
+    trained("stopped", 2)
+    resumed = trained("stopped", 4, resume=True)
+    assert resumed.state.global_step == 4
+    before = fresh(transformers, export.folder, "").get_input_embeddings().weight
+    assert not torch.equal(straight.model.get_input_embeddings().weight, before)
+    resumed.save_model(str(tmp_path / "saved"))
+    again = loaded(transformers, tmp_path / "saved", task)
+    weights = resumed.model.state_dict()
+    for other in (straight.model.state_dict(), again.state_dict()):
+        assert other.keys() == weights.keys()
+        assert all(torch.equal(other[name], weights[name]) for name in weights)
+    assert np.isfinite(resumed.evaluate(rows)["eval_loss"])
+    assert np.isfinite(resumed.predict(rows).predictions).all()
+    back = read_folder(tmp_path / "saved")
+    assert back.config == export.contents.config
+    assert bool(back.classifier) == (task == "ForSequenceClassification")

@@ -1,0 +1,254 @@
+"""Models compute the same here and in transformers, whichever of them wrote the folder."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors.torch import load_file
+
+from data_prep.tokenizer import train_unigram
+from pretrain.convert.model_folder import load_model
+from pretrain.convert.reading import read_folder
+from pretrain.convert.writing import save_model
+from pretrain.model.classification import ClassificationConfig
+from tests.pretrain.convert.conftest import (
+    HEADS,
+    MODELS,
+    batch,
+    check_same_logits,
+    close,
+    loaded,
+    our_logits,
+    task_of,
+    their_logits,
+)
+
+PLAIN = {
+    "baseline": "RobertaForMaskedLM",
+    "albert": "AlbertForMaskedLM",
+    "albert-gelu": "AlbertForMaskedLM",
+    "albert-one-segment": "AlbertForMaskedLM",
+    "albert-groups": "AlbertForPreTraining",
+    "albert-nothing-shared": "AlbertForPreTraining",
+}
+"""Models that transformers has itself."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_line_that_is_printed_loads_a_model_with_our_logits(name, transformers, exported):
+    """Of the class that is printed, and with no more weights than its file."""
+    export = exported(name)
+    kind, _, line = export.call.partition(" in Python: ")
+    auto = line.partition(".")[0]
+    model = eval(line, {auto: getattr(transformers, auto)})
+    assert type(model).__name__ == kind == PLAIN.get(name, f"Zeroclap{task_of(name)}")
+    needs_code = name not in PLAIN
+    assert needs_code == ("trust_remote_code=True" in line) == any(export.folder.glob("*.py"))
+    assert line.partition("(")[0] in (export.folder / "README.md").read_text()
+    assert len(model.get_input_embeddings().weight) == export.contents.vocabulary.vocab_size
+    weights = load_file(export.folder / "model.safetensors").values()
+    assert sum(x.numel() for x in weights) == sum(x.numel() for x in model.parameters())
+    check_same_logits(export.ours, model)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    "variant", ["baseline", "zero-clap", "modern", "albert", "albert-groups", "causal-alibi"]
+)
+def test_a_classifier_gives_the_same_logits_and_survives_a_round_trip(
+    variant, name, transformers, exported
+):
+    head = HEADS[name]
+    if variant == "causal-alibi" and head.pooling == "first":
+        with pytest.raises(ValueError, match="pooling: 'first' .* must be 'mean' for a causal"):
+            exported(variant, name)
+        return
+    export = exported(variant, name)
+    model = loaded(transformers, export.folder, "ForSequenceClassification")
+    plain = variant in PLAIN and head.pooling == "first"
+    assert type(model).__name__.startswith("Zeroclap") != plain
+    check_same_logits(export.ours, model)
+    ids, mask = batch(400)
+    is_regression = head.classes == 1
+    labels = torch.tensor([0.5, 2.0] if is_regression else [1, 0])
+    logits, _ = our_logits(export.ours, ids, mask.bool())
+    loss = F.mse_loss(logits[:, 0], labels) if is_regression else F.cross_entropy(logits, labels)
+    close(model(input_ids=ids, attention_mask=mask, labels=labels).loss, loss)
+    assert not head.labels or tuple(model.config.id2label.values()) == head.labels
+    back = read_folder(export.folder)
+    assert (back.classifier, back.config.pair_head) == (head, False)
+    assert back.has_head == (export.contents.config.head == "tied"), "which has no weights"
+    for key, weight in export.contents.weights.items():
+        assert torch.equal(back.weights[key], weight), key
+    if variant == "causal-alibi":
+        with pytest.raises(ValueError, match="must be 'mean' for a causal model"):
+            loaded(
+                *(transformers, export.folder, "ForSequenceClassification"),
+                classifier_pooling="first",
+            )
+
+
+@pytest.mark.parametrize("name", ["baseline", "zero-clap", "causal-rotary"])
+def test_the_loss_on_labels_and_its_gradient_are_ours(name, transformers, exported):
+    export = exported(name)
+    ids, mask = batch(400)
+    places, wanted = torch.tensor([3, 5, 30]), torch.tensor([9, 10, 11])
+    labels = torch.full_like(ids, -100)
+    # Logits of a causal model are compared with the label after them.
+    labels.view(-1)[places + name.startswith("causal")] = wanted
+    theirs, ours = loaded(transformers, export.folder, task_of(name)), export.ours.model
+    ours = copy.deepcopy(ours)
+    loss, _ = theirs(input_ids=ids, attention_mask=mask, labels=labels, return_dict=False)
+    expected = F.cross_entropy(ours(ids, mask.bool(), places), wanted)
+    close(loss, expected)
+    loss.backward()
+    expected.backward()
+    gradient = ours.encoder.embeddings.tokens.weight.grad
+    found = theirs.get_input_embeddings().weight.grad
+    torch.testing.assert_close(found[: len(gradient)], gradient, atol=1e-5, rtol=1e-3)
+    assert not found[len(gradient) :].any()
+
+
+@pytest.mark.parametrize("name", ["baseline", "zero-clap", "modern"])
+@torch.no_grad()
+def test_hidden_states_are_those_of_every_layer(name, transformers, exported):
+    export = exported(name)
+    ids, mask = batch(400)
+    expected = export.ours.model.encoder.hidden_states(ids, mask.bool())
+    settings = {"add_pooling_layer": False} if name == "baseline" else {}
+    encoder = transformers.AutoModel.from_pretrained(
+        export.folder, trust_remote_code=True, **settings
+    )
+    for model in (loaded(transformers, export.folder), encoder):
+        output = model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+        for ours, theirs in zip(expected, output.hidden_states, strict=True):
+            close(theirs[mask.bool()], ours[mask.bool()])
+    assert torch.equal(output.last_hidden_state, output.hidden_states[-1])
+
+
+@torch.no_grad()
+def test_alibi_reads_beyond_its_training_and_learned_positions_do_not(transformers, exported):
+    ids = torch.randint(4, 100, (1, 100), generator=torch.Generator().manual_seed(1))
+    export = exported("zero-clap")
+    close(
+        loaded(transformers, export.folder)(input_ids=ids).logits, our_logits(export.ours, ids)[0]
+    )
+    clap = loaded(transformers, exported("learned-clap").folder)
+    with pytest.raises(ValueError, match="learned positions end at 64"):
+        clap(input_ids=ids)
+
+
+# --- models that transformers wrote --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("RobertaForMaskedLM", {}),
+        ("RobertaForMaskedLM", {"type_vocab_size": 2, "hidden_dropout_prob": 0.2}),
+        *(("RobertaForSequenceClassification", {"num_labels": n}) for n in (1, 2, 3)),
+        ("AlbertForMaskedLM", {"hidden_act": "gelu", "hidden_dropout_prob": 0.2}),
+        ("AlbertForPreTraining", {"hidden_act": "gelu_new"}),
+        ("AlbertForSequenceClassification", {"num_labels": 3}),
+    ],
+)
+def test_a_model_of_theirs_gives_its_logits_here(kind, settings, theirs, tmp_path):
+    """Read, written again, and loaded."""
+    model = theirs(kind, **settings)
+    model.save_pretrained(tmp_path / "theirs")
+    back = read_folder(tmp_path / "theirs")
+    save_model(tmp_path / "ours", back)
+    ours = load_model(tmp_path / "ours")
+    check_same_logits(ours, model)
+    classes = settings.get("num_labels")
+    head = ClassificationConfig(classes, dropout=0.1) if classes else None
+    assert (ours.classifier and ours.classifier.config, back.has_head) == (head, not classes)
+    assert (back.config.max_positions, back.config.dropout) == (
+        *(40, settings.get("hidden_dropout_prob", model.config.hidden_dropout_prob)),
+    )
+    assert back.config.pair_head == (kind == "AlbertForPreTraining")
+    leaves_out = ["token types"] if "type_vocab_size" in settings else []
+    leaves_out += ["no head over the vocabulary"] if classes else []
+    for note, part in zip(back.notes, leaves_out, strict=True):
+        assert part in note
+
+
+@torch.no_grad()
+def test_an_encoder_alone_keeps_its_features_and_not_its_pooler(theirs, tmp_path):
+    model = theirs("AlbertModel")
+    model.save_pretrained(tmp_path)
+    back = load_model(tmp_path)
+    ids, mask = batch(60)
+    features = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    close(back.model.encoder(ids, mask.bool())[mask.bool()], features[mask.bool()])
+    assert not back.has_head
+    pooler, head = back.notes
+    assert "albert.pooler was left out" in pooler
+    assert head == "there is no head over the vocabulary"
+
+
+FIRST = {
+    "XLMRoberta": ["<s>", "<pad>", "</s>", "<unk>"],
+    "Camembert": [
+        *("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"),
+    ],
+    "Albert": ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
+}
+"""The first ids of vocabularies of pieces."""
+OF_ALBERT = {"<s>": "[CLS]", "</s>": "[SEP]", "<mask>": "[MASK]"}
+
+
+@pytest.fixture(params=FIRST)
+def published(request, transformers, theirs, tmp_path):
+    """A folder as those on the hub, in its own order of ids: kind, folder, model, tokenizer."""
+    kind, first = request.param, FIRST[request.param]
+    ours = train_unigram(["The value of it is what it was, and this is all of it."] * 9, 320)
+    pieces = [tuple(piece) for piece in ours.content()["model"]["vocab"][260:]]
+    vocab = [*((token, 0.0) for token in first), *pieces]
+    vocab += [] if kind == "Albert" else [("<mask>", 0.0)]
+    words = getattr(transformers, f"{kind}Tokenizer")(vocab=vocab)
+    ids = {f"{name}_token_id": getattr(words, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    spare = 3 * (kind == "Albert")
+    task = "PreTraining" if kind == "Albert" else "MaskedLM"
+    model = theirs(f"{kind}For{task}", **ids, vocab_size=len(words) + spare)
+    folder = tmp_path / "published"
+    words.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return kind, folder, model, words
+
+
+@torch.no_grad()
+def test_a_published_model_gives_the_same_logits_of_a_text(published, transformers, tmp_path):
+    """The rows of its tokens, and their biases, are in the order of our ids."""
+    kind, folder, model, words = published
+    is_albert = kind == "Albert"
+    ours = load_model(folder)
+    text = "What was it of </s> <mask> it?"
+    (mine,) = ours.vocabulary.encode_batch([text])
+    assert not {0, 2, ours.vocabulary.mask_id} & {*mine.tolist()}
+    texts = "What was it?", "The value."
+    parts = [part.tolist() for part in ours.vocabulary.encode_batch(texts)]
+    ids = torch.tensor([ours.vocabulary.lay_out(parts, separators=1 if is_albert else 2)])
+    inputs = words(*texts, return_tensors="pt", return_token_type_ids=is_albert)
+    assert ids.shape == inputs["input_ids"].shape
+    logits, pairs = our_logits(ours, ids, segments=inputs.get("token_type_ids"))
+    found, found_pairs = their_logits(model, **inputs)
+    names = [ours.vocabulary._backend.id_to_token(id) for id in range(len(words))]
+    names = [OF_ALBERT.get(name, name) if is_albert else name for name in names]
+    order = [words.convert_tokens_to_ids(name) for name in names]
+    assert len({*order}) == len(words)
+    close(found[..., order], logits[..., : len(words)])
+    close(found_pairs, pairs)
+    save_model(tmp_path / "again", read_folder(folder))
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")(*texts)
+    assert again["input_ids"] == ids[0].tolist()
+    assert not is_albert or again["token_type_ids"] == inputs["token_type_ids"][0].tolist()
+
+
+@pytest.mark.parametrize("published", ["Albert"], indirect=True)
+def test_ids_of_albert_need_their_vocabulary(published):
+    _, folder, _, _ = published
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="ALBERT's vocabulary; put its tokenizer.json into"):
+        read_folder(folder)
