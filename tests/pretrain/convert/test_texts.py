@@ -9,6 +9,7 @@ from data_prep.tokenizer import train_unigram
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.writing import save_model
 from pretrain.inference.fill_mask import fill_mask
+from pretrain.inference.pretrained import Pretrained
 from tests.pretrain.convert.conftest import HEADS, loaded
 from tests.pretrain.convert.contents import random_contents
 
@@ -32,11 +33,14 @@ def test_the_tokenizer_lays_texts_out_as_in_training(
     name, separators, second, transformers, exported, tokenizer
 ):
     theirs = words_of(transformers, exported(name).folder)
+    ours = Pretrained(exported(name).ours, "cpu")
     texts = ["The value of it.", "  two  spaces\n", "naïve 東京 \U0001f600", ""]
     ids = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
     assert theirs(texts)["input_ids"] == [[0, *one, 2] for one in ids]
+    assert theirs(texts)["input_ids"] == [ours.encode(text).tolist() for text in texts]
     pair = theirs(texts[0], texts[2])
     assert pair["input_ids"] == [0, *ids[0], *[2] * separators, *ids[2], 2]
+    assert pair["input_ids"] == ours.encode(texts[0], texts[2]).tolist()
     types = [0] * (len(ids[0]) + 2) + [second] * (len(ids[2]) + 1)
     assert pair.get("token_type_ids") == (None if second is None else types)
     of, dot = tokenizer.encode_batch(["of", "."])
