@@ -43,23 +43,20 @@ class ModelContents:
         return self.config.head == "tied" or any(name.startswith("head.") for name in self.weights)
 
 
-def check_declared_size(
-    config: ModelConfig, classifier: ClassificationConfig | None, size: int
-) -> None:
+def check_declared_size(config: ModelConfig, size: int) -> None:
     """Raise ValueError if a description has more weights than its file, before making any.
 
     Only matrices are counted, at one byte per weight.
 
     Args:
         config: of the language model.
-        classifier: its classification head.
         size: bytes of the weights.
 
     Raises:
         ValueError: names both numbers; or there are more than 10,000 layers.
     """
     least, layers = config.least_weights + config.token_size * config.segments, config.num_layers
-    least += config.hidden_size * (config.latents + (classifier.classes if classifier else 0))
+    least += config.hidden_size * config.latents
     if least > size:
         raise ValueError(f"describes {least:,} weights or more, its file has {size:,} bytes")
     if layers > _MOST_LAYERS:

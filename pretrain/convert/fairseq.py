@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from data_prep.tokenizer import Tokenizer
+from pretrain.convert import weights as tensors
 from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
-from pretrain.convert.weights import empty_weights, joined, load_pickled, renamed, weights_in
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -28,8 +27,8 @@ _TOKENS = _ENCODER + "embed_tokens.weight"
 _TIED = _LM_HEAD + ".weight"
 _BETA = _LM_HEAD + ".beta"
 _HEADS = "classification_heads."
-_LEFT_OUT = (_TIED, _ENCODER + "version", _ENCODER + "embed_positions._float_tensor")
-"""The tied copy; a format number and a device marker, which fairseq saves among the weights."""
+_LEFT_OUT = (_ENCODER + "version", _ENCODER + "embed_positions._float_tensor")
+"""A format number and a device marker, which fairseq saves among the weights."""
 
 _LAYER = _ENCODER + "layers.{}."
 _MODULES: dict[str, tuple[str, ...]] = {
@@ -150,7 +149,7 @@ def read_checkpoint(
         ValueError: the file is not a checkpoint, is damaged, asks for code to be run, or has no
             settings or no such head; the model is not supported; weights or vocabulary do not fit.
     """
-    content = load_pickled(path, [argparse.Namespace])
+    content = tensors.load_pickled(path, [argparse.Namespace])
     try:
         return _contents(content, path.name, vocabulary, head)
     except ValueError as error:
@@ -170,11 +169,13 @@ def _contents(
             "holds no settings (cfg, args), as fairseq writes them. Positions, scale and "
             "normalisation leave no trace in the weights, and are not guessed"
         )
-    weights = _upgrade(weights_in(content.get("model"), "holds no fairseq checkpoint: `model`"))
+    weights = _upgrade(
+        tensors.weights_in(content.get("model"), "holds no fairseq checkpoint: `model`")
+    )
     config = architecture(settings, weights[_TOKENS].shape[0])
     weights, others = _with_one_head(weights, head)
     classifier = _classifier(weights, settings) if head else None
-    check_declared_size(config, classifier, sum(weight.nbytes for weight in weights.values()))
+    check_declared_size(config, sum(weight.nbytes for weight in weights.values()))
     history = content.get("optimizer_history")
     last = _section(history[-1]) if isinstance(history, list) and history else {}
     updates = last.get("num_updates")
@@ -293,15 +294,10 @@ def import_weights(
             the head over the vocabulary is not tied to the token embedding.
     """
     own = {name: weight for name, weight in weights.items() if name not in _LEFT_OUT}
+    tensors.drop_copies(own, {_TIED: _TOKENS})
     if _BETA in own and own[_BETA].ndim == 0:
         own[_BETA] = own[_BETA].reshape(1)
-    empty = empty_weights(config, classifier)
+    empty = tensors.empty_weights(config, classifier)
     if classifier is not None:
         empty = {name: weight for name, weight in empty.items() if not name.startswith("head.")}
-    result = joined(own, renamed(empty, _MODULES), empty)
-    tied = weights.get(_TIED)
-    if tied is not None and not torch.equal(tied.float(), own[_TOKENS].float()):
-        raise ValueError(
-            f"{_TIED} is not the token embedding; a head with its own weights cannot be imported"
-        )
-    return result
+    return tensors.joined(own, tensors.renamed(empty, _MODULES), empty)

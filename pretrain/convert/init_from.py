@@ -130,11 +130,11 @@ def _check_vocabulary(
 def _without_padding(name: str, contents: ModelContents) -> ModelContents:
     """Remove the rows beyond the vocabulary: training pads the table itself."""
     assert contents.vocabulary is not None
-    rows, has_mask = contents.config.vocab_size, contents.config.mask_embedding != "zero"
-    needed = contents.vocabulary.vocab_size - (not has_mask)
+    rows = contents.config.vocab_size
+    needed = contents.vocabulary.vocab_size - (contents.config.mask_embedding == "zero")
     if rows == needed:
         return contents
-    if rows < needed or not has_mask:
+    if rows < needed:  # the zero mask stands for others, too
         raise ValueError(f"{name}: has {rows} rows of tokens, but its vocabulary needs {needed}")
     by_token = {*BY_TOKEN, "head.weight"}  # of a head with a matrix of its own
     weights = {

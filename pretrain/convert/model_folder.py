@@ -132,17 +132,16 @@ def load_model(folder: Path) -> LoadedModel:
 def build(folder: Path, contents: ModelContents) -> LoadedModel:
     """Make the modules of a folder's contents, in evaluation mode."""
     model, classifier = LanguageModel(contents.config), None
-    weights = {k: w for k, w in contents.weights.items() if not k.startswith(CLASSIFIER)}
-    model.load_state_dict({**model.head.state_dict(prefix="head."), **weights})
+    weights = {**model.head.state_dict(prefix="head."), **contents.weights}
+    of_head = {
+        name.removeprefix(CLASSIFIER): weights.pop(name)
+        for name in [*weights]
+        if name.startswith(CLASSIFIER)
+    }
+    model.load_state_dict(weights)
     if contents.classifier:
         classifier = ClassificationHead(contents.config.hidden_size, contents.classifier).eval()
-        classifier.load_state_dict(
-            {
-                name.removeprefix(CLASSIFIER): weight
-                for name, weight in contents.weights.items()
-                if name.startswith(CLASSIFIER)
-            }
-        )
+        classifier.load_state_dict(of_head)
     return LoadedModel(
         folder,
         model.eval(),

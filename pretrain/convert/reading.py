@@ -26,7 +26,7 @@ from data_prep.tokenizer import Tokenizer
 from pretrain.convert import names as layout
 from pretrain.convert import tokenizer_files
 from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size, read_json
-from pretrain.convert.weights import Names, empty_weights, joined, load_pickled, weights_in
+from pretrain.convert.weights import drop_copies, empty_weights, joined, load_pickled, weights_in
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -93,9 +93,8 @@ def read_folder(folder: Path) -> ModelContents:
     notes: list[str] = []
     with _naming(folder / "config.json"):
         config = _architecture(form, settings, theirs)
-        classifier = _classifier(form, settings, theirs)
-        size = sum(weight.nbytes for weight in theirs.values())
-        check_declared_size(config, classifier, size)
+        classifier = _classifier(settings, theirs)
+        check_declared_size(config, sum(weight.nbytes for weight in theirs.values()))
     empty = empty_weights(config, classifier)
     with _naming(file):
         weights = form.weights(theirs, empty, config, notes)
@@ -233,15 +232,16 @@ def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig.from_dict(values)
 
 
-def _classifier(
-    form: _Form, settings: Mapping[str, Any], theirs: Weights
-) -> ClassificationConfig | None:
+def _classifier(settings: Mapping[str, Any], theirs: Weights) -> ClassificationConfig | None:
     """Describe the classification head of a folder; None without one."""
-    if form.classifier not in theirs:
+    if not any(name.startswith(CLASSIFIER) for name in theirs):
         return None
-    listed = settings.get("id2label")
     # transformers writes no labels where there are two classes.
-    labels = layout.unnamed(2) if listed is None else _labels(listed)
+    listed = settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    expected = [str(index) for index in range(len(listed))] if isinstance(listed, dict) else []
+    if not isinstance(listed, dict) or {*listed} != {*expected}:
+        raise ValueError(f"id2label is {listed!r}; it must have a label for each of 0, 1, 2, ...")
+    labels = tuple(str(listed[index]) for index in expected)
     problem = settings.get("problem_type")
     if problem not in layout.problem_types(len(labels)):
         raise ValueError(
@@ -257,13 +257,6 @@ def _classifier(
     )
 
 
-def _labels(listed: object) -> tuple[str, ...]:
-    expected = [str(index) for index in range(len(listed))] if isinstance(listed, dict) else []
-    if not isinstance(listed, dict) or set(listed) != set(expected):
-        raise ValueError(f"id2label is {listed!r}; it must have a label for each of 0, 1, 2, ...")
-    return tuple(str(listed[index]) for index in expected)
-
-
 def _own_weights(
     theirs: Weights, empty: Weights, config: ModelConfig, notes: list[str]
 ) -> dict[str, Tensor]:
@@ -275,20 +268,18 @@ def _own_weights(
 
 
 def _roberta_weights(
-    theirs: Weights, empty: Weights, _: ModelConfig, notes: list[str]
+    theirs: Weights, empty: Weights, config: ModelConfig, notes: list[str]
 ) -> dict[str, Tensor]:
     left = _modern(theirs)
     _drop_tied(left, "lm_head", "roberta.embeddings.word_embeddings.weight")
-    types = left.pop(layout.TOKEN_TYPES, None)
-    result = _renamed(left, layout.roberta_names(empty), empty, notes)
-    size = empty[layout.POSITIONS].shape[1]
-    if types is None or types.ndim != 2 or types.shape[1] != size or not len(types):
-        found = "missing" if types is None else list(types.shape)
-        raise ValueError(f"{layout.TOKEN_TYPES} is {found}; accepted: one row or more of {size}")
-    if len(types) > 1:
-        notes.append(f"of {len(types)} token types, 0 was taken: RoBERTa's tokenizer has no other")
-    if types[0].any():
-        result[layout.POSITIONS] = result[layout.POSITIONS] + types[0].float()
+    found = left.get(layout.TOKEN_TYPES)
+    number = 1 if found is None or not found.ndim else max(1, len(found))
+    types = {layout.TOKEN_TYPES: empty[layout.POSITIONS].new_empty(number, config.hidden_size)}
+    names = {**layout.roberta_names(empty), layout.TOKEN_TYPES: (layout.TOKEN_TYPES,)}
+    result = _renamed(left, names, {**empty, **types}, notes)
+    if number > 1:
+        notes.append(f"of {number} token types, 0 was taken: RoBERTa's tokenizer has no other")
+    result[layout.POSITIONS] += result.pop(layout.TOKEN_TYPES)[0]
     return result
 
 
@@ -323,24 +314,16 @@ def _modern(weights: Weights) -> dict[str, Tensor]:
 
 
 def _drop_tied(weights: dict[str, Tensor], head: str, tokens: str) -> None:
-    """Remove second copies of the tied weights: of the table of tokens, and of the head's bias.
-
-    Raises:
-        ValueError: a copy differs, so that the model has an output embedding of its own.
-    """
+    """Remove second copies of the tied weights: of the table of tokens, and of the head's bias."""
     bias, copy_of_bias = f"{head}.bias", f"{head}.decoder.bias"
     if copy_of_bias in weights and bias not in weights:
         weights[bias] = weights.pop(copy_of_bias)
-    for copy, source in {f"{head}.decoder.weight": tokens, copy_of_bias: bias}.items():
-        if copy not in weights or source not in weights:
-            continue
-        if not torch.equal(weights.pop(copy), weights[source]):
-            raise ValueError(
-                f"{copy} differs from {source}, but the head must be tied to the embedding"
-            )
+    drop_copies(weights, {f"{head}.decoder.weight": tokens, copy_of_bias: bias})
 
 
-def _renamed(weights: Weights, names: Names, empty: Weights, notes: list[str]) -> dict[str, Tensor]:
+def _renamed(
+    weights: Weights, names: Mapping[str, tuple[str, ...]], empty: Weights, notes: list[str]
+) -> dict[str, Tensor]:
     """Return the weights by our names; the head over the vocabulary may be missing.
 
     Raises:
@@ -359,8 +342,6 @@ class _Form:
 
     prefix: str
     """Of the encoder's weights."""
-    classifier: str
-    """A weight that only a model with a classification head has."""
     config: Callable[[Mapping[str, Any]], ModelConfig]
     weights: Callable[[Weights, Weights, ModelConfig, list[str]], dict[str, Tensor]]
     not_modelled: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -369,7 +350,6 @@ class _Form:
 
 _ROBERTA = _Form(
     "roberta.",
-    f"{CLASSIFIER}dense.weight",
     _roberta_config,
     _roberta_weights,
     # Positions are counted from the id of `<pad>` on.
@@ -379,9 +359,7 @@ _FORMS = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
-    "albert": _Form(
-        "albert.", f"{CLASSIFIER}weight", _albert_config, _albert_weights, {"inner_group_num": 1}
-    ),
-    "zeroclap": _Form("encoder.", f"{CLASSIFIER}dense.weight", _own_config, _own_weights),
+    "albert": _Form("albert.", _albert_config, _albert_weights, {"inner_group_num": 1}),
+    "zeroclap": _Form("encoder.", _own_config, _own_weights),
 }
 """By the accepted values of model_type."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,7 @@ def write_vocabulary(
         config: of the model; with segments, pairs of texts are laid out in these.
         generates: whether the model continues texts, so that these have no `</s>`.
     """
-    path = folder / tokenizers.FILE_NAME
-    vocabulary.save(path)
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = vocabulary.content()
     segments = config.segments > 0
     if generates:  # the text may go on
         content["post_processor"] = _template(("<s>", 0), ("A", 0), ("B", 0))
@@ -60,7 +57,7 @@ def write_vocabulary(
     for token in content["added_tokens"]:
         # The space before a mask belongs to the predicted token, as in fill_mask.
         token["lstrip"] |= token["id"] == vocabulary.mask_id
-    write_json(path, content)
+    write_json(folder / tokenizers.FILE_NAME, content)
     settings: dict[str, Any] = {
         # The class that takes tokenizer.json as it is.
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -102,6 +102,20 @@ def joined(
     }
 
 
+def drop_copies(weights: dict[str, Tensor], copies: Mapping[str, str]) -> None:
+    """Remove second copies of tied weights, of which each is given with its source.
+
+    Raises:
+        ValueError: a copy differs, so that the model has an output embedding of its own.
+    """
+    for copy, source in copies.items():
+        has_both = copy in weights and source in weights
+        if has_both and not torch.equal(weights.pop(copy).float(), weights[source].float()):
+            raise ValueError(
+                f"{copy} differs from {source}, but the head must be tied to the embedding"
+            )
+
+
 def empty_weights(
     config: ModelConfig, classifier: ClassificationConfig | None
 ) -> dict[str, Tensor]:
