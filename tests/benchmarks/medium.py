@@ -31,7 +31,7 @@ RATES, STUDY = "medium-rate", "published-medium"
 PACK = "travels.tar.gz"
 TRAVELS = (
     *("job.json", "*.done", "evaluation*.json", "scores/*/*/result.json", "scores/*/*/run.json"),
-    *("run/*.jsonl", "run/*.yaml", "run/environment.json"),
+    *("run/*.jsonl", "run/*.yaml", "run/recipes/*.yaml", "run/environment.json"),
 )
 """What travels of a finished run."""
 

@@ -4,7 +4,9 @@ import tarfile
 
 from finetune.studies import job
 from finetune.studies.job import Stage
+from pretrain.records import status
 from tests.benchmarks import medium
+from tests.pretrain.histories import History
 
 STAGES = [Stage("train", ["pretrain", "supervise"]), Stage("glue", ["finetune", "glue"])]
 
@@ -15,9 +17,13 @@ def begin(work, arm, done):
     job.write(folder, STAGES)
     for stage in STAGES[:done]:
         (folder / f"{stage.name}.done").touch()
-    for name in ("ledger.jsonl", "metrics.jsonl", "recipe.yaml", "checkpoints/step/weights"):
-        (folder / "run" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "run" / name).write_text(arm)
+    history = History()
+    history.begin()
+    history.train(4)
+    history.commit()
+    history.write(folder / "run")
+    (folder / "run" / "checkpoints").mkdir()
+    (folder / "run" / "checkpoints" / "weights").write_text(arm)
     scores = folder / "scores" / "all" / "CoLA"
     scores.mkdir(parents=True)
     for name in ("result.json", "run.json", "metrics.jsonl"):
@@ -36,12 +42,11 @@ def test_a_next_visit_repeats_no_finished_arm_and_begins_the_others_again(tmp_pa
     study = following / medium.STUDY
     assert sorted(path.name for path in study.iterdir()) == ["alibi-seed1", "study.json"]
     assert job.stages_left(study / "alibi-seed1") == []
-    names = {str(path.relative_to(study / "alibi-seed1")) for path in study.glob("*/**/*.*")}
-    assert names == {
-        *("job.json", "train.done", "glue.done"),
-        *("run/ledger.jsonl", "run/metrics.jsonl", "run/recipe.yaml"),
-        *("scores/all/CoLA/result.json", "scores/all/CoLA/run.json"),
-    }
+    before, after = (status.view(of / medium.STUDY / "alibi-seed1/run") for of in (work, following))
+    assert (after.lines, after.records) == (before.lines, before.records)
+    names = {path.name for path in (study / "alibi-seed1").rglob("*")}
+    assert {"result.json", "run.json"} <= names
+    assert not names & {"weights", "model.safetensors"}
 
 
 def test_a_text_that_is_carried_in_pieces_is_made_whole_once(tmp_path):
