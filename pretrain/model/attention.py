@@ -80,11 +80,14 @@ class SelfAttention(nn.Module):
 def attend(qkv: Tensor, context: AttentionContext, dropout: float) -> Tensor:
     """Compute attention by the fastest available way, [B, T, 3, H, K] to [B, T, H, K]."""
     bias = context.bias
+    query, key, value = qkv.unbind(2)
     if context.rotation is not None:
-        qkv = torch.cat([context.rotation(qkv[:, :, :2]), qkv[:, :, 2:]], dim=2)
+        query, key = context.rotation(query), context.rotation(key)
     if isinstance(bias, tuple):
-        return tiled_attention(qkv, bias, dropout)
-    query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B, H, T, K]
+        is_turned = context.rotation is not None
+        parts = torch.stack([query, key, value], dim=2) if is_turned else qkv
+        return tiled_attention(parts, bias, dropout)
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # each [B, H, T, K]
     if isinstance(bias, FlexBias):
         return flex_attend(query, key, value, bias).transpose(1, 2)
     if context.weights is not None:

@@ -161,11 +161,11 @@ class CrossLayer(EncoderLayer):
         """
         attention = self.attention
         projected, rest = attention.query_key_value(queries, source)
-        query = projected.unflatten(-1, (1, attention.num_heads, -1))
-        key, value = rest.unflatten(-1, (2, attention.num_heads, -1)).split(1, dim=2)
+        query = projected.unflatten(-1, (attention.num_heads, -1))
+        key, value = rest.unflatten(-1, (2, attention.num_heads, -1)).unbind(2)
         if context.rotate_queries is not None and context.rotate_keys is not None:
             query, key = context.rotate_queries(query), context.rotate_keys(key)
-        query, key, value = (part.squeeze(2).transpose(1, 2) for part in (query, key, value))
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         dropout = attention.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, context.bias, dropout)
         mixed = attention.output(at_targets(mixed.transpose(1, 2).flatten(2), target_positions))

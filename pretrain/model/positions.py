@@ -17,7 +17,7 @@ from .config import ModelConfig
 from .t5_bias import T5Bias  # noqa: F401 - the same
 
 Rotation = Callable[[Tensor], Tensor]
-"""Queries and keys [B, T, 2, H, K], or one of them, to the same, each rotated by its position."""
+"""Queries or keys, [B, T, H, K], to the same, each rotated by its position."""
 
 
 class LearnedPositions(nn.Module):
@@ -67,13 +67,15 @@ class Rotary(nn.Module):
         """Return the rotation by positions [T] or [B, T]."""
         pairs = torch.arange(0, self.size, 2, device=positions.device)
         frequency = torch.exp(pairs * -(math.log(10000.0) / self.size))
-        angles = (positions.float()[..., None] * frequency)[..., None, None, :]
-        cosine, sine = angles.cos(), angles.sin()  # [..., T, 1, 1, K/2]
+        angles = (positions.float()[..., None] * frequency)[..., None, :, None]
+        # Of each number of a pair, [..., T, 1, K/2, 2]: its factor, and that of the other number.
+        own = angles.cos().expand(*angles.shape[:-1], 2)
+        others = torch.cat([-angles.sin(), angles.sin()], dim=-1)
 
         def rotate(x: Tensor) -> Tensor:
-            even, odd = x[..., 0::2].float(), x[..., 1::2].float()
-            turned = (even * cosine - odd * sine, odd * cosine + even * sine)
-            return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)
+            pair = x.float().view(*x.shape[:-1], -1, 2)
+            turned = pair * own + pair.flip(-1) * others
+            return turned.flatten(-2).to(x.dtype)
 
         return rotate
 

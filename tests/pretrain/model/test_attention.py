@@ -455,11 +455,11 @@ def test_a_rotation_acts_on_queries_and_keys_only():
     qkv = drawn(2, 9, 3, 4, 8)
 
     def rotation(x):
-        assert x.shape == (2, 9, 2, 4, 8)
-        return x.flip(-1) * torch.tensor([1.0, 2.0]).view(2, 1, 1)
+        assert x.shape == (2, 9, 4, 8)
+        return x.flip(-1) * torch.arange(1.0, 9.0)
 
     query, key, value = qkv.unbind(2)
-    turned = torch.stack([query.flip(-1), key.flip(-1) * 2, value], dim=2)
+    turned = torch.stack([rotation(query), rotation(key), value], dim=2)
     for bias in (None, (), drawn(1, 4, 9, 9)):
         ours = attend(qkv, AttentionContext(bias, rotation), 0.0)
         expected = attend(turned, AttentionContext(bias), 0.0)

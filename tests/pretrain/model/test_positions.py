@@ -1,5 +1,7 @@
 """Position methods: every entry of the table, and the numbers of each method."""
 
+import math
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,7 +11,7 @@ from pretrain.model import config as config_module
 from pretrain.model import embeddings, encoder, positions, presets
 from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig, PositionMethod
 from pretrain.model.language_model import LanguageModel
-from pretrain.model.positions import SinusoidalPositions, token_positions
+from pretrain.model.positions import Rotary, SinusoidalPositions, token_positions
 
 VARIANTS = sorted(presets.VARIANTS)
 VOCABULARY = 50
@@ -104,7 +106,7 @@ def test_a_new_method_is_one_entry_whose_classes_act_in_three_places(monkeypatch
             super().__init__()
 
         def forward(self, places):
-            angles = places.float().view(-1, places.shape[-1], 1, 1, 1)
+            angles = places.float().view(-1, places.shape[-1], 1, 1)
             return lambda x: torch.cat([x, x.roll(1, -1)], -1)[..., : x.shape[-1]] * angles.cos()
 
     class Trained(nn.Module):
@@ -146,3 +148,27 @@ def test_positions_are_counted_from_the_start_of_each_document():
     assert token_positions(document_ids, document_ids).tolist() == expected
     for one_document in (None, document_ids > 0):
         assert token_positions(one_document, document_ids).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("places", [torch.arange(40), torch.arange(80).view(2, 40) % 23])
+def test_a_rotation_has_the_bits_of_even_and_odd_numbers_apart(places, dtype):
+    """In both directions: the formula of Su et al. 2021 (34), which takes several kernels."""
+
+    def apart(x):
+        steps = torch.exp(torch.arange(0, 16, 2) * -(math.log(10000.0) / 16))
+        angles = (places.float()[..., None] * steps)[..., None, :]
+        even, odd = x[..., 0::2].float(), x[..., 1::2].float()
+        cosine, sine = angles.cos(), angles.sin()
+        turned = even * cosine - odd * sine, odd * cosine + even * sine
+        return torch.stack(turned, dim=-1).flatten(-2).to(dtype)
+
+    rotary = Rotary(ModelConfig(50, 48, num_heads=3))(places)
+    results = []
+    for rotate in (rotary, apart):
+        x = torch.randn(2, 40, 3, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+        turned = rotate(x.requires_grad_())
+        turned.backward(torch.linspace(-3, 5, x.numel(), dtype=dtype).view_as(x))
+        results.append((turned, x.grad))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
