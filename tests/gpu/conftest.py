@@ -81,10 +81,10 @@ def run(*command, **environment):
 def begin(recipe):  # noqa: F811 - a fixture
     """`begin(folder, *overrides)`: start one attempt on one rank, deterministically."""
 
-    def begin(folder, *overrides, ranks=1, **environment):
+    def begin(folder, *overrides, ranks=1, module="pretrain.train", **environment):
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
         words = [recipe.path, f"folder={folder}", *SETTINGS, *overrides]
-        command = [*(launcher if ranks > 1 else []), "pretrain.train", *words]
+        command = [*(launcher if ranks > 1 else []), module, *words]
         return start(*command, **environment)
 
     return begin
