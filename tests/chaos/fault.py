@@ -173,9 +173,13 @@ def plan(fault, run):
 
 
 def launch_with_faults():
-    """Let this process launch ranks that run this module, in place of pretrain.train."""
-    from pretrain.supervision import launch
+    """Let this process launch ranks that run this module, in place of pretrain.train.
 
+    A machine counts as silent after 30 s, in place of 60.
+    """
+    from pretrain.supervision import launch, nodes
+
+    nodes.SILENCE_SECONDS, nodes.QUIET_SECONDS = 30.0, 3.0
     real = launch.command
 
     def command(*words):

@@ -18,7 +18,7 @@ RANK = ("-m tests.chaos.fault", "--local_rank=0")
 def lose_power(cluster):
     """Longer than ssh takes to notice it."""
     cluster.do("off", 2)
-    time.sleep(15)
+    time.sleep(8)
     cluster.do("on", 2)
 
 
@@ -29,24 +29,25 @@ def test_faults_of_processes_and_machines_strike_one_run(hostfile_run, chaos, cl
     wait_until(lambda: cluster.processes(2, "chaos.agent"))
     before = cluster.processes(2, "chaos.agent")
     cluster.kill(1, "tests.chaos.supervise")
-    time.sleep(10)  # its start
+    time.sleep(5)  # its start
 
     pause = [("pause", 0, 6)]
     chaos.schedule({**dict.fromkeys((1, 2, 3, 4, 5), pause), 6: [("die", 1, 6)]})
-    supervisor = hostfile_run.start("supervision.node_wait_seconds=300")
+    patient = "supervision.node_wait_seconds=300", "supervision.hang_seconds=45"
+    supervisor = hostfile_run.start(*patient)
     chaos.wait_for_pause()
     assert not {*before} & {*cluster.processes(2, "chaos.agent")}
 
     cluster.kill(2, "chaos.agent")
     wait_until(lambda: cluster.processes(2, "chaos.agent"))
-    time.sleep(10)  # to take the rank over
+    time.sleep(5)  # to take the rank over
     cluster.do("cut", 2)
-    time.sleep(12)
+    time.sleep(8)
     cluster.do("mend", 2)
-    time.sleep(5)  # long enough to notice, and to start an agent again
+    time.sleep(4)  # long enough to notice, and to start an agent again
     cluster.kill(1, "tests.chaos.supervise")
-    time.sleep(5)
-    supervisor = hostfile_run.start("supervision.node_wait_seconds=300")
+    time.sleep(3)
+    supervisor = hostfile_run.start(*patient)
     chaos.wait_for(lambda: "attempt 1 still runs; watching it" in chaos.output())
 
     def strike(number, reason, fault):
@@ -67,7 +68,7 @@ def test_faults_of_processes_and_machines_strike_one_run(hostfile_run, chaos, cl
     stop = signal.SIGSTOP
     strike(1, "node 1 (node2): its launch", lambda: cluster.kill(2, "launcher.launch"))
     strike(2, "is stopped, as by SIGSTOP", lambda: cluster.kill(2, *RANK, number=stop))
-    silent = "node 1 (node2) was silent for 60 s"
+    silent = "node 1 (node2) was silent for 30 s"
     strike(3, silent, lambda: cluster.kill(2, "chaos.agent", number=stop))
     strike(4, "node 1 (node2)", lambda: lose_power(cluster))
     assert len(chaos.start_steps()) == 5
@@ -102,7 +103,7 @@ def test_a_run_that_is_stopped_does_not_disturb_another_one_on_the_same_machines
 
 
 def test_a_file_system_that_is_away_on_one_machine(hostfile_run, chaos, cluster, tmp_path):
-    """For 20 seconds it ends nothing; together with the cable, its machine ends its ranks."""
+    """For 8 seconds it ends nothing; together with the cable, its machine ends its ranks."""
     skip_without(("sshfs",))
     # The run's folder as node2 sees it: through sshfs, from node1.
     fresh = "dir_cache=no,attr_timeout=0,entry_timeout=0,negative_timeout=0"
@@ -112,7 +113,7 @@ def test_a_file_system_that_is_away_on_one_machine(hostfile_run, chaos, cluster,
     hostfile_run.start()
     chaos.wait_for_pause()
     cluster.kill(2, "sshfs", number=signal.SIGSTOP)
-    time.sleep(20)
+    time.sleep(8)
     cluster.kill(2, "sshfs", number=signal.SIGCONT)
     chaos.go_on()
     chaos.wait_for_pause()
