@@ -14,7 +14,7 @@ from data_prep.verify import verify
 from tests.data_prep.conftest import content, write_pile
 from tests.data_prep.test_run import ROOT
 
-KILLS = 10
+KILLS = 5
 INPUTS = 4
 
 

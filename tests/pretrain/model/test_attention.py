@@ -241,8 +241,9 @@ def test_the_compiled_forward_pass_agrees_and_is_compiled_once_for_all_batches(l
 
 
 @pytest.mark.slow  # compiles C++
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("variant", ["zero-clap-unscaled-no-dropout", "modern"])
+@pytest.mark.parametrize(
+    ("variant", "checkpointing"), [("zero-clap-unscaled-no-dropout", False), ("modern", True)]
+)
 def test_compiled_layers_have_the_same_gradients_and_names(variant, checkpointing, run_ranks):
     config = presets.build("tiny", variant, 50, {"num_layers": 3})
     ids = torch.randint(4, 49, (2, 40), generator=torch.Generator().manual_seed(1))
