@@ -116,7 +116,7 @@ def test_faults_of_processes_jobs_and_nodes_strike_one_run(job, slurm_cluster, c
         (killed,) = slurm_cluster.processes(host, *words)
         slurm_cluster.kill(host, *words)
         wait_until(lambda: [p for p in slurm_cluster.processes(host, *words) if p != killed])  # noqa: B023
-    time.sleep(10)  # to take the ranks over
+    time.sleep(5)  # to take the ranks over
     assert chaos.start_steps() == [0], chaos.output()
 
     def next_attempt(number):
