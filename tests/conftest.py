@@ -40,11 +40,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 RunRanks = Callable[..., list[Any]]
 
 
-FIRST = ["/test_hostfile.py", "/test_slurm.py", "/test_demo.py", "::test_faults_of_"]
-FIRST += ["/test_guides.py", "/chaos/", "/machines/", "/rehearsal/", "/studies/", "/test_real_glue"]
+FIRST = ["/test_hostfile.py", "/test_demo.py", "::test_faults_of_launchers", "/test_slurm.py"]
+FIRST += ["/test_guides.py", "/rehearsal/", "/chaos/", "/machines/", "/test_real_glue", "/studies/"]
 FIRST += ["/engine/", "/train/", "/supervision/", "/pretrain/test_", "/finetune/", "/convert/"]
 """Parts of the names of tests that take long: one that begins last would keep workers waiting. The
-first two wait more than they compute, so others compute beside them."""
+hostfile's and Slurm's wait more than they compute, so others compute beside them."""
 ALONE = "chaos"
 """The folder whose tests share little: each may go to another worker."""
 
@@ -80,6 +80,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # n
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             return nodeid if Path(file).parent.name == ALONE else file
+
+        def _reschedule(self, node: Any) -> None:  # noqa: ANN401
+            # xdist would bind three tests to a worker; it has to know the next one, no more.
+            if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
 
     return Scheduling(config, log)
 
