@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     key = "key of the name of a document's subset, like --text-key (default: %(default)s, where "
     key += "there is one)"
     add("--subset-key", type=parse_key, default=SUBSET_KEY, metavar="KEY", help=key)
-    only = "keep the documents of this subset alone, for a corpus of a mixture (default: all)"
+    only = "keep only the documents of this subset, for a corpus of a mixture (default: all)"
     add("--subset", metavar="NAME", default=Settings.subset, help=only)
     add("--output", type=Path, required=True, help="corpus folder")
     vocabulary = "tokenizer.json, a folder with one or with the files of GPT-2, or a name on the "
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--valid-fraction", type=float, help=f"{share}{Settings.valid_fraction})")
     valid = "inputs of the validation split, in place of a fraction of --input"
     add("--valid-input", metavar="GLOB", help=valid, **several)
-    add("--workers", type=int, default=1, help="shards made at once (default: %(default)s)")
+    add("--workers", type=int, default=1, help="shards written in parallel (default: %(default)s)")
     engines = "processes of this machine, or a Ray cluster (default: local)"
     add("--engine", choices=tuple(ENGINES), default="local", help=engines)
     add(

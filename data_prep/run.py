@@ -55,7 +55,7 @@ def prepare(
         settings: Which documents to keep and how to split them.
         valid_inputs: Inputs of the validation split; if given, all of `inputs` are the training
             split.
-        workers: Number of shards made at once.
+        workers: Number of shards written in parallel.
         engine: One of `ENGINES`.
         overwrite: First remove what an earlier prepare left in `output`.
 

@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--vocab-size", type=int, help="number of ids, including special tokens")
     kind.add_argument("--characters", action="store_true", help="use one id per character instead")
-    unigram = "a unigram model, as SentencePiece makes and ALBERT uses, instead of byte-level BPE: "
+    unigram = "train a unigram model, as SentencePiece does for ALBERT, instead of byte-level BPE: "
     unigram += "text is normalised (NFKC), and white space between words becomes one space"
     parser.add_argument("--unigram", action="store_true", help=unigram)
-    lowercase = "with --unigram: to lower case, without accents, as ALBERT does"
+    lowercase = "with --unigram: convert to lower case and remove accents, as ALBERT does"
     parser.add_argument("--lowercase", action="store_true", help=lowercase)
     parser.add_argument("--output", type=Path, required=True, help="folder or .json file")
 

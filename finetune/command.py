@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.common.arguments import Command, seeds
+from data_prep.common.arguments import Command, as_invoked, seeds
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from pretrain.config.settings import add_device
 
@@ -26,11 +26,11 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
     add("--data", required=True, help=data)
     tasks = "such as CoLA,RTE, in any case (default: all)"
     add("--tasks", type=lambda names: names.split(","), default=["all"], help=tasks)
-    protocol = "settings, seeds and reported scores: those published, or (default) EIFY/fairseq's "
-    protocol += "with clipped gradients and batches of similar lengths"
+    protocol = "settings, seeds and scores of a published table; the default is EIFY/fairseq's "
+    protocol += "settings with clipped gradients and batches of similar lengths"
     known = ("default", "published", "roberta")
     add("--protocol", choices=known, default="default", help=protocol)
-    _run_arguments(command)
+    _run_arguments(command, "1; 5 with --protocol roberta")
 
 
 def _finetune_arguments(command: argparse.ArgumentParser) -> None:
@@ -49,13 +49,13 @@ def _finetune_arguments(command: argparse.ArgumentParser) -> None:
     share = "share of the training examples to score where --dev is not given (default: 0.1)"
     add("--dev-share", type=float, default=0.1, metavar="SHARE", help=share)
     add("--name", default="own", help="name of the task in folders and reports")
-    _run_arguments(command)
+    _run_arguments(command, "1")
 
 
-def _run_arguments(command: argparse.ArgumentParser) -> None:
+def _run_arguments(command: argparse.ArgumentParser, default_seeds: str) -> None:
     """Add the arguments that control runs."""
     add = command.add_argument
-    numbers = "such as 1-3 or 1,2,7 (default: 1, or as many as the protocol has)"
+    numbers = f"such as 1-3 or 1,2,7 (default: {default_seeds})"
     add("--seeds", type=seeds, default=[], help=numbers)
     output = "the folder for the runs' folders; finished runs in it are not repeated"
     add("--output", type=Path, required=True, help=output)
@@ -73,7 +73,7 @@ def _run_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _glue(options: argparse.Namespace) -> int:
-    """Fine-tune a model on the tasks of GLUE with several seeds, and report.
+    """Fine-tune a model on tasks of GLUE with several seeds, and report the scores.
 
     example: python -m finetune glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
     """
@@ -83,7 +83,7 @@ def _glue(options: argparse.Namespace) -> int:
 
 
 def _finetune(options: argparse.Namespace) -> int:
-    """Fine-tune a model on a task of your own, with several seeds, and report.
+    """Fine-tune a model on a task of your own with several seeds, and report the scores.
 
     example: python -m finetune finetune models/clap --train a.csv --label mood --output scores
     """
@@ -102,7 +102,7 @@ def _run(
     """Execute the unfinished runs of tasks, report, and return the exit code."""
     from finetune.classifiers import about_length
     from finetune.report import write_report
-    from finetune.runs import RESULT, WEIGHTS, plan_runs, prepare, run_all
+    from finetune.runs import MODEL, RESULT, WEIGHTS, plan_runs, prepare, run_all
     from pretrain.convert.model_folder import load_model
     from pretrain.processes.gpus import gpus_of
 
@@ -131,6 +131,9 @@ def _run(
     if any(options.output.glob(f"*/{RESULT}")):
         print(f"\n{write_report(options.output)}")
         print(f"report: {options.output / 'report.md'}")
+    if not failed and not options.no_models:
+        model = options.output / plans[0].name / MODEL
+        print(f"next: {as_invoked('finetune predict')} {model} FILE")
     if failed:
         print(f"{options.parser.prog}: error: runs that failed: {len(failed)}", file=sys.stderr)
         for cause in dict.fromkeys(failed.values()):
@@ -145,7 +148,7 @@ def _report_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    """Compare a folder's runs with the published table.
+    """Print the scores of a folder's runs beside the published ones.
 
     example: python -m finetune glue-report scores
     """
@@ -158,7 +161,7 @@ def _predict_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("model", type=Path, help="a model folder with a classification head, as glue writes it")
     add("file", type=Path, help="one example per line: a text, or two separated by a tab")
-    output = "write label, probability and text of each line here (default: print them)"
+    output = "new file for label, probability and text of each line (default: print them)"
     add("--output", type=Path, help=output)
     add_device(command)
 
@@ -171,6 +174,8 @@ def _predict(options: argparse.Namespace) -> None:
     from data_prep.common.files import write_atomically
     from finetune.predict import predict
 
+    if options.output and options.output.exists():
+        raise ValueError(f"{options.output}: already exists; choose a new file")
     lines = predict(options.model, options.file, options.device)
     if options.output:
         write_atomically(options.output, lines.encode())

@@ -49,8 +49,10 @@ def write_report(folder: Path) -> str:
     write_atomically(folder / RESULTS, lines.encode())
     protocol, table = _protocol(results), summary(results)
     sections, named = list[str](), table[table.task.isin([*TASKS])]
+    if named.task.isin(COLUMNS).any():
+        sections.append(_published_table(named, protocol))
     if len(named):
-        sections += [_published_table(named, protocol), _official_table(named)]
+        sections.append(_official_table(named))
     for task, rows in table.groupby("task", sort=False):
         sections.append(_section(rows, [result for result in results if result["task"] == task]))
     text = "\n".join(sections)
@@ -136,6 +138,8 @@ def _published(protocol: Protocol) -> DataFrame:
 
 
 def _published_table(table: DataFrame, protocol: Protocol) -> str:
+    """Return the published scores of the tasks that were run, and ours."""
+    columns = [task for task in COLUMNS if task in {*table.task}]
     rows = dict(protocol.table)
     for weights, scores in _by_weights(table[table.epoch == AS_PUBLISHED]):
         name = CONSTANT_TITLE if weights == CONSTANT else f"**ours**, {weights}"
@@ -148,7 +152,7 @@ def _published_table(table: DataFrame, protocol: Protocol) -> str:
     )
     if any("*" in cell for row in protocol.table.values() for cell in row.values()):
         notes += " * no better than a constant answer, as a collapsed run is."
-    return _section_of("Beside the published scores", ["model", *COLUMNS], rows, notes)
+    return _section_of("Beside the published scores", ["model", *columns], rows, notes)
 
 
 def _as_printed(row: Any) -> str:  # noqa: ANN401 - a named tuple
@@ -173,7 +177,7 @@ def _official_table(table: DataFrame) -> str:
         }
     return _section_of(
         "The benchmark's own scores",
-        ["weights", *TASKS, "mean"],
+        ["weights", *table.task.unique(), "mean"],
         rows,
         "On dev, in per cent, in the epoch whose model is kept: Matthews correlation for CoLA, "
         "mean of accuracy and F1 for MRPC and QQP, mean of Pearson and Spearman for STS-B, mean of "

@@ -101,7 +101,7 @@ def _refusal(run: Path, may: Sequence[str], may_not: Sequence[str]) -> str:
         )
     return (
         f"{text}: {'; '.join(may)}; resume it unchanged, with the recipe {run / RUN_FILE}, add "
-        "`--from STEP` to let this recipe hold from that step on, or name a new folder"
+        "`--from STEP` to apply this recipe from that step on, or name a new folder"
     )
 
 

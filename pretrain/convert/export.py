@@ -18,6 +18,7 @@ from pretrain.convert.writing import save_model
 from pretrain.engine.consolidated import consolidated_weights
 from pretrain.model.config import ModelConfig
 from pretrain.records import checkpoints, ledger
+from pretrain.records.folder import not_a_run
 from pretrain.records.history import suspicion
 from pretrain.records.ledger import RunState
 from pretrain.records.summary import summary
@@ -40,7 +41,7 @@ def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple
         ValueError: no run, no such checkpoint, none before a suspected spike, or a damaged one.
     """
     if not (run / "run.yaml").is_file():
-        raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
+        raise not_a_run(run, "run.yaml")
     config = recipes.load(str(run / "run.yaml"))
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     state = ledger.run_state(records)

@@ -89,7 +89,10 @@ def plan(options: argparse.Namespace) -> None:
     if gpus < 1:
         raise ValueError(f"--gpus {gpus}: accepted: 1 or more")
     corpora = [Path(source.path) for source in config.segments.sources]
-    has_corpora = corpora and all(corpus.exists() for corpus in corpora)
+    missing = [str(corpus) for corpus in corpora if not corpus.exists()]
+    if missing:
+        sys.stderr.write(f"note: {missing[0]}: no such folder on this machine\n")
+    has_corpora = corpora and not missing
     (check_recipe if has_corpora else check_settings)(config, gpus)
     measured = None
     if is_here:

@@ -36,9 +36,7 @@ def audit(run: Path, *, content: bool = False) -> Audit:
     """
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     if not records:
-        raise ValueError(
-            f"{run}: has no {ledger.FILE_NAME}, so it is not the folder of a run that has begun"
-        )
+        raise folder.not_a_run(run, ledger.FILE_NAME)
     found = examine(records, metrics.read_metrics(run / metrics.METRICS))
     found.limits.append(
         "these are the run's own records; if all of them were rewritten together, no audit shows it"

@@ -7,7 +7,7 @@ They are small files in the run's folder `control/`, and each has one writer:
     heartbeat.json           what rank 0 is doing (heartbeat.py)
     failure-TOKEN-RANK.json  the error of a rank (failures.py)
     node-NNN-*.json          the report of another node's agent (nodes.py)
-    supervisor.json          the supervisor's sign of life for these agents (nodes.py)
+    supervisor.json          the supervisor's heartbeat for these agents (nodes.py)
     train.lock.json          who trains: host, process, time (folder.py); the supervisor's likewise
 
 A network file system may refuse to read a file while it is being replaced. Readers then keep what

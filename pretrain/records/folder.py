@@ -33,7 +33,7 @@ _BUSY = {
     SUPERVISOR_LOCK: "is in use by another supervisor",
 }
 _SIGN_SECONDS = 5.0
-"""Between two signs of life of who holds a lock."""
+"""Interval at which the holder of a lock renews its control file."""
 _FRESH_SECONDS = 60.0
 SUPERVISED = "supervised.yaml"
 """The merged recipe that the supervisor launches."""
@@ -41,12 +41,28 @@ ENVIRONMENT = "environment.json"
 """Versions and machine of the newest attempt."""
 
 
-def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
-    """Keep other processes out of a run until the result is closed.
+def not_a_run(run: Path, missing: str) -> ValueError:
+    """Return the error for a path that should be the folder of a run, but lacks a file.
 
-    Some file systems lock a file on one machine only. So the holder's host, process and time stand
-    in a control file as well, which a thread renews, and a start on another machine waits to see
-    whether they change. `holder` looks at them, and takes no lock.
+    Runs in the folder itself are named.
+    """
+    if run.is_file():
+        return ValueError(f"{run}: is a file; name the run's folder")
+    if not run.exists():
+        return ValueError(f"{run}: no such folder")
+    runs = ", ".join(str(path.parent) for path in sorted(run.glob(f"*/{ledger.FILE_NAME}")))
+    return ValueError(
+        f"{run}: has no {missing}, so it is not the folder of a run that has begun"
+        + f"; it contains the runs {runs}" * bool(runs)
+    )
+
+
+def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
+    """Lock a run against other processes until the result is closed.
+
+    Some file systems lock a file on one machine only. The holder therefore also writes its host,
+    process and time into a control file, which a thread renews; a start on another machine waits to
+    see whether they change. `holder` reads that file and takes no lock.
 
     Args:
         run: the run's folder.
@@ -63,7 +79,7 @@ def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
             files.replace_json(_sign(run, name), sign)
 
     def unless_refused(action: Callable[[], object]) -> None:
-        with contextlib.suppress(OSError):  # a file system that is away harms nobody
+        with contextlib.suppress(OSError):  # the file system is unavailable
             action()
 
     run.mkdir(parents=True, exist_ok=True)
@@ -84,7 +100,7 @@ def _sign(run: Path, name: str) -> Path:
 
 
 def holder(run: Path, name: str = LOCK) -> str:
-    """Say who holds a lock of a run, without touching it; "" if nobody does.
+    """Return the process that holds a lock of a run, "" if none, without taking the lock.
 
     The clock of another machine may be wrong by less than a minute.
     """
@@ -104,12 +120,12 @@ def holder(run: Path, name: str = LOCK) -> str:
 
 
 def check_not_elsewhere(run: Path, name: str = LOCK) -> None:
-    """Refuse to start where a process on another machine holds a lock of a run.
+    """Check that no process on another machine holds a lock of a run.
 
-    If it may, this waits for its next sign of life.
+    If one may hold it, wait until its control file is due to change.
 
     Raises:
-        ValueError: it does; it is named.
+        ValueError: one does; it is named.
     """
     before, path = control.read_json(_sign(run, name)), _sign(run, name)
     if before is None or before["host"] == socket.gethostname():

@@ -83,7 +83,7 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
         return found
     found.checked += [
         f"{count(len(attempts), 'attempt')}: each began at step 0 or at a checkpoint that "
-        "was committed and is the one that was committed",
+        "was committed and has not changed since",
         f"{len(lines):,} recorded steps: each read the blocks that the ledger's lineage gives it",
     ]
     recorded = {(line["attempt"], line["step"]) for line in lines}

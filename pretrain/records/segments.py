@@ -37,7 +37,7 @@ Recipes = list[tuple[int, RunConfig]]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a recipe that a run has not had yet is to hold from: the value of `--from`."""
+    """The step from which a new recipe applies: the value of `--from`."""
 
     step: int
     run: Path | None = None

@@ -17,7 +17,13 @@ from pretrain.config.run import RunConfig, Segment, Segments
 from pretrain.config.settings import override
 from pretrain.records import ledger, metrics, pace, progress, versions, wording
 from pretrain.records import segments as run_segments
-from pretrain.records.folder import SUPERVISED, SUPERVISOR_LOCK, check_ledger_is_there, holder
+from pretrain.records.folder import (
+    SUPERVISED,
+    SUPERVISOR_LOCK,
+    check_ledger_is_there,
+    holder,
+    not_a_run,
+)
 from pretrain.records.history import sentences, suspicion
 from pretrain.records.ledger import Record
 
@@ -155,10 +161,7 @@ def view(run: Path) -> RunView:
         ValueError: it is not a run's folder, or its ledger does not verify.
     """
     if not _recipe_of(run).is_file():
-        raise ValueError(
-            f"{run}: has neither {RUN_FILE} nor {SUPERVISED}, so it is not the folder of a run "
-            "that has begun"
-        )
+        raise not_a_run(run, f"{RUN_FILE} and no {SUPERVISED}")
     config = load(str(_recipe_of(run)))
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     check_ledger_is_there(run, records)

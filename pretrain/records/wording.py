@@ -1,4 +1,4 @@
-"""How numbers and measurements of a run are put into words."""
+"""Format the numbers and measurements of a run as text."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ MODULE = "pretrain.supervision.agent"
 """The module that is started on the other machines of a hostfile."""
 _KILL_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
-"""Between two tries to connect to node 0."""
+"""Between two attempts to connect to node 0."""
 _IDLE_SECONDS = 1.0
-"""Between two looks for node 0's signs of life while there is no attempt."""
+"""Between two checks for node 0's heartbeats while there is no attempt."""
 
 
 class Agent:
@@ -55,7 +55,7 @@ class Agent:
             config: the recipe.
             node: this node.
             write: receives messages.
-            poll_seconds: between two looks at the control file and the launcher.
+            poll_seconds: between two checks of the control file and the launcher.
             start: token of the supervisor's start that it serves; "" to serve any. It takes over a
                 running attempt of another start.
 
@@ -158,7 +158,7 @@ class Agent:
             self._connect.hasten()
             return
         attempt, token = f"attempt {control_file.attempt}", control_file.token
-        # What the last attempt's search found would end this one, too.
+        # Stopped processes found in the last attempt would end this one, too.
         self._stopped = StoppedProcesses(self._run, self._node, self._settings.hang_seconds)
         try:
             self._job = jobs.start(self._run, control_file, self._node)

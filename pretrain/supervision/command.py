@@ -14,7 +14,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add = command.add_argument
     source = (
-        "let a recipe that differs from the run's hold from this step on; or go on in a new folder "
+        "apply a changed recipe from this step on; or continue in a new folder "
         "from a checkpoint of another run"
     )
     add("--from", dest="source", metavar="[RUN@]STEP", help=source)

@@ -145,7 +145,7 @@ def ending(recorded: Collection[str], seen: str, preempting: bool) -> str:
 
     Args:
         recorded: kinds of the records that the attempt itself wrote.
-        seen: how its end looked from outside, CRASH or HANG.
+        seen: the kind of problem that the supervisor saw, CRASH or HANG.
         preempting: whether it had been asked to stop.
     """
     if {*recorded} & {"done", "spike", PREEMPTED}:

@@ -155,7 +155,7 @@ class Agents:
     """The agents on the other machines of a hostfile, each started by a local ssh process."""
 
     def __init__(self, names: Sequence[str], run: Path, write: Callable[[str], object]) -> None:
-        """Start none yet.
+        """Prepare without starting an agent.
 
         Args:
             names: the machines, this one first; empty if others start the agents.
@@ -237,7 +237,7 @@ class Agents:
 
     @contextlib.contextmanager
     def kept(self, others: OtherNodes, address: str) -> Iterator[None]:
-        """Show the agents that node 0 is alive, start them and read their reports.
+        """Send the agents a heartbeat of node 0, start them and read their reports.
 
         A thread does so until this block ends.
 

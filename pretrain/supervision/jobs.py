@@ -91,7 +91,7 @@ def start(run: Path, control_file: ControlFile, node: int) -> Job:
 def find(run: Path, control_file: ControlFile | None, node: int = 0) -> Job | None:
     """Return the launcher of the attempt that should be running, if it runs on this node.
 
-    The launcher leads a session. A process that it started may lead one as well, but is younger.
+    Of the processes that lead a session, the launcher is the oldest.
     """
     if control_file is None or control_file.state != control.RUN:
         return None

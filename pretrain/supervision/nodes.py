@@ -1,8 +1,8 @@
 """The nodes of a run: which one this is, and how node 0 and the others monitor each other.
 
-Each node has an agent, and node 0 has the supervisor. They write signs of life into the run's
-folder, which all nodes share: agents rename their report files, the supervisor rewrites its file. A
-node counts as alive while its files keep changing, by the reader's clock.
+Each node has an agent, and node 0 has the supervisor. They write heartbeats into the run's folder,
+which all nodes share: agents rename their report files, the supervisor rewrites its file. A node
+counts as alive while its files keep changing, by the reader's clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_REPORT = 1 << 16
 SILENCE_SECONDS = 60.0
 """The death of another node's agent, or of node 0, is noticed within this time."""
 QUIET_SECONDS = 6.0
-"""Between two signs of life of a node without news. Every sign is a rename in a shared folder."""
+"""Between two heartbeats of a node whose report is unchanged; each renames a shared file."""
 _REPORT = re.compile(r"node-(?P<node>\d+)-(?P<version>\d+)-\d+\.json")
 
 
@@ -111,20 +111,20 @@ class Report:
 class Reporter:
     """Writes the report of an agent, and shows that the agent is alive.
 
-    The file's name has the version of the report and the number of signs of life since:
-    `node-NNN-VERSION-SIGN.json`. A sign is a rename, so node 0 reads the signs of all nodes by
+    The file's name has the version of the report and the number of heartbeats since:
+    `node-NNN-VERSION-BEAT.json`. A heartbeat is a rename, so node 0 reads those of all nodes by
     listing one folder, and opens only new reports. A network file system may cache for a minute the
     attributes of a file that another machine writes, but lists an opened folder anew.
     """
 
     def __init__(self, run: Path, node: int, seconds: float = 0.0) -> None:
-        """Prepare the reports of a node without writing any; `seconds` are between two signs."""
+        """Prepare the reports of a node, with `seconds` between heartbeats, without writing any."""
         self._path, self._node, self._seconds = control.folder_of(run) / "none", node, seconds
         self._written: Report | None = None
         self._sign, self._next = 0, Interval()
 
     def write(self, report: Report) -> None:
-        """Replace the last report; if it has not changed, show a sign of life if one is due.
+        """Replace the last report; if it has not changed, send a heartbeat if one is due.
 
         The report is written again if its file is gone.
         """
@@ -163,8 +163,8 @@ def send_report(run: Path, node: int, report: Report) -> None:
 
 
 def show_life(run: Path, address: str = "", port: int = 0, key: str = "") -> None:
-    """Show the agents that the supervisor is alive, and the endpoint of its `Listener`."""
-    # The time makes each file different from the one before.
+    """Write the supervisor's heartbeat for the agents, with the endpoint of its `Listener`."""
+    # The time makes each file differ from the previous one.
     values = {"address": address, "port": port, "key": key, "time_ns": time.monotonic_ns()}
     with contextlib.suppress(OSError):  # the reader notices the silence
         files.replace_json(_supervisor_path(run), {**values, "pid": os.getpid()})
@@ -218,9 +218,9 @@ def _supervisor_path(run: Path) -> Path:
 
 
 class SupervisorLiveness:
-    """Signs of life of node 0: those of its supervisor, and the heartbeat of rank 0.
+    """The heartbeats of node 0: those of its supervisor and of rank 0.
 
-    The heartbeat counts too, so that an attempt survives the end of its supervisor.
+    Rank 0's counts too, so that an attempt survives the end of its supervisor.
     """
 
     def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -258,7 +258,7 @@ class OtherNodes:
         clock: Callable[[], float] = time.monotonic,
         start: str = "",
     ) -> None:
-        """Start without signs of life: a report that already exists may be an old one.
+        """Start without heartbeats: a report that already exists may be an old one.
 
         Args:
             run: the run's folder.
@@ -291,7 +291,7 @@ class OtherNodes:
             self._reports[node], self._last_change[node] = report, self._clock()
 
     def _read_sign(self, name: str) -> bool:
-        """Count a new file name as a sign of life; return whether it is one."""
+        """Count a new file name as a heartbeat; return whether it is one."""
         found = _REPORT.fullmatch(name)
         if not found or (node := int(found["node"])) not in self._reports:
             return False

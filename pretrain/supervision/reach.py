@@ -96,7 +96,7 @@ def connect(
         corpora: paths of corpora, which all of them must have.
 
     Raises:
-        ValueError: A machine is unknown, does not let us in, has other code, another corpus or
+        ValueError: A machine is unknown, refuses the login, has other code, another corpus or
             another file system, or was not reached in time. The message names it.
     """
     check_first_machine(names)
@@ -206,7 +206,7 @@ def _hashes(corpora: Iterable[str]) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer on another machine, in a line of JSON.
+    """Print this machine's answer to `connect` as a line of JSON.
 
     Args:
         arguments: the file to look for, and the paths of corpora.

@@ -41,7 +41,7 @@ def run_supervised(
     Args:
         config: the recipe.
         node: this one; None: the only one.
-        source: where the recipe holds from, if the run has had another one.
+        source: the step from which the recipe applies, if it replaces another one.
         is_dry_run: print what would be done next, and do nothing.
 
     Returns:

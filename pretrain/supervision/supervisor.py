@@ -42,7 +42,7 @@ _LEAST_BYTES = 16 << 20
 _SAVE_SECONDS = 240.0
 """Time to finish the step and save when the run is asked to stop."""
 _LOOK_SECONDS = 0.5
-"""Between two looks at the reports of nodes that are waited for."""
+"""Between two reads of the reports of nodes that are waited for."""
 _ONLY_NODE = Node()
 _PREFIX = "[supervisor] "
 
@@ -66,8 +66,8 @@ class Supervisor:
             config: the recipe.
             node: this node, node 0 of the run.
             write: receives messages.
-            poll_seconds: between two looks at a running attempt.
-            progress_seconds: between two messages about its progress.
+            poll_seconds: between two checks of a running attempt.
+            progress_seconds: between two progress messages.
             machines: of a hostfile, one for each node; agents are started on them.
             renews: messages go to a terminal, and those about progress renew one line.
 
@@ -304,7 +304,7 @@ class Supervisor:
 
     def _request_stop(self, job: Job, deadline: float) -> float:
         """Ask the ranks to save and exit; return the time at which they must have done so."""
-        with contextlib.suppress(OSError):  # asked again at the next look
+        with contextlib.suppress(OSError):  # asked again at the next check
             control.request_stop(self.run_folder, job.control_file.token)
         if deadline < math.inf:
             return deadline

@@ -14,7 +14,7 @@ from pretrain.supervision.decide import HANG, Problem
 from pretrain.supervision.nodes import Interval
 
 _MAX_PAUSE = 10.0
-"""Seconds between two looks. If more have passed, this process was stopped, perhaps with its
+"""Seconds between two checks. If more have passed, this process was stopped, perhaps with its
 ranks."""
 
 
@@ -29,7 +29,7 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
         phases: Sequence[int] = (),
     ) -> None:
-        """Start to watch the attempt of a control file; steps of one of the phases are alike."""
+        """Watch the attempt of a control file; the steps of a phase take similar times."""
         self._run, self._attempt, self._config = run, control_file, config
         self._phases, self._clock = phases, clock
         self._stopped = StoppedProcesses(run, 0, config.hang_seconds)
@@ -44,7 +44,7 @@ class Watch:
         return Problem(HANG, reason) if reason else None
 
     def silence(self) -> str:
-        """Read heartbeat and metrics; return a description of a too long silence, else ""."""
+        """Read heartbeat and metrics; describe a silence that is too long, else ""."""
         now = self._clock()
         if now - self._looked > _MAX_PAUSE:
             self._last_sign = now

@@ -199,7 +199,7 @@ class Attempt:
     def _record_done(self) -> None:
         """Record that the run has finished, and since when a spike is suspected, if one is.
 
-        What only the last evaluations or steps showed can neither heal nor be confirmed.
+        A suspicion raised by the last steps or evaluations can be neither confirmed nor cleared.
         """
         records = ledger.read_ledger(self.setup.run_folder / ledger.FILE_NAME)
         since = ledger.run_state(records).suspected_since

@@ -74,6 +74,16 @@ def test_what_cannot_be_predicted_is_refused(predicted, text, options, message):
     assert message in error
 
 
+def test_a_table_and_an_output_that_exists_are_refused(predicted, trained, tmp_path, capsys):
+    code, _, error = predicted("CoLA", "one\n", "--output", str(tmp_path / "new.tsv"))
+    assert (code, "new.tsv: already exists; choose a new file" in error) == (2, True)
+    assert (tmp_path / "new.tsv").read_text() == "one\n"
+    (tmp_path / "new.csv").write_text("text\none\n")
+    model = str(trained / "CoLA-pretrained-seed1" / "model")
+    assert main(["predict", model, str(tmp_path / "new.csv")]) == 2
+    assert "new.csv: is a table; `predict` reads one text per line" in capsys.readouterr().err
+
+
 def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_head_are_refused(
     trained, tiny_model, tmp_path, capsys
 ):

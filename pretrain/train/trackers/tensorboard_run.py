@@ -19,9 +19,8 @@ _FLUSH_SECONDS = 5.0
 class TensorBoard:
     """Writes TensorBoard scalars: the surviving steps, each an event.
 
-    What an attempt does again replaces what was there (TensorBoard's purge step). Texts tell of
-    rollbacks and spikes. Curves must not end a run: after an error nothing is written until `sync`
-    is called.
+    Steps that an attempt repeats replace the earlier ones (TensorBoard's purge step). Texts report
+    rollbacks and spikes. An error does not end the run: nothing is written until `sync` is called.
     """
 
     def __init__(self, shown: Shown) -> None:
@@ -32,7 +31,7 @@ class TensorBoard:
         self.sync(shown.first_step)
 
     def sync(self, step: int) -> None:
-        """Write what waits; open an event file for the steps from `step` on, unless one is open."""
+        """Write buffered events; open an event file for the steps from `step` on if none is open."""
         self.close()
         if self._writer is None:
             from torch.utils.tensorboard.writer import SummaryWriter
@@ -53,7 +52,7 @@ class TensorBoard:
             self._writer = None
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write named numbers of a step."""
+        """Write the named values of a step."""
         if self._writer is None:
             return
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -76,7 +75,7 @@ class TensorBoard:
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write buffered events."""
         if self._writer is not None:
             with self._closing_on_error():
                 self._flush()

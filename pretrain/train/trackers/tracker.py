@@ -1,7 +1,8 @@
-"""What shows the curves of a run.
+"""Trackers: services that plot the metrics of a run.
 
-None may end a run: what fails is said once. A tracker is made for one attempt, and takes back what
-an earlier one showed from the attempt's first step on, as after a rollback, where its service can.
+A failing tracker never stops a run; the failure is reported once. A tracker is created for one
+attempt. Where its service can, it deletes what an earlier attempt logged from this attempt's first
+step on, as after a rollback.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from typing import Any, Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """The attempt that a tracker shows."""
+    """The attempt whose metrics a tracker logs."""
 
     folder: Path
-    """The run's."""
+    """The run's folder."""
     recipe: Mapping[str, Any]
     attempt: int
-    """Its number."""
+    """The attempt's number."""
     first_step: int
-    """Of the attempt: curves go on from here."""
+    """The attempt's first step, from which the curves continue."""
     say: Callable[[str], object]
-    """Receives messages for people."""
+    """Prints a message for the user."""
 
 
 class Tracker(Protocol):
-    """Shows an attempt."""
+    """Logs the metrics of an attempt to a service."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Show named numbers of a step."""
+        """Log the named values of a step."""
 
     def text(self, step: int, text: str) -> None:
-        """Show a text about a step, such as a rollback."""
+        """Log a text about a step, such as a rollback."""
 
     def sync(self, step: int) -> None:
-        """Resume, if writing has failed: a checkpoint after `step` updates is to come."""
+        """Retry if writing has failed; called before the checkpoint after `step` updates."""
 
     def close(self) -> None:
-        """End; must not take longer than a few seconds."""
+        """Close the connection, within a few seconds."""

@@ -1,8 +1,8 @@
 """Weights & Biases curves of a run: `tracker=wandb`, with the extra `wandb` installed.
 
 wandb's own variables say where they go (WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE). Each attempt is a
-run of its own, in a group with the name of the run's folder. Nothing here ends a run: after the
-first error, which is said, the attempt shows nothing more.
+run of its own, in a group with the name of the run's folder. Errors never end a run: the first one
+is reported, and the attempt logs nothing more.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _INIT_SECONDS, _FINISH_SECONDS = 15.0, 8.0
 
 
 class WandbRun:
-    """Shows one attempt at W&B."""
+    """Logs one attempt to W&B."""
 
     def __init__(self, shown: Shown) -> None:
-        """Begin a run at W&B."""
+        """Start a run at W&B."""
         self._say = shown.say
         self._run: Any = None  # wandb may not be installed where types are checked
         with self._ended_by_errors():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ def test_every_shipped_recipe_loads(name, tmp_path):
     recipes.dump(config, tmp_path / "run.yaml")
     assert recipes.load(str(tmp_path / "run.yaml")) == config
     assert "demo" in SHIPPED
+
+
+def test_every_shipped_recipe_says_on_which_hardware_it_ran_and_when():
+    for name in SHIPPED:
+        text = (recipes.RECIPES / f"{name}.yaml").read_text()
+        assert re.search(r"^# (Ran on .+\(20\d\d-\d\d-\d\d|Not run)", text, re.M), name
 
 
 def test_what_leaves_a_run_says_nothing_of_its_machine_or_people():

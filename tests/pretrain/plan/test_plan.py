@@ -311,6 +311,11 @@ def test_the_plan_counts_the_bias_of_the_back_end():
     assert saved[2] - saved[1] == 16 * 2048 * 2
 
 
+def test_a_corpus_that_is_not_here_is_named(capsys):
+    assert main(["plan", "small", "data.corpus=corpsu"]) == 0
+    assert capsys.readouterr().err == "note: corpsu: no such folder on this machine\n"
+
+
 def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
     path = tmp_path / "plan.json"
     arguments = ["pile-large", "model.variant=zero-clap", "--gpus", "16", "--kind", "h100"]

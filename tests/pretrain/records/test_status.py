@@ -148,7 +148,16 @@ def test_a_run_that_was_given_up_is_shown_with_the_reason(run, capsys):
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path, capsys):
     assert command_line.main(["status", str(tmp_path)]) == 2
-    assert "has neither run.yaml nor supervised.yaml" in capsys.readouterr().err
+    assert "has no run.yaml and no supervised.yaml" in capsys.readouterr().err
+    (tmp_path / "base").mkdir()
+    for path, message in (
+        (tmp_path, f"it contains the runs {tmp_path / 'base'}"),
+        (tmp_path / "bsae", "no such folder"),
+        (tmp_path / "base" / ledger.FILE_NAME, "is a file; name the run's folder"),
+    ):
+        (tmp_path / "base" / ledger.FILE_NAME).touch()
+        assert command_line.main(["status", str(path)]) == 2
+        assert message in capsys.readouterr().err
 
 
 def validate(run, *losses):

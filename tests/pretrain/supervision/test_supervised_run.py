@@ -206,7 +206,7 @@ def test_an_export_that_is_impossible_is_refused_with_what_is_possible(
 
     missing = refused(run, "--output", tmp_path / "a", "--step", 7)
     assert "has no checkpoint of step 7; --step may be 5, 10, 15, 20, 25, 30, 35, 40" in missing
-    assert "is not a run folder" in refused(tmp_path, "--output", tmp_path / "a")
+    assert "is not the folder of a run" in refused(tmp_path, "--output", tmp_path / "a")
     assert "is not empty" in refused(run, "--output", exported)
     (tmp_path / "file").write_text("")
     assert "file" in refused(run, "--output", tmp_path / "file")

@@ -152,7 +152,7 @@ def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_stage(
         pass_(now, watch, 300)
         now[0] += 1
         assert watch.silence() == "no heartbeat for 300 s in stage save, step 7"
-    assert "in stage save, step 7" in watch.silence()  # reading it again is not a sign of life
+    assert "in stage save, step 7" in watch.silence()  # reading it again is not a heartbeat
 
 
 def test_an_invalid_line_of_metrics_is_skipped(tmp_path, watch):
