@@ -72,7 +72,7 @@ def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> 
         if path.is_dir():  # or another machine was faster
             return path
     raise ValueError(
-        f"{corpus}: its blocks cannot be kept: {'; '.join(errors)}; make the corpus's folder "
+        f"{corpus}: its blocks cannot be cached: {'; '.join(errors)}; make the corpus's folder "
         "writable, or set XDG_CACHE_HOME to a folder that is"
     )
 

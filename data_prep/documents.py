@@ -162,8 +162,8 @@ def how_divided(inputs: Iterable[Input], document_separator: str) -> Iterator[st
     """Yield a line that says what separates the documents of .txt files, if there are any."""
     if any(layout_of(source) == ".txt" for source in inputs):
         is_one = document_separator == NO_SEPARATOR
-        how = "is one document" if is_one else f"has documents separated by {document_separator}"
-        yield f"a .txt file {how} (see --document-separator)"
+        how = "one document each" if is_one else f"documents separated by {document_separator}"
+        yield f".txt files: {how} (see --document-separator)"
 
 
 def content_share(text: bytes, purpose: str) -> float:

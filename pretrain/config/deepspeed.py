@@ -227,7 +227,7 @@ def check_same_state(
     ]
     if changed:
         raise ValueError(
-            f"training.deepspeed: {name} is not what it was at the checkpoint of step {step}: "
+            f"training.deepspeed: {name} differs from that of the checkpoint of step {step}: "
             f"{'; '.join(changed)}"
         )
 

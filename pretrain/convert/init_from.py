@@ -35,7 +35,7 @@ def described(config: RunConfig, architecture: ModelConfig) -> str:
     corpora = [Path(source.path) for source in config.segments.sources]
     if corpora and corpora[0].exists() and source.exists():
         return check_initial_model(config, architecture, load_manifest(corpora[0]))
-    return f"initial weights: those of {source}, not checked: it or its corpus is not here"
+    return f"initial weights: {source} (not checked: it or the corpus is not on this machine)"
 
 
 def check_initial_model(

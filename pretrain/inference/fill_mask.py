@@ -50,7 +50,7 @@ def fill_mask(
     if len(pieces) < 2:
         raise ValueError(f"{text!r} has no {MASK}; write one in place of a word")
     if not 1 <= top_k <= model.config.vocab_size:
-        raise ValueError(f"top_k: {top_k} is not between 1 and {model.config.vocab_size}")
+        raise ValueError(f"top_k {top_k}: accepted: 1 to {model.config.vocab_size}")
     read = [piece.removesuffix(" ") for piece in pieces[:-1]] + pieces[-1:]
     first, *others = (ids.tolist() for ids in tokenizer.encode_batch(read))
     ids, positions = [tokenizer.bos_id, *first], []

@@ -67,7 +67,7 @@ _CHANNELS: Mapping[str, str] = {
 
 def _segment(r: Record) -> str:
     if r["why"] == USER:
-        return f"from step {r['step']:,} on, another recipe holds: {r['recipe']}"
+        return f"from step {r['step']:,} on, the recipe is {r['recipe']}"
     if r["why"] == FORK:
         return f"from here on, a fork of {r['run']} at step {r['step']:,}, recipe {r['recipe']}"
     target = f"the checkpoint of step {r['step']:,}" if r["step"] else "the initial weights"

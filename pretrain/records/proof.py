@@ -116,7 +116,7 @@ def _bad_start(
     if record["attempt"] <= newest:
         yield f"began after attempt {newest}, whose number is not below its own"
     if order.identity() != record["lineage"]:
-        yield f"followed the lineage {record['lineage']}, the ledger leads to another"
+        yield f"followed the lineage {record['lineage']}, but the ledger has another"
     if step == 0:
         return
     if step not in ledger.run_state(earlier).checkpoints:
@@ -142,7 +142,7 @@ def _bad_steps(
             return
         before, place = step, sizes.first_block(step)
         if line["blocks"] != order.digest(place, sizes.size(step)):
-            yield f"step {step} read other blocks than the lineage has at places {place} and on"
+            yield f"step {step} read blocks that differ from the lineage's, from place {place} on"
             return
         if line["seed"] != order.seed_at(place):
             yield f"step {step} used seed {line['seed']}, the lineage says {order.seed_at(place)}"

@@ -214,7 +214,7 @@ def _copy(course: Course, run: Path) -> Path:
     shutil.copytree(checkpoints.folder_of(other, step), checkpoint)
     checkpoints.read_manifest(checkpoint)
     if checkpoints.manifest_hash(run, step) != records[-1]["manifest"]:
-        raise ValueError(f"{other}: its checkpoint of step {step} is not as it was committed")
+        raise ValueError(f"{other}: its checkpoint of step {step} was changed after its commit")
     for name in (RECIPES, folder.INITIAL):
         if (other / name).is_dir():
             shutil.copytree(other / name, run / name, dirs_exist_ok=True)

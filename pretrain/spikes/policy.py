@@ -170,9 +170,9 @@ def _no_target(spike: Mapping[str, Any], checkpoints: Collection[int], policy: S
         return ""
     return (
         f"the spike began at step {onset} or later, and the oldest checkpoint left is of step "
-        f"{oldest}. It would end here each time it is started. Whether to begin a new run is your "
-        f"decision; a fork of a checkpoint up to step {spike['step']} (`--from RUN@STEP` in a new "
-        "folder), with a higher spike.validation_nats, goes on from there"
+        f"{oldest}: this run would end here at each start. Begin a new run, or continue it by "
+        f"a fork of a checkpoint up to step {spike['step']} (`--from RUN@STEP` in a new folder) "
+        "with a higher spike.validation_nats"
     )
 
 

@@ -411,7 +411,7 @@ def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
     run = Path(config.folder)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     if job := jobs.find(run, control.read_control_file(run)):
-        return f"attempt {job.control_file.attempt} runs: it would be watched\n"
+        return f"next: watch attempt {job.control_file.attempt}, which is running\n"
     decision = decide.decide(records, config)
     if isinstance(decision, Rollback):
         return f"next: roll back to step {decision.step:,}, with seed {decision.seed}\n"

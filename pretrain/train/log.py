@@ -272,4 +272,4 @@ def discontinuity(loss: float, recorded: float) -> str:
     # Not `>`, which would be false for NaN.
     if math.isnan(recorded) or abs(loss - recorded) <= _TOLERANCE * abs(recorded):
         return ""
-    return f"loss {loss:.6f} where the same step, done before, had {recorded:.6f}"
+    return f"loss {loss:.6f}; an earlier attempt computed {recorded:.6f} in this step"

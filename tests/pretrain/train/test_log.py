@@ -113,8 +113,8 @@ def test_the_loss_to_repeat_is_that_of_the_same_seed_and_micro_batches(
     ("loss", "recorded", "reason"),
     [
         (5.00001, 5.0, ""),
-        (5.0002, 5.0, "loss 5.000200 where the same step, done before, had 5.000000"),
-        (math.nan, 5.0, "loss nan where the same step, done before, had 5.000000"),
+        (5.0002, 5.0, "loss 5.000200; an earlier attempt computed 5.000000 in this step"),
+        (math.nan, 5.0, "loss nan; an earlier attempt computed 5.000000 in this step"),
         (5.0, math.nan, ""),
     ],
 )

@@ -717,7 +717,7 @@ def test_an_edited_deepspeed_configuration_is_refused_before_the_checkpoint_is_l
     mine.write_text(json.dumps({"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}))
     answers = attempt(run, *words)
     assert [code for code, _, _ in answers] == [2, 2]
-    assert f"{mine} is not what it was at the checkpoint of step 4: bf16.ena" in answers[0][2]
+    assert f"{mine} differs from that of the checkpoint of step 4: bf16.ena" in answers[0][2]
     assert len(records(run, "attempt")) == 1
 
 
