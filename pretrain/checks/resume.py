@@ -157,8 +157,9 @@ def _check_folder(run: Path) -> None:
         raise ValueError(f"folder: {run} is a file; name a run's folder, or a new one")
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
     if names and not names & _MARKS:
+        shown = min(names, key=lambda name: (name.startswith("."), name))
         raise ValueError(
-            f"folder: {run} holds {sorted(names)[0]} but no {ledger.FILE_NAME}, so it is not a "
+            f"folder: {run} holds {shown} but no {ledger.FILE_NAME}, so it is not a "
             "run's folder; name a run's folder, an empty one, or a new one"
         )
 
