@@ -142,7 +142,7 @@ def _bad_steps(
             return
         before, place = step, sizes.first_block(step)
         if line["blocks"] != order.digest(place, sizes.size(step)):
-            yield f"step {step} read blocks that differ from the lineage's, from place {place} on"
+            yield f"step {step} read other blocks than the lineage's, from place {place} on"
             return
         if line["seed"] != order.seed_at(place):
             yield f"step {step} used seed {line['seed']}, the lineage says {order.seed_at(place)}"
