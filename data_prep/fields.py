@@ -30,7 +30,7 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     text = "key of the text in JSON objects, or column of tables; dots separate the keys of nested "
     text += "objects, as in data.text (default: %(default)s)"
     parser.add_argument("--text-key", type=parse_key, default=TEXT_KEY, metavar="KEY", help=text)
-    between = f"what separates documents in a .txt file: {BLANK_LINES}, a line with this text, such "
+    between = f"what separates documents in a .txt file: {BLANK_LINES}, lines of this text, such "
     between += f"as '<|endoftext|>', or {NO_SEPARATOR}, for one document (default: %(default)s)"
     add = parser.add_argument
     add("--document-separator", default=BLANK_LINES, metavar="LINE", help=between)

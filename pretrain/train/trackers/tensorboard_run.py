@@ -31,7 +31,7 @@ class TensorBoard:
         self.sync(shown.first_step)
 
     def sync(self, step: int) -> None:
-        """Write buffered events; open an event file for the steps from `step` on if none is open."""
+        """Write buffered events; open an event file for steps from `step` on, if none is."""
         self.close()
         if self._writer is None:
             from torch.utils.tensorboard.writer import SummaryWriter
