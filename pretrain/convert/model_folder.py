@@ -19,12 +19,12 @@ from typing import Any
 
 from data_prep import tokenizer as tokenizers
 from data_prep.common.records import decode
+from pretrain.config.run import RunConfig
 from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.convert.reading import read_folder
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import ObjectiveSettings
-from pretrain.objectives.registry import SETTINGS_BY_NAME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +109,8 @@ class LoadedModel:
         default = "causal-lm" if self.model.config.causal else "masked-lm"
         default = "sentence-pairs" if self.model.config.pair_head else default
         section = {"name": default, **self.recipe_section("objective")}
-        name = section["name"]
-        if name not in SETTINGS_BY_NAME:
-            known = ", ".join(SETTINGS_BY_NAME)
-            raise ValueError(f"{self.folder}: its objective {name!r} is not one of {known}")
         try:
-            return decode(SETTINGS_BY_NAME[name], section, "objective.")
+            return decode(RunConfig, {"objective": section}).objective
         except ValueError as error:
             raise ValueError(f"{self.folder}: {error}") from None
 

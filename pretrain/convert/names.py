@@ -46,7 +46,7 @@ ALBERT_PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
 """Projection of token vectors to the hidden size; present even if the sizes are equal."""
 
 _LAYER = "roberta.encoder.layer.{}."
-_ROBERTA: dict[str, tuple[str, ...]] = {
+_ROBERTA = {
     "encoder.embeddings.tokens": ("roberta.embeddings.word_embeddings",),
     "encoder.embeddings.positions.table": ("roberta.embeddings.position_embeddings",),
     "encoder.embeddings.norm": ("roberta.embeddings.LayerNorm",),
@@ -66,7 +66,7 @@ _ROBERTA: dict[str, tuple[str, ...]] = {
 }
 
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
-_ALBERT: dict[str, tuple[str, ...]] = {
+_ALBERT = {
     "encoder.embeddings.tokens": ("albert.embeddings.word_embeddings",),
     "encoder.embeddings.positions.table": ("albert.embeddings.position_embeddings",),
     "encoder.embeddings.segments": ("albert.embeddings.token_type_embeddings",),
@@ -88,6 +88,8 @@ _ALBERT: dict[str, tuple[str, ...]] = {
     f"{CLASSIFIER}dense": (ALBERT_POOLER,),
     f"{CLASSIFIER}projection": ("classifier",),
 }
+MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {"roberta": _ROBERTA, "albert": _ALBERT}
+"""The names of our modules in transformers' classes."""
 
 
 def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) -> str | None:
@@ -137,19 +139,14 @@ def task(config: ModelConfig, head: ClassificationConfig | None) -> str:
     return "PreTraining" if has_pairs else "MaskedLM"
 
 
-def roberta_names(weights: Collection[str]) -> Names:
-    """Return the names in transformers' RoBERTa of our weights."""
-    return renamed(weights, _ROBERTA)
-
-
 def albert_groups(config: ModelConfig) -> int:
     """Return the number of ALBERT's groups of layers, which share all weights."""
     return config.layer_groups if config.sharing == "all" else config.num_layers
 
 
-def albert_names(weights: Collection[str], config: ModelConfig) -> Names:
-    """Return the names in transformers' ALBERT of our weights."""
-    return renamed(weights, _ALBERT, config.num_layers // albert_groups(config))
+def their_names(kind: str, weights: Collection[str], config: ModelConfig) -> Names:
+    """Return the names in transformers' RoBERTa or ALBERT of our weights."""
+    return renamed(weights, MODULES[kind], config.num_layers // albert_groups(config))
 
 
 def identity(size: int) -> dict[str, Tensor]:

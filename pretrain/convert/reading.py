@@ -270,12 +270,14 @@ def _own_weights(
 def _roberta_weights(
     theirs: Weights, empty: Weights, config: ModelConfig, notes: list[str]
 ) -> dict[str, Tensor]:
-    left = _modern(theirs)
-    _drop_tied(left, "lm_head", "roberta.embeddings.word_embeddings.weight")
+    left = _current(theirs, "roberta")
     found = left.get(layout.TOKEN_TYPES)
     number = 1 if found is None or not found.ndim else max(1, len(found))
     types = {layout.TOKEN_TYPES: empty[layout.POSITIONS].new_empty(number, config.hidden_size)}
-    names = {**layout.roberta_names(empty), layout.TOKEN_TYPES: (layout.TOKEN_TYPES,)}
+    names = {
+        **layout.their_names("roberta", empty, config),
+        layout.TOKEN_TYPES: (layout.TOKEN_TYPES,),
+    }
     result = _renamed(left, names, {**empty, **types}, notes)
     if number > 1:
         notes.append(f"of {number} token types, 0 was taken: RoBERTa's tokenizer has no other")
@@ -286,9 +288,8 @@ def _roberta_weights(
 def _albert_weights(
     theirs: Weights, empty: Weights, config: ModelConfig, notes: list[str]
 ) -> dict[str, Tensor]:
-    left = _modern(theirs)
-    _drop_tied(left, "predictions", "albert.embeddings.word_embeddings.weight")
-    names = layout.albert_names(empty, config)
+    left = _current(theirs, "albert")
+    names = layout.their_names("albert", empty, config)
     pooler = {f"{layout.ALBERT_POOLER}.{kind}" for kind in ("weight", "bias")}
     if pooler & left.keys() and not any(pooler & {*used} for used in names.values()):
         notes.append(f"{layout.ALBERT_POOLER} was left out: there is no head that reads it")
@@ -304,21 +305,23 @@ def _albert_weights(
     return _renamed(left, names, empty, notes)
 
 
-def _modern(weights: Weights) -> dict[str, Tensor]:
-    """Return the used weights under current names: norms once had `gamma` and `beta`."""
-    return {
+def _current(weights: Weights, kind: str) -> dict[str, Tensor]:
+    """Return the weights that are used, by today's names: norms once had `gamma` and `beta`.
+
+    Second copies of tied weights, of the table of tokens and of the head's bias, are left out.
+    """
+    result = {
         re.sub(r"(?<=\.)gamma$", "weight", re.sub(r"(?<=\.)beta$", "bias", name)): weight
         for name, weight in weights.items()
         if not _UNUSED.fullmatch(name)
     }
-
-
-def _drop_tied(weights: dict[str, Tensor], head: str, tokens: str) -> None:
-    """Remove second copies of the tied weights: of the table of tokens, and of the head's bias."""
+    modules = layout.MODULES[kind]
+    (head,), (tokens,) = modules["head"], modules["encoder.embeddings.tokens"]
     bias, copy_of_bias = f"{head}.bias", f"{head}.decoder.bias"
-    if copy_of_bias in weights and bias not in weights:
-        weights[bias] = weights.pop(copy_of_bias)
-    drop_copies(weights, {f"{head}.decoder.weight": tokens, copy_of_bias: bias})
+    if copy_of_bias in result and bias not in result:
+        result[bias] = result.pop(copy_of_bias)
+    drop_copies(result, {f"{head}.decoder.weight": f"{tokens}.weight", copy_of_bias: bias})
+    return result
 
 
 def _renamed(

@@ -77,23 +77,21 @@ def joined(
         for ours, theirs in names.items()
         for name, part in zip(theirs, empty[ours].chunk(len(theirs)), strict=True)
     }
-    known = {name: weights[name] for name in parts if name in weights}
-    faults = {
-        "missing": [name for name in parts if name not in weights],
-        "left over": sorted(weights.keys() - parts.keys()),
-        "wrong shape": [
-            f"{name} {list(weight.shape)} instead of {list(parts[name].shape)}"
-            for name, weight in known.items()
-            if weight.shape != parts[name].shape
-        ],
-        "not floating point": [
-            f"{name} {weight.dtype}"
-            for name, weight in known.items()
-            if not weight.is_floating_point()
-        ],
-        "not finite": [name for name, weight in known.items() if not weight.isfinite().all()],
-    }
-    if found := [f"{fault}: {_few(wrong)}" for fault, wrong in faults.items() if wrong]:
+    faults: dict[str, list[str]] = {}
+    for name, part in parts.items():
+        weight = weights.get(name)
+        if weight is None:
+            faults.setdefault("missing", []).append(name)
+        elif weight.shape != part.shape:
+            shapes = f"{name} {list(weight.shape)} instead of {list(part.shape)}"
+            faults.setdefault("wrong shape", []).append(shapes)
+        elif not weight.is_floating_point():
+            faults.setdefault("not floating point", []).append(f"{name} {weight.dtype}")
+        elif not weight.isfinite().all():
+            faults.setdefault("not finite", []).append(name)
+    if left_over := sorted(weights.keys() - parts.keys()):
+        faults["left over"] = left_over
+    if found := [f"{fault}: {_few(wrong)}" for fault, wrong in faults.items()]:
         raise ValueError(f"the weights do not fit the settings; {'; '.join(found)}")
     # cat copies, so that no two weights share memory
     return {

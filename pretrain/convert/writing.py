@@ -101,7 +101,7 @@ def _roberta(contents: ModelContents) -> _Form:
         "classifier_dropout": head and head.dropout,
         "tie_word_embeddings": True,
     }
-    tensors = separated(contents.weights, layout.roberta_names(contents.weights))
+    tensors = separated(contents.weights, layout.their_names("roberta", contents.weights, config))
     row = contents.weights[layout.POSITIONS].new_zeros(1, config.hidden_size)
     return settings, {**tensors, layout.TOKEN_TYPES: row}
 
@@ -117,7 +117,7 @@ def _albert(contents: ModelContents) -> _Form:
         "classifier_dropout_prob": config.dropout if head is None else head.dropout,
         "tie_word_embeddings": True,
     }
-    tensors = separated(contents.weights, layout.albert_names(contents.weights, config))
+    tensors = separated(contents.weights, layout.their_names("albert", contents.weights, config))
     if config.token_size == config.hidden_size:
         tensors |= layout.identity(config.hidden_size)
     return settings, tensors
