@@ -187,13 +187,7 @@ def as_of_2019(path):
             renamed[f"{part[1]}in_proj_{part[2]}"] = joined
         else:
             renamed[name.replace(".layernorm_embedding.", ".emb_layer_norm.")] = weight
-    arguments = {
-        name: checkpoint["cfg"]["model"][name]
-        for name in (
-            *("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "dropout"),
-            *("encoder_attention_heads", "max_positions", "attention_dropout", "activation_fn"),
-        )
-    }
+    arguments = checkpoint["cfg"]["model"]
     old = {
         "args": argparse.Namespace(**arguments, arch="roberta_base", lr=[0.1], data=None),
         "model": {"decoder" + name.removeprefix("encoder"): w for name, w in renamed.items()},
@@ -465,4 +459,5 @@ def test_wrong_inputs_are_refused_in_one_line_and_nothing_is_written(
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) <= 2
+    assert (path.parent / "taken" / "file").read_text() == "theirs"
     assert sorted(path.parent.rglob("*")) == before

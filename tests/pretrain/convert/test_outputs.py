@@ -35,17 +35,24 @@ PLAIN = {
 """Models that transformers has itself."""
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_line_that_is_printed_loads_a_model_with_our_logits(name, transformers, exported):
-    """Of the class that is printed, and with no more weights than its file."""
-    export = exported(name)
+def opened(export, transformers):
+    """What the printed line loads: the class that is printed, by its own code where it needs it."""
     kind, _, line = export.call.partition(" in Python: ")
     auto = line.partition(".")[0]
     model = eval(line, {auto: getattr(transformers, auto)})
-    assert type(model).__name__ == kind == PLAIN.get(name, f"Zeroclap{task_of(name)}")
-    needs_code = name not in PLAIN
+    assert type(model).__name__ == kind
+    needs_code = kind.startswith("Zeroclap")
     assert needs_code == ("trust_remote_code=True" in line) == any(export.folder.glob("*.py"))
     assert line.partition("(")[0] in (export.folder / "README.md").read_text()
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_line_that_is_printed_loads_a_model_with_our_logits(name, transformers, exported):
+    """With no more weights than its file."""
+    export = exported(name)
+    model = opened(export, transformers)
+    assert type(model).__name__ == PLAIN.get(name, f"Zeroclap{task_of(name)}")
     assert len(model.get_input_embeddings().weight) == export.contents.vocabulary.vocab_size
     weights = load_file(export.folder / "model.safetensors").values()
     assert sum(x.numel() for x in weights) == sum(x.numel() for x in model.parameters())
@@ -65,7 +72,7 @@ def test_a_classifier_gives_the_same_logits_and_survives_a_round_trip(
             exported(variant, name)
         return
     export = exported(variant, name)
-    model = loaded(transformers, export.folder, "ForSequenceClassification")
+    model = opened(export, transformers)
     plain = variant in PLAIN and head.pooling == "first"
     assert type(model).__name__.startswith("Zeroclap") != plain
     check_same_logits(export.ours, model)
@@ -108,35 +115,6 @@ def test_the_loss_on_labels_and_its_gradient_are_ours(name, transformers, export
     found = theirs.get_input_embeddings().weight.grad
     torch.testing.assert_close(found[: len(gradient)], gradient, atol=1e-5, rtol=1e-3)
     assert not found[len(gradient) :].any()
-
-
-@pytest.mark.parametrize("name", ["baseline", "zero-clap", "modern"])
-@torch.no_grad()
-def test_hidden_states_are_those_of_every_layer(name, transformers, exported):
-    export = exported(name)
-    ids, mask = batch(400)
-    expected = export.ours.model.encoder.hidden_states(ids, mask.bool())
-    settings = {"add_pooling_layer": False} if name == "baseline" else {}
-    encoder = transformers.AutoModel.from_pretrained(
-        export.folder, trust_remote_code=True, **settings
-    )
-    for model in (loaded(transformers, export.folder), encoder):
-        output = model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
-        for ours, theirs in zip(expected, output.hidden_states, strict=True):
-            close(theirs[mask.bool()], ours[mask.bool()])
-    assert torch.equal(output.last_hidden_state, output.hidden_states[-1])
-
-
-@torch.no_grad()
-def test_alibi_reads_beyond_its_training_and_learned_positions_do_not(transformers, exported):
-    ids = torch.randint(4, 100, (1, 100), generator=torch.Generator().manual_seed(1))
-    export = exported("zero-clap")
-    close(
-        loaded(transformers, export.folder)(input_ids=ids).logits, our_logits(export.ours, ids)[0]
-    )
-    clap = loaded(transformers, exported("learned-clap").folder)
-    with pytest.raises(ValueError, match="learned positions end at 64"):
-        clap(input_ids=ids)
 
 
 # --- models that transformers wrote --------------------------------------------------------------

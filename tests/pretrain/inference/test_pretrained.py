@@ -7,14 +7,9 @@ from data_prep import tokenizer as tokenizers
 from pretrain.convert.writing import save_model
 from pretrain.inference.pretrained import Pretrained
 from pretrain.model import presets
-from pretrain.model.classification import ClassificationConfig
+from tests.pretrain.convert.conftest import HEADS
 from tests.pretrain.convert.contents import random_contents
 
-HEADS = {
-    "sentiment": ClassificationConfig(2, ("bad", "good"), "first", 0.1),
-    "topic": ClassificationConfig(3, (), "mean"),
-    "score": ClassificationConfig(1),
-}
 TEXTS = ["the value of a name", "a", "an object is a value; so is what it holds", "of"]
 
 
