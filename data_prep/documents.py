@@ -25,15 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from data_prep.compressed import DamagedInput, beginning, kind_of, open_stream
-from data_prep.fields import (
-    BLANK_LINES,
-    MISSING,
-    NO_SEPARATOR,
-    SUBSET_KEY,
-    TEXT_KEY,
-    UNKNOWN_SUBSET,
-    Fields,
-)
+from data_prep.fields import MISSING, UNKNOWN_SUBSET, Fields
 from data_prep.inputs import (
     ACCEPTED,
     Input,
@@ -44,6 +36,7 @@ from data_prep.inputs import (
     suffix,
 )
 from data_prep.json_lines import BadLine, parse
+from data_prep.manifest import BLANK_LINES, NO_SEPARATOR, Settings
 
 if TYPE_CHECKING:
     import pyarrow
@@ -86,28 +79,21 @@ class Reject:
 
 
 Records = Iterator[Document | Reject]
+_DEFAULTS = Settings()
 Line = bytes | int
 """A line, or the size in bytes of one that is too large to read."""
 
 
 def read_documents(
-    source: Input,
-    damages: list[str] | None = None,
-    text_key: str = TEXT_KEY,
-    subset_key: str = SUBSET_KEY,
-    document_separator: str = BLANK_LINES,
+    source: Input, settings: Settings = _DEFAULTS, damages: list[str] | None = None
 ) -> Records:
     """Read one input.
 
     Args:
         source: See `inputs.find_inputs`.
+        settings: Its keys of the text and the subset, and its document separator.
         damages: If given, reading a damaged input stops at its last complete record, and the error
             message is appended here.
-        text_key: Key of the text in objects of JSON, and rows of tables. Dots separate the keys of
-            nested objects.
-        subset_key: Key of the subset; a record without it is of the subset "unknown".
-        document_separator: What separates the documents of a .txt file: `BLANK_LINES`, the text of
-            a line, or `NO_SEPARATOR`.
 
     Raises:
         ValueError: The input is missing or of an unknown kind; while reading: its content does not
@@ -116,7 +102,7 @@ def read_documents(
     """
     prefix, place = split_prefix(source)
     name = str(source) if prefix == "datasets" else str(Path(place))
-    fields = Fields(name, text_key, subset_key, document_separator)
+    fields = Fields(name, settings)
     reader = reader_of(source)
 
     def records() -> Records:
@@ -218,7 +204,7 @@ def _read_jsonl(path: Path, fields: Fields) -> Records:
             if not line or line.isspace():
                 continue  # such as after the last line
             try:
-                record = parse(line, fields.text_key)
+                record = parse(line, fields.settings.text_key)
             except BadLine as bad:
                 yield Reject(str(bad), UNKNOWN_SUBSET, fields.source, number, len(line))
             else:
@@ -226,8 +212,8 @@ def _read_jsonl(path: Path, fields: Fields) -> Records:
 
 
 def _read_text(path: Path, fields: Fields) -> Records:
-    separator = None if fields.document_separator == NO_SEPARATOR else fields.document_separator
-    end = b"" if separator == BLANK_LINES else separator and separator.strip().encode()
+    separator = fields.settings.document_separator
+    end = {BLANK_LINES: b"", NO_SEPARATOR: None}.get(separator, separator.strip().encode())
     first, held, size_bytes = 1, list[bytes](), 0
 
     def document() -> Document | Reject:

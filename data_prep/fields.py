@@ -7,12 +7,9 @@ name is all of it.
 import argparse
 from collections.abc import Mapping, Sequence
 
-TEXT_KEY = "text"
-SUBSET_KEY = "meta.pile_set_name"
+from data_prep.manifest import BLANK_LINES, NO_SEPARATOR, Settings
+
 UNKNOWN_SUBSET = "unknown"
-BLANK_LINES = "blank-lines"
-NO_SEPARATOR = "none"
-"""Values of `--document-separator`; another one is the text of a line."""
 MISSING = object()
 """What `value_of` returns if a record does not have the key."""
 _MOST_NAMES = 20  # in a message
@@ -29,10 +26,10 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--text-key` and `--document-separator`."""
     text = "key of the text in JSON objects, or column of tables; dots separate the keys of nested "
     text += "objects, as in data.text (default: %(default)s)"
-    parser.add_argument("--text-key", type=parse_key, default=TEXT_KEY, metavar="KEY", help=text)
+    add, key = parser.add_argument, Settings.text_key
+    add("--text-key", type=parse_key, default=key, metavar="KEY", help=text)
     between = f"what separates documents in a .txt file: {BLANK_LINES}, lines of this text, such "
     between += f"as '<|endoftext|>', or {NO_SEPARATOR}, for one document (default: %(default)s)"
-    add = parser.add_argument
     add("--document-separator", default=BLANK_LINES, metavar="LINE", help=between)
 
 
@@ -49,18 +46,14 @@ def value_of(record: object, key: str) -> object:
 class Fields:
     """Takes the text and the subset of each record of an input; detects keys that no record has."""
 
-    def __init__(
-        self,
-        source: str,
-        text_key: str = TEXT_KEY,
-        subset_key: str = SUBSET_KEY,
-        document_separator: str = BLANK_LINES,
-    ) -> None:
+    def __init__(self, source: str, settings: Settings) -> None:
         """Start an input, which messages name as `source`."""
         self.source = source
-        self.document_separator = document_separator
-        self.text_key = text_key
-        self.subset_key = subset_key
+        self.settings = settings
+        self._keys = (settings.text_key, settings.subset_key)
+        self._needed = dict(zip(("--text-key", "--subset-key"), self._keys, strict=True))
+        if settings.subset_key == Settings.subset_key:  # no input must have the default one
+            del self._needed["--subset-key"]
         self._names: dict[str, None] = {}
         self._records = 0
         self._texts = 0
@@ -68,14 +61,14 @@ class Fields:
 
     def take(self, record: Mapping[str, object]) -> tuple[object, str]:
         """Return the text of a record, of any type or MISSING, and the subset."""
-        text, name = value_of(record, self.text_key), value_of(record, self.subset_key)
+        text, name = value_of(record, self._keys[0]), value_of(record, self._keys[1])
         if isinstance(name, bytes):  # of a column of bytes
             name = name.decode(errors="replace")
         subset = name if isinstance(name, str) and name else None
         self._records += 1
         self._texts += text is not MISSING
         self._subsets += subset is not None
-        is_incomplete = text is MISSING or (subset is None and self.subset_key != SUBSET_KEY)
+        is_incomplete = text is MISSING or (subset is None and "--subset-key" in self._needed)
         if is_incomplete and len(self._names) < _MOST_NAMES:
             self._names.update(dict.fromkeys(_names(record)))
         return text, subset or UNKNOWN_SUBSET
@@ -86,29 +79,24 @@ class Fields:
         Raises:
             ValueError: One of them is missing.
         """
-        for option, key in self._needed():
+        for option, key in self._needed.items():
             if _column(names, key) is None:
                 raise ValueError(
                     f"{self.source}: no column {key} ({option}); it has {', '.join(names)}"
                 )
-        found = (_column(names, key) for key in (self.text_key, self.subset_key))
+        found = (_column(names, key) for key in self._keys)
         return list(dict.fromkeys(filter(None, found)))
 
     def check(self) -> None:
         """Raise ValueError if the whole input has no value for a key."""
         counts = (self._texts, self._subsets)
-        for (option, key), count in zip(self._needed(), counts, strict=False):
+        for (option, key), count in zip(self._needed.items(), counts, strict=False):
             if self._records and not count:
                 kind = "a string under " if option == "--subset-key" else ""
                 raise ValueError(
                     f"{self.source}: no record has {kind}the key {key} ({option}); keys found: "
                     f"{', '.join(list(self._names)[:_MOST_NAMES]) or 'none'}"
                 )
-
-    def _needed(self) -> list[tuple[str, str]]:
-        """Return the keys that an input must have: any but the default key of the subset."""
-        text, subset = ("--text-key", self.text_key), ("--subset-key", self.subset_key)
-        return [text] if self.subset_key == SUBSET_KEY else [text, subset]
 
 
 def _column(names: Sequence[str], key: str) -> str | None:

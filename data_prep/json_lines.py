@@ -4,14 +4,14 @@ import json
 from collections.abc import Collection
 from functools import lru_cache, partial
 
-from data_prep.fields import TEXT_KEY
+from data_prep.manifest import Settings
 
 
 class BadLine(ValueError):
     """A line cannot be parsed; the message is the reason."""
 
 
-def parse(line: bytes, text_key: str = TEXT_KEY) -> object:
+def parse(line: bytes, text_key: str = Settings.text_key) -> object:
     """Return the JSON value of a line.
 
     Numbers may have any size; those that orjson cannot represent become floats. Of several equal

@@ -15,13 +15,15 @@ from typing import Literal, TypeVar
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import check_format, strict_json, write_atomically
 from data_prep.common.records import decode
-from data_prep.fields import BLANK_LINES, SUBSET_KEY, TEXT_KEY
 from data_prep.inputs import Input
 
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
 SPLITS = ("train", "valid")
 ROLES = ("both", "train", "valid")
+BLANK_LINES = "blank-lines"
+NO_SEPARATOR = "none"
+"""Values of `--document-separator`; another one is the text of a line."""
 PLACES_KEPT = 5  # examples per reject reason
 
 T = TypeVar("T")
@@ -38,8 +40,8 @@ class Settings:
     # a truncated input: refuse it, or keep its complete records
     damaged: Literal["fail", "keep"] = "fail"
     unit: Literal["document", "sentence"] = "document"  # what one sequence of the binaries is
-    text_key: str = TEXT_KEY  # of JSON objects and tables; dots separate the keys of nested objects
-    subset_key: str = SUBSET_KEY
+    text_key: str = "text"  # of JSON objects and tables; dots separate the keys of nested objects
+    subset_key: str = "meta.pile_set_name"
     document_separator: str = BLANK_LINES  # of .txt files
     subset: str = ""  # the only subset whose documents are kept; empty: all are
     filters: list[str] = field(default_factory=list)  # the user's own, package.module:function

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.documents import how_divided
 from data_prep.engines import ENGINES, WorkerDied
-from data_prep.fields import SUBSET_KEY, add_reading_arguments, parse_key
+from data_prep.fields import add_reading_arguments, parse_key
 from data_prep.inputs import add_input_argument, find_inputs
 from data_prep.manifest import CorpusManifest, Settings
 from data_prep.run import prepare
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     key = "key of the name of a document's subset, like --text-key (default: %(default)s, where "
     key += "there is one)"
-    add("--subset-key", type=parse_key, default=SUBSET_KEY, metavar="KEY", help=key)
+    add("--subset-key", type=parse_key, default=Settings.subset_key, metavar="KEY", help=key)
     only = "keep only the documents of this subset, for a corpus of a mixture (default: all)"
     add("--subset", metavar="NAME", default=Settings.subset, help=only)
     add("--output", type=Path, required=True, help="corpus folder")

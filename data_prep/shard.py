@@ -74,8 +74,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
     damages: list[str] = []
     settings = task.settings
     kept_damages = damages if settings.damaged == "keep" else None
-    keys = (settings.text_key, settings.subset_key, settings.document_separator)
-    records = read_documents(task.input, kept_damages, *keys)
+    records = read_documents(task.input, settings, kept_damages)
     try:
         for batch in _batches(shard.take_documents(filtered(records, settings))):
             texts = [document.text for document in batch]

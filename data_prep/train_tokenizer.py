@@ -9,6 +9,7 @@ from data_prep.common.files import check_new
 from data_prep.documents import Document, Reject, how_divided, read_documents
 from data_prep.fields import add_reading_arguments
 from data_prep.inputs import add_input_argument, find_inputs
+from data_prep.manifest import Settings
 from data_prep.tokenizer import FILE_NAME, Tokenizer, train, train_characters, train_unigram
 
 
@@ -32,13 +33,13 @@ def run(options: argparse.Namespace) -> int:
     file = options.output if options.output.suffix == ".json" else options.output / FILE_NAME
     check_new(options.output)
     inputs = find_inputs(options.input)
+    separator = options.document_separator
+    settings = Settings(text_key=options.text_key, document_separator=separator)
     counts: Counter[type] = Counter()
 
     def texts() -> Iterator[str]:
         for path in inputs:
-            for record in read_documents(
-                path, text_key=options.text_key, document_separator=options.document_separator
-            ):
+            for record in read_documents(path, settings):
                 counts[type(record)] += 1
                 if isinstance(record, Document):
                     yield record.text
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.vocab_size and tokenizer.vocab_size < options.vocab_size:
         print(f"too little text for {options.vocab_size} ids: the vocabulary has fewer")
     print(f"{file}: {tokenizer.vocab_size} ids from {used:,} documents ({rejected:,} rejected)")
-    for line in how_divided(inputs, options.document_separator):
+    for line in how_divided(inputs, separator):
         print(line)
     return 0
 

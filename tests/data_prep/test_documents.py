@@ -13,6 +13,7 @@ import zstandard
 from data_prep import documents
 from data_prep.documents import Document, Reject, content_share, read_documents
 from data_prep.inputs import find_inputs, input_sha256, input_state
+from data_prep.manifest import Settings
 from tests.data_prep.conftest import make_texts, write_pile
 
 GOOD = b'{"text": "good", "meta": {"pile_set_name": "Books3"}}'
@@ -141,16 +142,16 @@ def test_complete_records_of_a_damaged_file_are_read_on_request(tmp_path):
     packed = zstandard.compress(jsonl(texts))
     file, damages = tmp_path / "a.jsonl.zst", []
     file.write_bytes(packed[: len(packed) // 2])
-    found = [record.text for record in read_documents(file, damages)]
+    found = [record.text for record in read_documents(file, damages=damages)]
     assert found == texts[: len(found)]
     assert 100 < len(found) < 300
     (damage,) = damages
     assert damage.startswith(f"{file}: cut short or damaged")
     file.write_bytes(packed)
-    assert len(list(read_documents(file, damages))) == 400
+    assert len(list(read_documents(file, damages=damages))) == 400
     file.write_bytes(GOOD)
     with pytest.raises(ValueError, match="as its name says"):  # no damage: the wrong file
-        list(read_documents(file, damages))
+        list(read_documents(file, damages=damages))
     assert len(damages) == 1
 
 
@@ -216,7 +217,7 @@ def test_memory_is_bounded_for_a_line_without_end(tmp_path):
 def test_documents_of_a_text_file_are_separated_as_the_user_says(tmp_path, separator, expected):
     file = tmp_path / "a.txt"
     file.write_text("\none\n two\n\n \nthree\n<|end|>\nfour\n", encoding="utf-8-sig")
-    found = read_documents(file, document_separator=separator)
+    found = read_documents(file, Settings(document_separator=separator))
     assert [(each.text, each.line) for each in found] == expected
 
 
@@ -294,7 +295,7 @@ def test_columns_of_bytes_are_text(tmp_path):
     table = pyarrow.table({"text": ["é".encode(), b"\xff"], "kind": [b"news", b"news"]})
     file = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(table, file)
-    assert list(read_documents(file, subset_key="kind")) == [
+    assert list(read_documents(file, Settings(subset_key="kind"))) == [
         Document("é", "news", str(file), 1),
         Reject("bad-utf8", "news", str(file), 2, 1),
     ]
@@ -324,13 +325,13 @@ def test_columns_are_found_by_their_keys(tmp_path, name):
         datasets.Dataset(table).save_to_disk(str(tmp_path / name))
     else:
         pyarrow.parquet.write_table(table, tmp_path / name)
-    found = read_documents(tmp_path / name, text_key="data.body", subset_key="meta.lang")
+    found = read_documents(tmp_path / name, Settings(text_key="data.body", subset_key="meta.lang"))
     places = str(tmp_path / name)
     assert list(found) == [Document(f"text {n}", "en", places, n + 1) for n in range(40)]
     with pytest.raises(ValueError, match=r"no column kind \(--subset-key\)"):
-        list(read_documents(tmp_path / name, text_key="data.body", subset_key="kind"))
+        list(read_documents(tmp_path / name, Settings(text_key="data.body", subset_key="kind")))
     with pytest.raises(ValueError, match=r"no record has the key data\.txt .* found: data\.body, "):
-        list(read_documents(tmp_path / name, text_key="data.txt"))
+        list(read_documents(tmp_path / name, Settings(text_key="data.txt")))
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def test_columns_are_found_by_their_keys(tmp_path, name):
 def test_text_and_subset_of_other_layouts_are_found(tmp_path, text_key, subset_key, line):
     file = tmp_path / "a.jsonl"
     file.write_text(f'{line}\n{{"text": "b"}}\n')
-    found = list(read_documents(file, text_key=text_key, subset_key=subset_key))
+    found = list(read_documents(file, Settings(text_key=text_key, subset_key=subset_key)))
     assert found == [
         Document("a", "en", str(file), 1),
         Reject("no-text", "unknown", str(file), 2, 14),
@@ -358,8 +359,8 @@ def test_key_that_no_record_has_is_refused_with_the_keys_found(tmp_path):
         list(read_documents(file))
     for key in ("lang", "meta.n"):  # a number names no subset
         with pytest.raises(ValueError, match=rf"no record has .* {key} \(--subset-key\)"):
-            list(read_documents(file, text_key="body", subset_key=key))
-    assert [type(record) for record in read_documents(file, text_key="body")] == [
+            list(read_documents(file, Settings(text_key="body", subset_key=key)))
+    assert [type(record) for record in read_documents(file, Settings(text_key="body"))] == [
         Document,
         Reject,
         Reject,
@@ -374,7 +375,10 @@ def test_text_key_twice_is_refused_for_any_key(tmp_path):
         '{"a": {"b": "1"}, "a": {"b": "2"}}\n{"a": {"b": "1", "b": "2"}}\n'
         '{"a": {"b": "1"}, "text": "2", "text": "3"}\n'
     )
-    found = [getattr(record, "reason", "kept") for record in read_documents(file, text_key="a.b")]
+    found = [
+        getattr(record, "reason", "kept")
+        for record in read_documents(file, Settings(text_key="a.b"))
+    ]
     assert found == ["duplicate-key", "duplicate-key", "kept"]
 
 
@@ -484,7 +488,7 @@ def test_network_failure_is_not_damage(monkeypatch):
     with pytest.raises(ValueError, match="--input datasets:owner/name: no folder owner/name, and"):
         find_inputs(["datasets:owner/name"])
     with pytest.raises(ValueError, match="cannot be read: ConnectionError: no network"):
-        list(read_documents("datasets:owner/name@1234", []))
+        list(read_documents("datasets:owner/name@1234", damages=[]))
 
 
 def test_unknown_inputs_are_refused_with_what_is_accepted(tmp_path):

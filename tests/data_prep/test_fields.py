@@ -1,6 +1,7 @@
 import pytest
 
 from data_prep.fields import MISSING, Fields, value_of
+from data_prep.manifest import Settings
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def test_dots_separate_the_keys_of_nested_objects(record, key, value):
 
 
 def test_message_names_a_limited_number_of_keys():
-    fields = Fields("a.jsonl")
+    fields = Fields("a.jsonl", Settings())
     for number in range(1000):
         fields.take({f"key-{number}": 1})
     with pytest.raises(ValueError, match="keys found: key-0, key-1, ") as error:
@@ -32,4 +33,4 @@ def test_message_names_a_limited_number_of_keys():
 
 
 def test_an_input_without_records_has_no_missing_key():
-    Fields("a.txt", "body", "kind").check()
+    Fields("a.txt", Settings(text_key="body", subset_key="kind")).check()

@@ -133,7 +133,7 @@ def test_truncated_file_gives_its_first_documents(write, name):
     def check(kept):
         damages: list[str] = []
         file = write(name, VALID[name][:kept])
-        found = [r.text for r in read_documents(file, damages) if isinstance(r, Document)]
+        found = [r.text for r in read_documents(file, damages=damages) if isinstance(r, Document)]
         assert found == whole[: len(found)]
         assert damages or len(found) < len(whole)
 
