@@ -283,43 +283,41 @@ def evaluate_lengths(
         raise ValueError(
             f"--stride {stride}: accepted: 1 to {min(lengths)}, the shortest window of --lengths"
         )
-    longest_input, coverage = model.config.longest_input, read / int(corpus.lengths.sum())
-
-    def measure(length: int) -> LengthScores | Refusal:
-        if longest_input and length > longest_input:
-            return Refusal(length, f"the model's learned positions end at {longest_input}")
-        windows = Windows(corpus, documents, length, stride or length, one_text)
-        rows = max(1, tokens // windows.row)
-        try:
-            scores = _window_scores(model, objective, windows, rows)
-        except torch.OutOfMemoryError as error:
-            return Refusal(length, str(error).partition("\n")[0])
-        return LengthScores(
-            **vars(scores),
-            length=length,
-            blocks=len(windows),
-            coverage=coverage,
-            stride=stride,
-        )
-
-    return map(measure, lengths)
+    measured = (Windows(corpus, documents, size, stride or size, one_text) for size in lengths)
+    return (_window_scores(model, objective, windows, tokens, stride) for windows in measured)
 
 
 def _window_scores(
-    model: LanguageModel, objective: DocumentObjective, windows: Windows, rows: int
-) -> Scores:
-    corpus, names = windows.corpus, windows.corpus.manifest.subsets
-    batches = _with_bar(windows.batches(objective, rows), windows.length, windows.ids)
+    model: LanguageModel,
+    objective: DocumentObjective,
+    windows: Windows,
+    tokens: int,
+    stride: int | None,
+) -> LengthScores | Refusal:
+    corpus, length, longest = windows.corpus, windows.length, model.config.longest_input
+    if longest and length > longest:
+        return Refusal(length, f"the model's learned positions end at {longest}")
+    names, rows = corpus.manifest.subsets, max(1, tokens // windows.row)
+    batches = _with_bar(windows.batches(objective, rows), length, windows.ids)
     # Added one by one: there may be as many passes as tokens.
     parts = (summed(model, objective, [each], len(names)) for each in batches)
-    sums = functools.reduce(torch.add, parts).cpu().numpy()
+    try:
+        sums = functools.reduce(torch.add, parts).cpu().numpy()
+    except torch.OutOfMemoryError as error:
+        return Refusal(length, str(error).partition("\n")[0])
     if not sums[..., 2].any():
         raise ValueError(
             f"{corpus.folder}: split {corpus.split!r} has nothing to predict: none of the "
             f"{windows.ids} tokens read is a target ({validation_note(objective.settings)}); "
             "prepare more validation documents"
         )
-    return Scores.of(sums, objective.terms, names)
+    return LengthScores(
+        **vars(Scores.of(sums, objective.terms, names)),
+        length=length,
+        blocks=len(windows),
+        coverage=int(corpus.lengths[windows.documents].sum()) / int(corpus.lengths.sum()),
+        stride=stride,
+    )
 
 
 def _with_bar(batches: Iterable[MicroBatch], length: int, tokens: int) -> Iterator[MicroBatch]:

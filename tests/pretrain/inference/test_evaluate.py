@@ -188,7 +188,7 @@ def test_memory_does_not_grow_with_the_corpus():
         )
         with LiveBytes() as memory:
             windows = Windows(split, range(documents), 16, 8, one_text=True)
-            evaluation._window_scores(model, objective, windows, 2)
+            evaluation._window_scores(model, objective, windows, 32, None)
         return memory.peak
 
     assert peak(240) == peak(120)
