@@ -1,6 +1,6 @@
 """Read GPT-2's byte-level BPE from the files in which it is published.
 
-`tokenizer.from_vocabulary` makes a `Tokenizer` of the ids and merges. Two layouts are supported:
+`tokenizer.load` makes a `Tokenizer` of the ids and merges. Two layouts are supported:
 
     encoder.json  vocab.bpe  dict.txt     GPT-2's files, and fairseq's order of the ids
     vocab.json    merges.txt              Hugging Face's slow RoBERTa tokenizer, in its final order

@@ -187,21 +187,6 @@ def load_with_order(name_or_path: str | Path) -> tuple[Tokenizer, list[int]]:
         raise ValueError(f"tokenizer {place}: {error}") from error
 
 
-def from_vocabulary(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> Tokenizer:
-    """Build a byte-level BPE with GPT-2's pretokeniser from ids and merges.
-
-    Args:
-        vocab: Id of each token, including special tokens, in GPT-2's alphabet, which has a visible
-            character for each byte.
-        merges: Pairs of tokens in the order in which they are merged; they and their products have
-            ids.
-
-    Raises:
-        ValueError: The ids have gaps, a byte has no id, or the special ids are unexpected.
-    """
-    return Tokenizer(_bpe(vocab, merges))
-
-
 def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE with GPT-2's pretokeniser; the same texts give the same vocabulary.
 
@@ -328,7 +313,7 @@ def _with_our_ids(
         added.append({**token, "id": id, "special": False})
     if order := _order(ids) if content["model"]["type"] == "BPE" else []:
         new = {old: id for id, old in enumerate(order)}
-        content["model"]["vocab"] = _renumbered(ids, order)
+        content["model"]["vocab"] = {token: new[id] for token, id in ids.items()}
         added = sorted(({**t, "id": new[t["id"]]} for t in added), key=lambda token: token["id"])
         content["post_processor"] = None  # it has ids of special tokens, which are not asked for
     if added != content["added_tokens"]:
@@ -345,11 +330,6 @@ def _order(ids: Mapping[str, int]) -> list[int]:
     others = sorted(id for token, id in ids.items() if token not in special)
     order = [*(ids[token] for token in FIRST_TOKENS), *others, ids[MASK_TOKEN]]
     return order if order != [*range(len(ids))] else []
-
-
-def _renumbered(ids: Mapping[str, int], order: Sequence[int]) -> dict[str, int]:
-    new = {old: id for id, old in enumerate(order or range(len(ids)))}
-    return {token: new.get(id, id) for token, id in ids.items()}
 
 
 def _read_json(file: Path) -> "tokenizers.Tokenizer":

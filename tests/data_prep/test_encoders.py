@@ -9,7 +9,7 @@ from tokenizers import pre_tokenizers
 
 from data_prep import encoders
 from data_prep.encoders import DIFFICULT_TEXTS, Encoder
-from data_prep.tokenizer import from_vocabulary, load, train
+from data_prep.tokenizer import Tokenizer, _bpe, load, train
 from tests.data_prep.conftest import make_texts
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -55,7 +55,7 @@ def random_merges(seed, count=60):
     ids = generator.permutation([*ALPHABET, *(t for t in tokens if len(t) > 1)]).tolist()
     named = ["<s>", "<pad>", "</s>", "<unk>", "madeupword0000", *ids, "<mask>"]
     pairs = [(str(left), str(right)) for left, right in ordered]
-    return from_vocabulary({token: id for id, token in enumerate(named)}, pairs)
+    return Tokenizer(_bpe({token: id for id, token in enumerate(named)}, pairs))
 
 
 def assert_same_ids(encoder, tokenizer, texts):
