@@ -27,29 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
+    folder: Path = options.folder
     if options.plot:
         pictures.check_name("--plot", options.plot)
-    for line in describe(options.folder, options.samples):
-        print(line)
-    if options.plot:
-        plot_lengths(load_manifest(options.folder), options.plot)
-    return 0
-
-
-def describe(folder: Path, samples: int) -> Iterator[str]:
-    """Yield lines about counts, rejects and lengths, and `samples` decoded documents of each split.
-
-    Raises:
-        ValueError: `folder` is not a finished corpus.
-    """
     manifest = load_manifest(folder)
-    yield from _facts(folder, manifest)
-    yield from _counts(manifest)
-    yield from _rejects(manifest)
-    yield from unknown_tokens(folder, manifest)
-    yield from _histogram(manifest.length_histogram)
-    if samples:
-        yield from _samples(folder, manifest, samples)
+    for lines in (
+        _facts(folder, manifest),
+        _counts(manifest),
+        _rejects(manifest),
+        unknown_tokens(folder, manifest),
+        _histogram(manifest.length_histogram),
+        _samples(folder, manifest, options.samples) if options.samples else (),
+    ):
+        for line in lines:
+            print(line)
+    if options.plot:
+        plot_lengths(manifest, options.plot)
+    return 0
 
 
 def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
