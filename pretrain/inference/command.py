@@ -53,10 +53,9 @@ def evaluate(options: argparse.Namespace) -> None:
 
     example: python -m pretrain evaluate models/base --data corpora/pile --lengths 512,1024
     """
-    from pretrain.inference.evaluation import Reading, run
+    from pretrain.inference.evaluation import run
 
-    reading = Reading(options.lengths or (), options.stride, options.blocks, options.packing)
-    run(options.model, options.data, reading, options.json, options.plot, options.device)
+    run(options)
 
 
 def add_fill_mask_arguments(command: argparse.ArgumentParser) -> None:

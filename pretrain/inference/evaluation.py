@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import errno
 import os
@@ -34,23 +35,6 @@ from pretrain.inference.evaluate import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-    """The options of `evaluate` that choose the text to read."""
-
-    lengths: Sequence[int] = ()
-    stride: int | None = None
-    blocks: int | None = None
-    packing: str | None = None
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if (self.blocks or 0) < 0:
-            raise ValueError(f"--blocks {self.blocks}: accepted: 0 (all) or more")
-        if self.stride is not None and not self.lengths:
-            raise ValueError("--stride needs --lengths")
-
-
-@dataclasses.dataclass(frozen=True)
 class Measured:
     """The results of one model."""
 
@@ -61,33 +45,32 @@ class Measured:
     results: list[LengthScores | Refusal] = dataclasses.field(default_factory=list)
 
 
-def run(
-    models: Sequence[Path],
-    data: Path,
-    reading: Reading,
-    json: Path | None,
-    plot: Path | None,
-    device: str | None,
-) -> None:
+def run(options: argparse.Namespace) -> None:
     """Measure models on the validation split of a corpus; print and write the results.
 
+    Args:
+        options: of the command `evaluate`.
+
     Raises:
-        ValueError: a model cannot be measured on the corpus, or some lengths could not be measured.
+        ValueError: an option is not accepted, a model cannot be measured on the corpus, or some
+            lengths could not be measured.
     """
-    chosen, corpus = choose_device(device), Corpus(data, "valid")
+    _check_options(options)
+    chosen, corpus = choose_device(options.device), Corpus(options.data, "valid")
+    models: list[Path] = options.model
     names = [folder.resolve().name for folder in models]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in models]
     loaded = [load_model(folder) for folder in models]
-    all_results = [_results(each, corpus, reading) for each in loaded]
-    _check_output_files(reading, json, plot)
+    all_results = [_results(each, corpus, options) for each in loaded]
+    _check_output_files(options.json, options.plot)
     measured: list[Measured] = []
     for name, each, results in zip(names, loaded, all_results, strict=True):
         if len(models) > 1:
             length = f"{each.sequence_length:,} tokens"
             sys.stdout.write(f"\n{name}, trained on blocks of {length}\n")
-        sys.stdout.write(_note(each, corpus, reading))
-        sys.stdout.write(heading("windows" if reading.lengths else "blocks"))
+        sys.stdout.write(_note(each, corpus, options))
+        sys.stdout.write(heading("windows" if options.lengths else "blocks"))
         found = Measured(name, each.sequence_length)
         measured.append(found)
         each.model.to(chosen)
@@ -95,20 +78,26 @@ def run(
             found.results.append(result)
             sys.stdout.write(table_rows(result))
             sys.stdout.flush()
-            if json:
-                write_json(json, [_as_json(m, r) for m in measured for r in m.results])
+            if options.json:
+                write_json(options.json, [_as_json(m, r) for m in measured for r in m.results])
         each.model.to("cpu")
-    if plot:
-        draw_scores(measured, plot)
+    if options.plot:
+        draw_scores(measured, options.plot)
     _raise_refused(measured)
 
 
-def _check_output_files(reading: Reading, json: Path | None, plot: Path | None) -> None:
+def _check_options(options: argparse.Namespace) -> None:
+    if (options.blocks or 0) < 0:
+        raise ValueError(f"--blocks {options.blocks}: accepted: 0 (all) or more")
+    for option, value in (("--stride", options.stride), ("--plot", options.plot)):
+        if value is not None and not options.lengths:
+            raise ValueError(f"{option} needs --lengths")
+    if options.plot:
+        pictures.check_name("--plot", options.plot)
+
+
+def _check_output_files(json: Path | None, plot: Path | None) -> None:
     """Raise an error if an output file cannot be written, before anything is measured."""
-    if plot:
-        if not reading.lengths:
-            raise ValueError("--plot needs --lengths")
-        pictures.check_name("--plot", plot)
     for path in filter(None, (json, plot)):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -116,7 +105,7 @@ def _check_output_files(reading: Reading, json: Path | None, plot: Path | None) 
 
 
 def _results(
-    loaded: LoadedModel, corpus: Corpus, reading: Reading
+    loaded: LoadedModel, corpus: Corpus, options: argparse.Namespace
 ) -> Iterator[LengthScores | Refusal]:
     """Return the scores by length, or of the blocks; errors are raised at once.
 
@@ -127,38 +116,38 @@ def _results(
     # Defaults for a model whose training is not known.
     size = int(loaded.recipe_section("batch").get("micro_batch_size", 8))
     objective = validation_objective(model, loaded.tokenizer.digest(), corpus, loaded.objective)
-    packing = reading.packing or loaded.packing
-    if reading.lengths:
+    packing = options.packing or loaded.packing
+    if options.lengths:
         return evaluate_lengths(
             model,
             objective,
             corpus,
-            reading.lengths,
-            reading.blocks or 0,
+            options.lengths,
+            options.blocks or 0,
             size * loaded.sequence_length,
-            stride=reading.stride,
+            stride=options.stride,
             one_text=packing == "contiguous",
         )
     check_packing(SOURCES[packing], objective.settings, model.config.latents)
     source = SOURCES[packing](corpus, loaded.sequence_length)
     usual = int(loaded.recipe_section("training").get("evaluation_blocks", 0))
-    limit = usual if reading.blocks is None else reading.blocks
+    limit = usual if options.blocks is None else options.blocks
     for each in [objective, *pair_objectives(objective).values()]:
         check_targets(source, each, limit)
     return (evaluate_blocks(model, objective, source, limit, size) for _ in range(1))
 
 
-def _note(loaded: LoadedModel, corpus: Corpus, reading: Reading) -> str:
+def _note(loaded: LoadedModel, corpus: Corpus, options: argparse.Namespace) -> str:
     """Describe what is predicted and, with --lengths, in which text."""
     note = f"{validation_note(loaded.objective)}\n"
-    if not reading.lengths:
+    if not options.lengths:
         return note
-    lengths = corpus.lengths[evenly_spaced(len(corpus), reading.blocks or 0)]
+    lengths = corpus.lengths[evenly_spaced(len(corpus), options.blocks or 0)]
     longest = int(lengths.max()) + 1
     kind = f"the longest of {longest:,} tokens with <s>"
-    if (reading.packing or loaded.packing) == "contiguous":
+    if (options.packing or loaded.packing) == "contiguous":
         kind = f"read as one text of {int(lengths.sum()):,} tokens"
-    elif max(reading.lengths) > longest:
+    elif max(options.lengths) > longest:
         kind += ", so longer windows change nothing"
     documents = f"{len(lengths):,} of {len(corpus):,} documents"
     return f"{note}the same targets at every length, of {documents}, {kind}\n"
