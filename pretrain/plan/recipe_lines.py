@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import sys
 import textwrap
+import types
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,7 +17,7 @@ from data_prep.common.records import OneOf, docstrings, keys
 from pretrain.checks.recipe import check_settings
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
-from pretrain.config.sections import ADVANCED, ModelRecipe
+from pretrain.config.sections import ADVANCED
 from pretrain.config.settings import flatten, is_within, to_yaml
 from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
@@ -42,9 +43,13 @@ def show(
     found = recipes.sources(recipe, overrides)
     if "folder" not in found:  # saved under another name, the recipe has a folder of that name
         config = dataclasses.replace(config, folder="")
+    values = dataclasses.asdict(config)
     if only_changed:
-        return _changed(config, found)
-    return _described(config, found, set() if every else _unset(config, found))
+        defaults = dataclasses.asdict(RunConfig(objective=type(config.objective)()))
+        defaults["objective"]["name"] = RunConfig().objective.name
+        return _lines(_differing(values, defaults), found) if values != defaults else iter(["{}"])
+    hidden = set() if every else _unset(config, found)
+    return _lines(values, found, _texts(config), hidden)
 
 
 def _unset(config: RunConfig, sources: Mapping[str, str]) -> set[str]:
@@ -53,18 +58,6 @@ def _unset(config: RunConfig, sources: Mapping[str, str]) -> set[str]:
     unset = {key for name in ADVANCED for key in keys if is_within(key, name)} - sources.keys()
     shown = {key.partition(".")[0] for key in keys if key not in unset}
     return unset | {key.partition(".")[0] for key in unset} - shown
-
-
-def _changed(config: RunConfig, sources: Mapping[str, str]) -> Iterator[str]:
-    """Yield the settings that differ from their defaults as YAML, with their sources."""
-    defaults = dataclasses.asdict(RunConfig(objective=type(config.objective)()))
-    defaults["objective"]["name"] = RunConfig().objective.name
-    found = _differing(dataclasses.asdict(config), defaults)
-    for section, values in found.items():
-        shown = config.phases if section == "phases" else values
-        yield from _setting(section, shown, "", sources, "")
-    if not found:
-        yield "{}"
 
 
 def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,38 +73,31 @@ def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
     return found
 
 
-def _described(
+def _texts(
     record: Any,  # noqa: ANN401 - any dataclass
-    sources: Mapping[str, str],
-    hidden: Set[str],
     path: str = "",
-) -> Iterator[str]:
-    """Yield the fields of a dataclass that are not hidden as YAML, with comments."""
-    texts = docstrings(type(record))
+) -> dict[str, str]:
+    """Return the documentation of the fields of a dataclass, and of those in it, by their keys."""
+    found = {f"{path}{name}": text for name, text in docstrings(type(record)).items()}
     for field in dataclasses.fields(record):
-        if f"{path}{field.name}" in hidden:
-            continue
-        value = getattr(record, field.name)
-        text = texts.get(field.name, "")
+        key, value = f"{path}{field.name}", getattr(record, field.name)
         if dataclasses.is_dataclass(value):
-            text = (inspect.getdoc(type(value)) or "").partition("\n")[0]
-            yield ""
-        yield from _setting(field.name, value, text, sources, path, hidden)
-        if (path, field.name) == ("model.", "overrides") and not hidden:
-            yield from _not_overridden(record)
-    if hidden and not path:
-        yield from (
-            "",
-            f"# `{as_invoked('pretrain show')} --all` also prints the advanced settings.",
-        )
+            first = (inspect.getdoc(type(value)) or "").partition("\n")[0]
+            found |= _texts(value, f"{key}.") | {key: first}
+        elif key == "data.corpora":
+            for corpus in value:
+                found |= _texts(value[corpus], f"{key}.{corpus}.")
+        elif key == "model.overrides":
+            found |= {f"{key}.{name}": text for name, text in docstrings(ModelConfig).items()}
+    return found
 
 
-def _not_overridden(model: ModelRecipe) -> Iterator[str]:
+def _not_overridden(model: Mapping[str, Any]) -> Iterator[str]:
     """Yield the other fields that `model.overrides` may set, with the named model's values."""
     texts, begin = docstrings(ModelConfig), "    # "
-    named = {f"size {model.size}": SIZES, f"variant {model.variant}": VARIANTS}
+    named = {f"size {model['size']}": SIZES, f"variant {model['variant']}": VARIANTS}
     for field in dataclasses.fields(ModelConfig):
-        if field.name in {"vocab_size", "pair_head", *model.overrides}:
+        if field.name in {"vocab_size", "pair_head", *model["overrides"]}:
             continue
         value, source = field.default, "default"
         for origin, table in named.items():
@@ -125,33 +111,41 @@ def _not_overridden(model: ModelRecipe) -> Iterator[str]:
         yield f"    #{line}  # {source}"
 
 
-def _setting(
-    name: str,
-    value: Any,  # noqa: ANN401 - any setting's
-    text: str,
+def _lines(
+    values: Mapping[str, Any],
     sources: Mapping[str, str],
-    path: str,
+    texts: Mapping[str, str] = types.MappingProxyType({}),
     hidden: Set[str] = frozenset(),
+    path: str = "",
 ) -> Iterator[str]:
-    key, indent = f"{path}{name}", "  " * path.count(".")
+    """Yield settings that are not hidden as YAML, with their texts and sources as comments."""
+    indent = "  " * path.count(".")
     begin = f"{indent}# "
-    yield from textwrap.wrap(text, 100, initial_indent=begin, subsequent_indent=begin)
-    if dataclasses.is_dataclass(value):
-        yield f"{indent}{name}:"
-        yield from _described(value, sources, hidden, f"{key}.")
-    elif isinstance(value, dict) and value:  # model.overrides, or of data.corpora
-        texts = docstrings(ModelConfig) if name == "overrides" and text else {}
-        yield f"{indent}{name}:"
-        for below in value:
-            yield from _setting(below, value[below], texts.get(below, ""), sources, f"{key}.")
-    elif isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):  # phases
-        parts = [{k: v for k, v in dataclasses.asdict(each).items() if v} for each in value]
-        yield f"{indent}{name}:  # {sources.get(key, 'default')}"
-        yield from to_yaml(parts).splitlines()
-    else:
-        style = None if isinstance(value, list) else False  # None: the list alone on one line
-        line = to_yaml({name: value}, default_flow_style=style, width=sys.maxsize).rstrip()
-        yield f"{indent}{line}  # {sources.get(key, 'default')}"
+    for name, value in values.items():
+        key, source = f"{path}{name}", sources.get(f"{path}{name}", "default")
+        if key in hidden:
+            continue
+        if texts and not path and isinstance(value, dict):
+            yield ""
+        text = texts.get(key, "")
+        yield from textwrap.wrap(text, 100, initial_indent=begin, subsequent_indent=begin)
+        if isinstance(value, dict) and value:
+            yield f"{indent}{name}:"
+            yield from _lines(value, sources, texts, hidden, f"{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):  # phases
+            yield f"{indent}{name}:  # {source}"
+            yield from to_yaml(
+                [{k: v for k, v in each.items() if v} for each in value]
+            ).splitlines()
+        else:
+            style = None if isinstance(value, list) else False  # None: the list alone on one line
+            line = to_yaml({name: value}, default_flow_style=style, width=sys.maxsize).rstrip()
+            yield f"{indent}{line}  # {source}"
+        if key == "model.overrides" and texts and not hidden:
+            yield from _not_overridden(values)
+    if hidden and not path:
+        command = as_invoked("pretrain show")
+        yield from ("", f"# `{command} --all` also prints the advanced settings.")
 
 
 def listing() -> Iterator[str]:
