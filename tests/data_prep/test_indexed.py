@@ -20,8 +20,12 @@ def documents():
 
 @pytest.mark.parametrize("vocab_size", [65_000, 200_000])
 @pytest.mark.parametrize("count", [0, 1, 7])
-def test_bytes_are_those_of_megatrons_builder(tmp_path, documents, vocab_size, count):
+@pytest.mark.parametrize("window", [2, 1 << 20])
+def test_bytes_are_those_of_megatrons_builder(
+    tmp_path, documents, vocab_size, count, window, monkeypatch
+):
     """The documents, each of two sequences, are appended one after another, and all at once."""
+    monkeypatch.setattr("data_prep.indexed._WINDOW", window)
     dtype = import_megatron().DType.optimal_dtype(vocab_size)
     builder = import_megatron().IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype)
     one, many = (IndexedWriter(tmp_path / name, vocab_size) for name in ("one", "many"))
@@ -39,13 +43,6 @@ def test_bytes_are_those_of_megatrons_builder(tmp_path, documents, vocab_size, c
         theirs = (tmp_path / f"theirs{suffix}").read_bytes()
         assert (tmp_path / f"one{suffix}").read_bytes() == theirs
         assert (tmp_path / f"many{suffix}").read_bytes() == theirs
-
-
-def test_index_does_not_depend_on_the_window_size(tmp_path, documents, monkeypatch):
-    write_indexed(tmp_path / "one", documents)
-    monkeypatch.setattr("data_prep.indexed._WINDOW", 2)
-    write_indexed(tmp_path / "many", documents)
-    assert (tmp_path / "one.idx").read_bytes() == (tmp_path / "many.idx").read_bytes()
 
 
 def test_dtype_follows_megatrons_rule():
@@ -84,25 +81,6 @@ def test_ids_that_would_wrap_are_refused_and_no_file_appears(tmp_path, bad):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("position", "value", "message"),
-    [
-        (0, b"X", "not a Megatron index"),
-        (9, b"\x02", "version 2"),
-        (17, b"\x63", "id type 99"),
-        (18, b"\x09", "its header"),
-    ],
-)
-def test_damaged_header_is_refused(tmp_path, documents, position, value, message):
-    prefix = write_indexed(tmp_path / "data", documents)
-    index = tmp_path / "data.idx"
-    content = bytearray(index.read_bytes())
-    content[position : position + 1] = value
-    index.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"data\.idx: .*{message}"):
-        IndexedReader(prefix)
-
-
 def test_missing_and_short_files_are_refused(tmp_path, documents):
     prefix, data, index = tmp_path / "data", tmp_path / "data.bin", tmp_path / "data.idx"
     with pytest.raises(ValueError, match=r"data\.idx: no such file"):
@@ -120,32 +98,37 @@ def test_missing_and_short_files_are_refused(tmp_path, documents):
         IndexedReader(prefix)
 
 
+def entry(column, row, value):
+    """The place of a number in the index of seven documents, and its bytes."""
+    start, dtype = {"length": (34, "<i4"), "offset": (62, "<i8"), "bound": (118, "<i8")}[column]
+    written = np.array(value, dtype).tobytes()
+    return start + row * len(written), written
+
+
 @pytest.mark.parametrize(
-    ("column", "row", "value", "message"),
+    ("place", "value", "message"),
     [
-        ("lengths", 3, -3, "sequence 3 has the length -3"),
-        ("lengths", 3, 2**31 - 1, "sequence 4 has the offset 2018"),
-        ("lengths", 6, 2**31 - 1, r"2176 bytes, but its index says"),
-        ("offsets", 4, -8, "sequence 4 has the offset -8"),
-        ("offsets", 1, 2**62, f"sequence 1 has the offset {2**62}"),
-        ("bounds", 7, 6, "ascend from 0 to 7"),
-        ("bounds", 3, 2, "ascend from 0 to 7"),
-        ("bounds", 3, -1, "ascend from 0 to 7"),
+        (0, b"X", r"\.idx: not a Megatron index"),
+        (9, b"\x02", r"\.idx: version 2"),
+        (17, b"\x63", "id type 99"),
+        (18, b"\x09", "its header"),
+        (*entry("length", 3, -3), "sequence 3 has the length -3"),
+        (*entry("length", 3, 2**31 - 1), "sequence 4 has the offset 2018"),
+        (*entry("length", 6, 2**31 - 1), r"2176 bytes, but its index says"),
+        (*entry("offset", 4, -8), "sequence 4 has the offset -8"),
+        (*entry("offset", 1, 2**62), f"sequence 1 has the offset {2**62}"),
+        (*entry("bound", 7, 6), "ascend from 0 to 7"),
+        (*entry("bound", 3, 2), "ascend from 0 to 7"),
+        (*entry("bound", 3, -1), "ascend from 0 to 7"),
     ],
 )
 def test_a_damaged_index_is_refused_with_file_and_place(
-    tmp_path, documents, column, row, value, message, monkeypatch
+    tmp_path, documents, place, value, message, monkeypatch
 ):
     monkeypatch.setattr("data_prep.indexed._WINDOW", 2)
-    prefix, count = write_indexed(tmp_path / "data", documents), len(documents)
-    start, dtype = {
-        "lengths": (34, "<i4"),
-        "offsets": (34 + 4 * count, "<i8"),
-        "bounds": (34 + 12 * count, "<i8"),
-    }[column]
+    prefix = write_indexed(tmp_path / "data", documents)
     content = bytearray((tmp_path / "data.idx").read_bytes())
-    bad = np.array(value, dtype).tobytes()
-    content[start + row * len(bad) : start + (row + 1) * len(bad)] = bad
+    content[place : place + len(value)] = value
     (tmp_path / "data.idx").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{tmp_path}/data\..*{message}"):
+    with pytest.raises(ValueError, match=rf"{tmp_path}/data.*{message}"):
         IndexedReader(prefix)

@@ -1,6 +1,8 @@
 import errno
 import fcntl
+import itertools
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -15,8 +17,9 @@ import numpy as np
 import psutil
 import pytest
 
-from data_prep.manifest import Settings, load_manifest
-from data_prep.run import plan, prepare
+from data_prep.common.files import AtomicFile, sha256_of
+from data_prep.manifest import Count, Settings, ShardManifest, load_manifest, read_record
+from data_prep.run import merge, plan, prepare
 from data_prep.verify import verify
 from tests.data_prep.conftest import content, documents, make_texts, write_pile
 
@@ -71,6 +74,47 @@ def test_rerun_of_a_finished_corpus_changes_nothing(corpus_folder, inputs, token
     assert {f: f.stat().st_mtime_ns for f in times if f.name != ".lock"} == {
         f: t for f, t in times.items() if f.name != ".lock"
     }
+
+
+def killed(number, *arguments):
+    """Run a prepare in a process that is killed at a file, before it has its name, or after."""
+    left, commit = itertools.count(number, -1), AtomicFile.commit
+
+    def commit_or_end(file):
+        is_last = next(left) == 1
+        if is_last and number % 2:
+            os._exit(9)
+        record = commit(file)
+        if is_last:
+            os._exit(9)
+        return record
+
+    def run():
+        AtomicFile.commit = commit_or_end
+        prepare(*arguments)
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    child.join(60)
+    return child.exitcode == 9
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_run_killed_at_any_file_tears_nothing_and_continues_to_the_same_bytes(
+    corpus_folder, inputs, tokenizer_folder, tmp_path
+):
+    """The vocabulary is the first file of a run, and nine are those of a shard."""
+    arguments = inputs, tmp_path, tokenizer_folder, SETTINGS
+    for number in (*range(1, 12), 11):
+        assert killed(number, *arguments)
+        assert not (tmp_path / "manifest.json").exists()
+        shards = [read_record(ShardManifest, file) for file in tmp_path.glob("shards/shard-*")]
+        for files in itertools.chain(*(shard.files.values() for shard in shards)):
+            for name, digest in files.hashes.items():
+                assert sha256_of(tmp_path / name) == digest
+    assert len(shards) == 3
+    prepare(*arguments)
+    assert content(tmp_path) == content(corpus_folder)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -236,6 +280,24 @@ def test_corpus_without_documents_is_refused_with_the_reasons(tokenizer_folder, 
     bad.write_text('{"text": ""}\n{')
     with pytest.raises(ValueError, match=r"1 empty .*:1\), 1 not-json .*:2\)"):
         prepare([bad], tmp_path / "b", tokenizer_folder, SETTINGS)
+
+
+@pytest.fixture
+def shards(corpus_folder):
+    return [read_record(ShardManifest, f) for f in sorted(corpus_folder.glob("shards/*.json"))]
+
+
+def test_totals_do_not_depend_on_the_order_of_the_shards(corpus_folder, shards, tokenizer):
+    manifest, turned = (merge(each, tokenizer, corpus_folder) for each in (shards, shards[::-1]))
+    assert manifest == load_manifest(corpus_folder)
+    for name in ("totals", "subsets", "length_histogram", "unigram_perplexity"):
+        assert getattr(turned, name) == getattr(manifest, name)
+
+
+def test_too_many_subsets_of_all_shards_are_refused(shards, tokenizer, tmp_path):
+    many = {"train": {str(number): Count(1, 2, 3) for number in range(257)}}
+    with pytest.raises(ValueError, match="257 different values of meta.pile_set_name"):
+        merge([replace(shards[0], kept=many)], tokenizer, tmp_path)
 
 
 @pytest.mark.usefixtures("in_process")

@@ -1,18 +1,15 @@
-import itertools
 import json
 import pickle
-import random
-import re
-import shutil
-import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 
-from data_prep.tokenizer import from_vocabulary, load, load_with_order, train
+from data_prep.encoders import DIFFICULT_TEXTS
+from data_prep.tokenizer import Tokenizer, _bpe, load, load_with_order, train, train_characters
 from tests.data_prep.conftest import make_texts
+from tests.data_prep.test_encoders import random_texts
 from tests.hub import hub_of
 
 CONTROL_TEXT = "<s> </s><pad><mask> <unk>"
@@ -20,16 +17,10 @@ CONTROL_TEXT = "<s> </s><pad><mask> <unk>"
 
 def test_special_ids_follow_robertas_order(tokenizer):
     assert tokenizer.vocab_size == 320
-    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    ids = [0, 1, 2, 3, 319]
-    assert [tokenizer.token_text(id) for id in ids] == names
-    assert ids == [
-        tokenizer.bos_id,
-        tokenizer.pad_id,
-        tokenizer.eos_id,
-        tokenizer.unk_id,
-        tokenizer.mask_id,
-    ]
+    special = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
+    ids = [getattr(tokenizer, f"{name}_id") for name in special]
+    assert ids == [0, 1, 2, 3, 319]
+    assert [tokenizer.token_text(id) for id in ids] == [*special.values()]
 
 
 @pytest.mark.parametrize(
@@ -80,26 +71,12 @@ def test_too_small_a_vocabulary_is_refused():
 
 def test_file_and_pickle_give_the_same_vocabulary(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
-    copies = [
-        load(tmp_path),
-        load(tmp_path / "tokenizer.json"),
-        pickle.loads(pickle.dumps(tokenizer)),
-    ]
-    for copy in copies:
+    files = (tmp_path, tmp_path / "tokenizer.json")
+    for copy in (*map(load, files), pickle.loads(pickle.dumps(tokenizer))):
         assert copy.digest() == tokenizer.digest()
         assert np.array_equal(
             copy.encode_batch([CONTROL_TEXT])[0], tokenizer.encode_batch([CONTROL_TEXT])[0]
         )
-
-
-def test_invalid_tokenizer_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere: no such file; accepted: a tokenizer\.json"):
-        load(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="no such file"):
-        load(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer\.json"):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +115,23 @@ def test_vocabulary_in_which_text_encodes_to_special_ids_is_refused(tokenizer, t
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="encodes to the special ids"):
         load(file)
+
+
+# A vocabulary of characters.
+
+
+def test_characters_come_by_code_point_and_unknown_ones_become_unk():
+    vocabulary = train_characters(iter(["born in Ōsaka", "\n<s>/", "𝔄🙂é"]))
+    characters = sorted(set("born in Ōsaka\n<s>/𝔄🙂é"))
+    expected = ["<s>", "<pad>", "</s>", "<unk>", *characters, "<mask>"]
+    assert [vocabulary.token_text(id) for id in range(vocabulary.vocab_size)] == expected
+    texts = ["kab\n🙂", "abcdéf a", "<s></s><mask>", "", "a" * 10_000, "  "]
+    for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
+        assert len(ids) == len(text)
+        known = "".join(c if c in characters else "<unk>" for c in text)
+        assert vocabulary.decode(ids.tolist()) == known
+    with pytest.raises(ValueError, match="the texts have no characters"):
+        train_characters(["", ""])
 
 
 # Other layouts of the same vocabulary: GPT-2 and fairseq, Hugging Face, the hub.
@@ -307,15 +301,15 @@ def test_a_damaged_file_is_named_with_its_line(tokenizer, tmp_path, file, change
 def test_invalid_vocabulary_tables_are_refused(tokenizer, tmp_path):
     vocab, merges = contents_of(tokenizer, tmp_path)
     pairs = [(a, b) for a, b in merges]
-    assert from_vocabulary(vocab, pairs).digest() == tokenizer.digest()
+    assert Tokenizer(_bpe(vocab, pairs)).digest() == tokenizer.digest()
     with pytest.raises(ValueError, match="321 tokens, but their ids are not 0 to 320"):
-        from_vocabulary(vocab | {"one more": 900}, pairs)
+        Tokenizer(_bpe(vocab | {"one more": 900}, pairs))
     renamed = {"renamed" if token == "a" else token: id for token, id in vocab.items()}
     with pytest.raises(ValueError, match="1 of the 256 bytes have no id, such as 'a'"):
-        from_vocabulary(renamed, [])
+        Tokenizer(_bpe(renamed, []))
     for swapped in ({"<s>": 1, "<pad>": 0}, {"<mask>": vocab["a"], "a": vocab["<mask>"]}):
         with pytest.raises(ValueError, match="special ids .*; accepted: "):
-            from_vocabulary(vocab | swapped, pairs)
+            Tokenizer(_bpe(vocab | swapped, pairs))
 
 
 def test_what_is_not_found_is_named_with_what_would_be(tmp_path, monkeypatch):
@@ -328,10 +322,14 @@ def test_what_is_not_found_is_named_with_what_would_be(tmp_path, monkeypatch):
         assert not asked
         with pytest.raises(ValueError, match="roberta: no such file, and not .* hub") as caught:
             load("someone/roberta")
+    assert "accepted: a tokenizer.json; " in str(caught.value)
     assert "encoder.json, vocab.bpe, dict.txt" in str(caught.value)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer\.json"):
+        load(tmp_path)
 
 
-# GPT-2's files, compared with a direct implementation in twenty lines.
+# GPT-2's files.
 
 
 @pytest.fixture(scope="session")
@@ -344,44 +342,6 @@ def roberta(gpt2_files):
     return load(gpt2_files)
 
 
-class PlainBpe:
-    """A slow, direct implementation of GPT-2's encoder with fairseq's dictionary."""
-
-    def __init__(self, folder):
-        regex = pytest.importorskip("regex", reason="reads GPT-2's pattern; transformers has it")
-        self.words = regex.compile(
-            r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-        ).findall
-        self.bpe_ids = json.loads((folder / "encoder.json").read_text())
-        merges = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
-        self.ranks = {tuple(pair.split()): rank for rank, pair in enumerate(merges)}
-        symbols = [line.split()[0] for line in (folder / "dict.txt").read_text().splitlines()]
-        self.ids = {symbol: id for id, symbol in enumerate(symbols, start=4)}
-        visible = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-        hidden = [b for b in range(256) if b not in visible]
-        self.letters = {b: chr(b) for b in visible} | {
-            b: chr(256 + place) for place, b in enumerate(hidden)
-        }
-
-    def encode(self, text):
-        return [id for word in self.words(text) for id in self._word(word)]
-
-    def _word(self, word):
-        parts = [self.letters[byte] for byte in word.encode()]
-        while len(parts) > 1:
-            best = min(itertools.pairwise(parts), key=lambda pair: self.ranks.get(pair, 1e9))
-            if best not in self.ranks:
-                break
-            merged: list[str] = []
-            for part in parts:
-                if merged and (merged[-1], part) == best:
-                    merged[-1] += part
-                else:
-                    merged.append(part)
-            parts = merged
-        return (self.ids[str(self.bpe_ids[part])] for part in parts)
-
-
 def test_gpt2_files_give_the_ids_of_fairseqs_roberta(roberta):
     assert (roberta.vocab_size, roberta.mask_id) == (50265, 50264)
     expected = {"Hello world": [31414, 232], " world": [232], "world": [8331], ".": [4], "": []}
@@ -391,55 +351,14 @@ def test_gpt2_files_give_the_ids_of_fairseqs_roberta(roberta):
     assert {id: roberta.token_text(id) for id in names} == names
 
 
-def varied_texts():
-    """Return prose in several scripts, unusual white space, and characters from all of Unicode 3.2.
-
-    Later characters are letters to one library and unknown to another.
-    """
-    draw = random.Random(0)
-    known = [
-        chr(code)
-        for code in range(0x110000)
-        if unicodedata.ucd_3_2_0.category(chr(code)) not in ("Cn", "Cs", "Co")
-    ]
-    letters = "aA é'\n\t 1²0,.ßЖ漢가ا\u0301\u00a0\u2003\u200d\x1c\x85\U0001f600"
-    return [
-        "It's what we've said: they'll go, I'd stay, you're THEY'LL.  Twice \n\n\n spaced\t\t.",
-        "def f(x):\n    return {x: [1_000, 3.14e-10]}  # naïve café — “quotes”…\r\n",
-        "東京都の人口は約1400万人です。 Привет, мир! مرحبا بالعالم. שלום 안녕하세요 ไทย हिन्दी",
-        "👩‍👩‍👧‍👦 🇰🇷 é vs é \u200b zero\ufeffwidth",
-        "a<|endoftext|>b <s> </s> <mask> madeupword0000",
-        " leading",
-        "trailing ",
-        "   ",
-        "\n",
-        "\x00\x01\x7f",
-        "x" * 300,
-        "1" * 50,
-        "!?" * 60,
-        *("".join(draw.choices(letters, k=80)) for _ in range(200)),
-        *("".join(draw.choices(known, k=60)) for _ in range(300)),
-    ]
-
-
 def test_ids_of_any_text_are_those_of_gpt2s_encoder(roberta, gpt2_files):
-    plain = PlainBpe(gpt2_files)
-    texts = varied_texts()
+    """As the library reads the same files; `dict.txt` orders the ids."""
+    theirs = tokenizers.ByteLevelBPETokenizer.from_file(
+        *(str(gpt2_files / name) for name in ("encoder.json", "vocab.bpe"))
+    )
+    symbols = [line.split()[0] for line in (gpt2_files / "dict.txt").read_text().splitlines()]
+    ids_of = {symbol: id for id, symbol in enumerate(symbols, start=4)}
+    texts = [*DIFFICULT_TEXTS, *random_texts(300)]
     for text, ids in zip(texts, roberta.encode_batch(texts), strict=True):
-        assert ids.tolist() == plain.encode(text), text
+        assert ids.tolist() == [ids_of[str(id)] for id in theirs.encode(text).ids], text
         assert roberta.decode(ids.tolist()) == text
-
-
-def test_a_dictionary_without_its_last_words_gives_the_same_ids_below_the_mask(
-    roberta, gpt2_files, tmp_path
-):
-    """The published zero-mask models have two `madeupword`s less."""
-    for name in ("encoder.json", "vocab.bpe"):
-        shutil.copy(gpt2_files / name, tmp_path / name)
-    lines = (gpt2_files / "dict.txt").read_text()
-    (tmp_path / "dict.txt").write_text(re.sub(r"madeupword000[12] 0\n", "", lines))
-    shorter = load(tmp_path)
-    assert shorter.mask_id == 50262
-    texts = varied_texts()[:10]
-    for one, other in zip(shorter.encode_batch(texts), roberta.encode_batch(texts), strict=True):
-        assert np.array_equal(one, other)

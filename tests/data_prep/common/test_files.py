@@ -74,20 +74,17 @@ def test_file_appears_on_commit_only(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_folder_appears_when_it_is_complete(tmp_path):
+def test_a_folder_appears_when_it_is_complete_and_a_failure_leaves_nothing(tmp_path):
     target = tmp_path / "deep" / "target"
+    with pytest.raises(FileNotFoundError), new_folder(target) as folder:
+        (folder / "nowhere" / "file").write_text("content")
+    assert list(target.parent.iterdir()) == []
     with new_folder(target) as folder:
         (folder / "inner").mkdir()
         (folder / "inner" / "file").write_text("content")
         assert not target.exists()
     assert (target / "inner" / "file").read_text() == "content"
     assert list(target.parent.iterdir()) == [target]
-
-
-def test_failure_to_fill_a_folder_leaves_nothing(tmp_path):
-    with pytest.raises(FileNotFoundError), new_folder(tmp_path / "target") as folder:
-        (folder / "nowhere" / "file").write_text("content")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_left_by_killed_processes_can_be_removed(tmp_path):

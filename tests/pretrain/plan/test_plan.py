@@ -324,6 +324,8 @@ def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
     assert written["parameters"] == 353_779_713
     assert "353,779,713" in printed
     assert " ids, assumed: no corpus is on this machine" in printed
+    assert written["reading"] is None
+    assert "epochs       unknown: data.corpus is not a folder" in printed
     assert f" on 16 h100, {written['tokens'] / written['seconds']:,.0f} tokens/s" in printed
     assert list(written["memory"]) == ["1", "2", "3"]
     for stage, memory in written["memory"].items():
@@ -379,11 +381,6 @@ def test_a_mixture_gives_the_epochs_of_each_corpus(corpus, other_corpus):
     assert read == pytest.approx([800, 2400])
     lines = plan.table(plan.plan(config, 2, "a100")).splitlines()
     assert [line[:15] for line in lines[2:4]] == ["epochs       a:", "             b:"]
-
-
-def test_without_a_corpus_the_epochs_are_unknown():
-    assert of("pile-base").reading is None
-    assert "epochs       unknown: data.corpus is not a folder" in plan.table(of("pile-base"))
 
 
 @pytest.mark.parametrize(
