@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from pretrain.config import load  # noqa: E402
 from pretrain.config.run import RunConfig  # noqa: E402
+from pretrain.model import flex  # noqa: E402
 from pretrain.model.backends import choose_backend  # noqa: E402
 from pretrain.model.config import VOCABULARY_MULTIPLE  # noqa: E402
 from pretrain.model.language_model import LanguageModel  # noqa: E402
@@ -74,6 +75,9 @@ def batch(config: RunConfig, objective) -> dict[str, torch.Tensor]:
 
 
 def measured(words: list[str], name: str) -> dict[str, object]:
+    torch.compiler.reset()
+    flex._kernel.cache_clear()
+    counters.clear()
     config = load.load(words[0], words[1:])
     vocab_size = plan.vocabulary_size(config)
     architecture = config.architecture(vocab_size)
