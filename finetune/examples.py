@@ -13,10 +13,10 @@ and for a custom task the folder that custom_task.py wrote.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -133,8 +133,7 @@ def _from_tsv(task: BenchmarkTask, path: Path, split: str) -> Split:
                 f"{where}: has {len(row)} tab-separated columns; accepted: {len(header)}"
             )
         values = [row[column] for column in columns]
-        label = _label(task, values.pop(), where) if labelled else 0
-        examples.append(_example(values, label, where))
+        examples.append(_example(task, values, task.labels, where))
     return Split(examples, skipped)
 
 
@@ -151,25 +150,31 @@ def _columns(task: BenchmarkTask, header: Sequence[str], labelled: bool, path: P
     return [header.index(name) for name in names]
 
 
-def _example(texts: Sequence[str], label: float, where: str) -> Example:
-    stripped = tuple(text.strip() for text in texts)
-    if not any(stripped):  # one empty text of two is data: QQP has some
+def _example(
+    task: BenchmarkTask, values: Sequence[Any], names: Sequence[object], where: str
+) -> Example:
+    """Return an example of its texts and, in a split that has labels, its label.
+
+    Args:
+        task: the task.
+        values: of its columns.
+        names: the labels as the source writes them.
+        where: for messages.
+    """
+    texts = tuple(text.strip() for text in values[: len(task.texts)])
+    if not any(texts):  # one empty text of two is data: QQP has some
         raise ValueError(f"{where}: the text is empty")
-    return Example(stripped, label)
+    return Example(texts, *(_label(task, value, names, where) for value in values[len(texts) :]))
 
 
-def _label(task: BenchmarkTask, text: str, where: str) -> float:
-    if not task.is_regression:
-        if text not in task.labels:
-            raise ValueError(f"{where}: label {text!r}; accepted: {', '.join(task.labels)}")
-        return task.labels.index(text)
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= task.scale:
-        raise ValueError(f"{where}: label {text!r}; accepted: a number from 0 to {task.scale:g}")
-    return value / task.scale
+def _label(task: BenchmarkTask, value: Any, names: Sequence[object], where: str) -> float:  # noqa: ANN401
+    accepted = ", ".join(map(str, names)) or f"a number from 0 to {task.scale:g}"
+    if value in names:
+        return names.index(value)
+    with contextlib.suppress(TypeError, ValueError):
+        if task.is_regression and 0 <= float(value) <= task.scale:
+            return float(value) / task.scale
+    raise ValueError(f"{where}: label {value!r}; accepted: {accepted}")
 
 
 def _from_datasets(task: BenchmarkTask, data: str, split: str) -> Split:
@@ -178,25 +183,13 @@ def _from_datasets(task: BenchmarkTask, data: str, split: str) -> Split:
     place = f"{tables.HUB}{HUB_REPOSITORY}:{task.hub}" if data == HUB else Path(data) / task.hub
     source = f"{place}:{hub_split}"
     rows = tables.load(source)
-    texts = task.hub_texts or task.texts
-    labelled = split not in task.test
-    columns = [*texts, *(["label"] if labelled else [])]
+    columns = [*(task.hub_texts or task.texts), *(["label"] if split not in task.test else [])]
     hint = f"{HUB_REPOSITORY} has {', '.join(columns)}"
     tables.check_columns(source, rows.column_names, columns, hint)
-    examples = []
-    for number, row in enumerate(rows.select_columns(columns)):
-        where = f"{source}: row {number}"
-        label = _hub_label(task, row["label"], where) if labelled else 0
-        examples.append(_example([row[column] for column in texts], label, where))
-    return Split(examples)
-
-
-def _hub_label(task: BenchmarkTask, value: Any, where: str) -> float:  # noqa: ANN401
-    if task.is_regression:
-        return _label(task, str(value), where)
-    if value not in range(task.classes):
-        raise ValueError(
-            f"{where}: label {value!r}; accepted: 0 to {task.classes - 1} "
-            f"({', '.join(task.labels)})"
-        )
-    return int(value)
+    ids = range(len(task.labels))
+    return Split(
+        [
+            _example(task, [row[column] for column in columns], ids, f"{source}: row {number}")
+            for number, row in enumerate(rows.select_columns(columns))
+        ]
+    )
