@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,10 @@ class ShuffledBatches:
     because one takes about as long as fifty: a millisecond or two.
     """
 
-    examples: EncodedExamples
+    lengths: npt.NDArray[np.int64]
+    """[N]: the number of tokens of each example."""
+    collate: Callable[[Sequence[int], int], MicroBatch]
+    """Returns the examples of some indices as one micro-batch, whose own index is the second."""
     batch_size: int
     order_seed: int
     length_window: int = 1
@@ -145,7 +148,7 @@ class ShuffledBatches:
 
     def epoch(self, step: int) -> float:
         """Return the number of epochs read before a step."""
-        return step * self.batch_size / len(self.examples)
+        return step * self.batch_size / len(self.lengths)
 
     def ends_epoch(self, step: int) -> bool:
         """Return whether update `step`, counted from 1, read the last example of an epoch."""
@@ -153,7 +156,7 @@ class ShuffledBatches:
 
     def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
         """Return this rank's share of the step's batch: every `world_size`-th example."""
-        return [self.examples.collate(self.chosen(step)[rank::world_size], index=rank)]
+        return [self.collate(self.chosen(step)[rank::world_size], rank)]
 
     def chosen(self, step: int) -> list[int]:
         """Return the indices of the examples in a step's batch."""
@@ -168,11 +171,11 @@ class ShuffledBatches:
     def _choose(self, number: int, together: int) -> npt.NDArray[np.int64]:
         """Return the indices in each of `together` batches, [together, batch size]."""
         size = together * self.batch_size
-        lineage = Lineage.begin(len(self.examples), self.order_seed)
+        lineage = Lineage.begin(len(self.lengths), self.order_seed)
         chosen, epochs = lineage.blocks(number * size, size)
         if self.length_window == 1:
             return chosen.reshape(-1, self.batch_size)
-        order = np.lexsort((self.examples.lengths[chosen], epochs))
+        order = np.lexsort((self.lengths[chosen], epochs))
         chosen, epochs = (x[order].reshape(-1, self.batch_size) for x in (chosen, epochs))
         return chosen[self._shuffled(epochs, number)]
 

@@ -89,7 +89,8 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     dev_sets = {name: splits[name] for name in task.dev}
     process = start()
     engine = _engine(config, classifiers.build(loaded, plan, task), process)
-    batches = ShuffledBatches(splits["train"], config.batch_size, plan.seed, config.length_window)
+    read, order = splits["train"], (config.batch_size, plan.seed, config.length_window)
+    batches = ShuffledBatches(read.lengths, read.collate, *order)
     # DeepSpeed writes a script beside the folder of the parts.
     parts = folder / _BEST / "weights" if plan.save_model else None
     evaluation = DevEvaluator(engine, batches, task, dev_sets, config.best_epoch_by, parts)

@@ -17,7 +17,7 @@ import numpy as np
 from data_prep.common.files import write_atomically
 from data_prep.documents import Reject, read_documents
 from data_prep.tokenizer import FILE_NAME, Tokenizer, train_characters
-from pretrain.data.lineage import Lineage
+from finetune.batches import ShuffledBatches
 from pretrain.loop.protocols import Arrays, MicroBatch
 from pretrain.objectives.base import Block, Ids
 from pretrain.objectives.causal import CausalLMConfig
@@ -159,28 +159,15 @@ class AnswerObjective(TokenObjective):
         return self.arrange([Block(row) for row in rows], read, length)
 
 
-@dataclasses.dataclass(frozen=True)
-class AnswerBatches:
-    """Batches of rows, for one rank. Each epoch has an order drawn from (seed, epoch)."""
+def answer_batches(
+    rows: Sequence[Ids], batch_size: int, order_seed: int, objective: AnswerObjective
+) -> ShuffledBatches:
+    """Return the batches of rows; each epoch has an order of its own."""
+    lengths = np.array([len(row) for row in rows])
 
-    rows: Sequence[Ids]
-    batch_size: int
-    order_seed: int
-    objective: AnswerObjective
+    def collate(chosen: Sequence[int], index: int) -> MicroBatch:
+        tokens = lengths[chosen]
+        arrays = objective.collate([rows[number] for number in chosen], int(tokens.max()))
+        return MicroBatch(index, arrays, int(tokens.sum()), objective.targets(arrays))
 
-    def seed(self, step: int) -> int:
-        """Return the seed of dropout."""
-        return self.order_seed
-
-    def epoch(self, step: int) -> float:
-        """Return the number of epochs read before a step."""
-        return step * self.batch_size / len(self.rows)
-
-    def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
-        """Return the step's batch as one micro-batch."""
-        lineage = Lineage.begin(len(self.rows), self.order_seed)
-        chosen, _ = lineage.blocks(step * self.batch_size, self.batch_size)
-        rows = [self.rows[index] for index in chosen]
-        lengths = [len(row) for row in rows]
-        arrays = self.objective.collate(rows, max(lengths))
-        return [MicroBatch(rank, arrays, sum(lengths), self.objective.targets(arrays))]
+    return ShuffledBatches(lengths, collate, batch_size, order_seed)

@@ -19,9 +19,10 @@ import numpy as np
 
 from data_prep.common.exit_codes import EXIT_DONE
 from data_prep.common.files import write_atomically
+from finetune.batches import ShuffledBatches
 from finetune.birthplaces.rows import (
-    AnswerBatches,
     AnswerObjective,
+    answer_batches,
     documents,
     encode,
     prepare,
@@ -193,7 +194,7 @@ def finetune(options: argparse.Namespace) -> None:
     assert start.vocabulary is not None
     encoded = encode(rows, start.vocabulary, start.config.max_positions, data)
     objective = AnswerObjective(start.vocabulary.mask_id)
-    batches = AnswerBatches(encoded, batch_size, options.seed, objective)
+    batches = answer_batches(encoded, batch_size, options.seed, objective)
     print(f"{data}: {len(rows):,} rows, {steps:,} steps", flush=True)
     folder = run_folder(options, f"ft_lr_{options.finetune_lr:f}")
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
@@ -202,14 +203,18 @@ def finetune(options: argparse.Namespace) -> None:
         "optimizer": dataclasses.asdict(config.optimizer),
         "pretrained": start.provenance,  # other commands read the recipe in it
     }
-    weights = _train(start, config, batches, folder)
+    weights = _train(start, config, batches, objective, folder)
     trained = dataclasses.replace(start, weights=weights, provenance=provenance)
     save_model(options.writing_params_path, trained)
     print(f"{options.writing_params_path}: the model after {steps:,} steps")
 
 
 def _train(
-    start: ModelContents, recipe: RunConfig, batches: AnswerBatches, folder: Path
+    start: ModelContents,
+    recipe: RunConfig,
+    batches: ShuffledBatches,
+    objective: AnswerObjective,
+    folder: Path,
 ) -> dict[str, Any]:
     """Return the weights at the end, in fp32 on the CPU."""
     from pretrain.engine import engine as engines
@@ -237,7 +242,7 @@ def _train(
     run(
         engine,
         batches,
-        batches.objective,
+        objective,
         learning_rate=lambda step: optimizer.learning_rate,
         steps=range(steps),
         observers=[

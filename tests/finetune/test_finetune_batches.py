@@ -24,6 +24,10 @@ def encoded(tiny_model):
     return EncodedExamples(TASK, examples, tokenizers.load(tiny_model), 64)
 
 
+def batches_of(encoded, *settings):
+    return ShuffledBatches(encoded.lengths, encoded.collate, *settings)
+
+
 def rows_of(batch):
     ids, mask = batch.arrays["input_ids"], batch.arrays["document_ids"]
     return [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
@@ -31,7 +35,7 @@ def rows_of(batch):
 
 @pytest.mark.parametrize("window", [1, 3, 50])
 def test_an_epoch_reads_every_example_once_in_an_order_of_its_own_and_of_the_seed(encoded, window):
-    batches = ShuffledBatches(encoded, 5, order_seed=1, length_window=window)
+    batches = batches_of(encoded, 5, 1, window)
     read = [row for step in range(14) for row in rows_of(batches.micro_batches(step, 0, 1)[0])]
     everything = sorted(tuple(ids.tolist()) for ids in encoded.ids)
     for epoch in (0, 1, 2):
@@ -39,7 +43,7 @@ def test_an_epoch_reads_every_example_once_in_an_order_of_its_own_and_of_the_see
         part = read[23 * epoch : 23 * (epoch + 1)]
         assert sorted(part) == everything
     assert read[:23] != read[23:46]
-    assert batches.chosen(3) != ShuffledBatches(encoded, 5, 2, window).chosen(3)
+    assert batches.chosen(3) != batches_of(encoded, 5, 2, window).chosen(3)
 
 
 @pytest.mark.parametrize("window", [1, 3, 50])
@@ -47,11 +51,11 @@ def test_batches_are_chosen_many_at_a_time_and_are_those_that_are_chosen_one_by_
     encoded, window, monkeypatch
 ):
     steps, calls, choose = [*range(120), 7, 119], [], ShuffledBatches._choose
-    fresh = [ShuffledBatches(encoded, 5, 1, window).chosen(step) for step in steps]
+    fresh = [batches_of(encoded, 5, 1, window).chosen(step) for step in steps]
     monkeypatch.setattr(
         ShuffledBatches, "_choose", lambda *arguments: calls.append(1) or choose(*arguments)
     )
-    batches = ShuffledBatches(encoded, 5, 1, window)
+    batches = batches_of(encoded, 5, 1, window)
     assert [batches.chosen(step) for step in steps] == fresh
     assert len(calls) == {1: 5, 3: 42, 50: 5}[window]
 
@@ -62,7 +66,7 @@ def test_windows_group_similar_lengths_without_a_trend(tiny_model):
     encoded = EncodedExamples(TASK, examples, tokenizers.load(tiny_model), 64)
 
     def padded(window):
-        batches = ShuffledBatches(encoded, 8, 1, window)
+        batches = batches_of(encoded, 8, 1, window)
         sizes = [
             batches.micro_batches(step, 0, 1)[0].arrays["input_ids"].size for step in range(80)
         ]
@@ -77,7 +81,7 @@ def test_windows_group_similar_lengths_without_a_trend(tiny_model):
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_ranks_share_a_batch_equally(encoded, window):
-    batches = ShuffledBatches(encoded, 6, 1, window)
+    batches = batches_of(encoded, 6, 1, window)
     for step in range(8):
         (whole,) = batches.micro_batches(step, 0, 1)
         parts = [batches.micro_batches(step, rank, 2)[0] for rank in (0, 1)]
@@ -169,7 +173,7 @@ def test_a_long_example_is_left_out_of_training_and_cut_in_scoring(tiny_model):
 def test_every_epoch_ends_once_and_the_last_one_with_the_last_step(encoded):
     for batch_size in (1, 5, 16, 23):
         steps = FinetuneConfig(epochs=4, batch_size=batch_size).steps(len(encoded))
-        batches = ShuffledBatches(encoded, batch_size, 1)
+        batches = batches_of(encoded, batch_size, 1)
         ends = [step for step in range(1, steps + 1) if batches.ends_epoch(step)]
         assert [int(batches.epoch(step)) for step in ends] == [1, 2, 3, 4]
         assert ends[-1] == steps

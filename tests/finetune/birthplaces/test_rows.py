@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.tokenizer import train_characters
-from finetune.birthplaces.rows import AnswerBatches, AnswerObjective, encode, read_rows, score
+from finetune.birthplaces.rows import AnswerObjective, answer_batches, encode, read_rows, score
 from pretrain.objectives.tokens import IGNORED
 
 TOKENIZER = train_characters(["abcdefghij ?"])
@@ -76,16 +76,9 @@ def test_a_row_that_is_longer_than_the_block_is_refused(answer, most):
         encode([("a" * (most + 1), *answer)], TOKENIZER, 12, FILE)
 
 
-def read_in(seed, steps):
-    rows = [np.array([BOS, 4 + n, MASK, 4 + n, MASK]) for n in range(10)]
-    made = AnswerBatches(rows, 4, seed, AnswerObjective(MASK))
-    found = [made.micro_batches(step, 0, 1)[0] for step in steps]
-    return [row[1] - 4 for batch in found for row in batch.arrays["input_ids"].tolist()]
-
-
-def test_every_epoch_reads_every_row_once_in_an_order_of_its_own():
-    order = read_in(1, range(5))  # two epochs of ten rows
-    assert sorted(order[:10]) == sorted(order[10:]) == list(range(10))
-    assert len({tuple(order[:10]), tuple(order[10:]), tuple(range(10))}) == 3
-    assert read_in(1, range(5)) == order
-    assert read_in(2, range(5)) != order
+def test_batches_are_as_long_as_their_longest_row_and_count_tokens_and_targets():
+    """Their order is that of all fine-tuning (test_finetune_batches)."""
+    rows = [np.array([BOS, *[4] * n, MASK, 5, MASK]) for n in range(1, 5)]
+    (batch,) = answer_batches(rows, 4, 1, AnswerObjective(MASK)).micro_batches(0, 0, 1)
+    assert batch.arrays["input_ids"].shape == (4, 8)
+    assert (batch.tokens, batch.targets) == (5 + 6 + 7 + 8, (12,))
