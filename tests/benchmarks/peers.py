@@ -241,9 +241,10 @@ def our_finetuning(shape: Shape, batch: int) -> float:
     config, clock = FinetuneConfig(batch_size=batch), Clock()
     encoder = LanguageModel(shape.of("baseline")).encoder
     head = ClassificationHead(encoder.config.hidden_size, ClassificationConfig(2))
+    examples = RandomExamples()
     run_loop(
         train._engine(config, Classifier(encoder, head), start()),
-        ShuffledBatches(RandomExamples(), batch, 1, config.length_window),
+        ShuffledBatches(examples.lengths, examples.collate, batch, 1, config.length_window),
         Objective(TASKS["CoLA"]),
         learning_rate=lambda step: 1e-5,
         steps=range(WARM_UP + 10 * shape.steps + 1),
