@@ -69,16 +69,16 @@ def _sections(study: Study, checked: Sequence[CheckedArm], found: Results) -> li
     ]
     if found.finetuning:
         over = (
-            "median over the seeds of fine-tuning (lowest to highest) of one pretrained model: "
-            "another seed of pretraining may differ by more than these intervals"
+            "the median over the seeds of fine-tuning (lowest to highest) of one pretrained model; "
+            "another seed of pretraining may differ by more than the intervals below"
             if len(study.seeds) == 1
             else "the mean over the seeds of fine-tuning; median over the seeds of pretraining "
             "(lowest to highest)"
         )
         sections += [
             _table("Fine-tuning", found.finetuning, _median),
-            f"Per cent on dev after the last epoch, {over}. Collapsed runs count; in all so many "
-            "are collapsed.\n",
+            f"Per cent on dev after the last epoch, {over}. Scores of collapsed runs count; their "
+            "number is in the table.\n",
             _comparison("Differences in fine-tuning", study, checked, found.finetuning),
         ]
     return [*sections, _table("Cost", found.cost, _sum_up)]
