@@ -1,8 +1,8 @@
 """What FlexAttention's kernels for a GPU compute, by Triton's interpreter, against fp64.
 
-    python -m tests.gpu.rehearsal.attention_values a100|h100 float32|bfloat16 NUMBER ...
+    python -m tests.gpu.rehearsal.attention_values a100|h100 float32|bfloat16:NUMBER ...
 
-Prints a line of JSON for each case of these numbers: relative errors of norms.
+Prints a line of JSON for each dtype and case of these numbers: relative errors of norms.
 """
 
 import functools
@@ -41,17 +41,17 @@ def exact(case, dtype):
     return gradients(case, "dense", module, qkv.double(), ids, weights.double())
 
 
-def errors(dtype, expected, number: str) -> dict[str, object]:
+def errors(expected, name: str) -> dict[str, object]:
     torch.compiler.reset()
     flex._kernel.cache_clear()
-    case = CASES[int(number)]
+    dtype, case = parsed(name)
     qkv, ids, weights = drawn(case, dtype)
     with MODE, shadow.Shadow():
         ids = None if ids is None else ids.to("cuda")
         module = score_bias(case, HEADS, "cuda")
         found = gradients(case, "flex", module, qkv.to("cuda"), ids, weights.to("cuda"))
     names = ["output", "d qkv", *(["d bias"] if case.is_trained else [])]
-    pairs = zip(names, map(shadow.value, found), expected[number], strict=True)
+    pairs = zip(names, map(shadow.value, found), expected[name], strict=True)
     return {
         "errors": {
             name: float((ours.double() - of.double()).norm() / of.norm())
@@ -60,10 +60,14 @@ def errors(dtype, expected, number: str) -> dict[str, object]:
     }
 
 
+def parsed(name: str):
+    dtype, _, number = name.partition(":")
+    return getattr(torch, dtype), CASES[int(number)]
+
+
 if __name__ == "__main__":
-    dtype = getattr(torch, sys.argv[2])
-    numbers = sys.argv[3:]
-    expected = {number: exact(CASES[int(number)], dtype) for number in numbers}
+    names = sys.argv[2:]
+    expected = {name: exact(*reversed(parsed(name))) for name in names}
     kernels.compile_for(properties)
     shadow.follow_compiled()
-    device.tell(functools.partial(errors, dtype, expected), numbers)
+    device.tell(functools.partial(errors, expected), names)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import triton
+from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
 from torch._inductor.runtime import triton_helpers
@@ -56,7 +57,9 @@ class Kernel:
 def compile_for(properties: types.SimpleNamespace) -> None:
     """Make Inductor compile for the device that `device.pretend` returned."""
     inductor.compile_threads = 1
-    inductor.force_disable_caches = True  # Triton's own cache stays
+    # Triton's own cache stays, which `force_disable_caches` would empty: most of the time is its.
+    inductor.fx_graph_cache = inductor.autotune_local_cache = False
+    functorch.enable_autograd_cache = False
     inductor.use_static_triton_launcher = False
     capability = properties.major * 10 + properties.minor
     target = triton.backends.compiler.GPUTarget("cuda", capability, properties.warp_size)

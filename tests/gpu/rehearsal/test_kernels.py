@@ -8,15 +8,19 @@ from tests.gpu.rehearsal.kinds import KINDS
 
 pytestmark = pytest.mark.slow
 RUNS = {
-    "a100": [Case("alibi"), Case("alibi", slopes="trained"), Case("none", window=128)],
+    "a100": [
+        Case("alibi", head_size=128),
+        Case("alibi", slopes="trained"),
+        Case("none", window=128),
+    ],
     "h100": [
         Case("alibi", head_size=128),
         Case("alibi", alibi="symmetric", mask="none", causal=True),
         Case("t5-bias"),
     ],
 }
-"""On each GPU a bias of fixed numbers, one of weights, and a rule; a case takes nine seconds. The
-H100's kernel of the recipes is among those of test_step.py."""
+"""On each GPU large heads, for which flex.py has options, a bias of weights, and one more rule: a
+case takes nine seconds the first time. The H100's kernel of the recipes is one of test_step.py."""
 
 
 @pytest.fixture(scope="module")

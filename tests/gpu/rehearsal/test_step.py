@@ -16,7 +16,7 @@ LAUNCHES = 190
 
 @pytest.fixture(scope="module")
 def steps(rehearse, table):
-    """A micro-batch of the recipe; and several of three lengths."""
+    """A micro-batch of the recipe; and several of two lengths."""
     (lines,) = rehearse(["step", "h100", *RECIPE, "--", "once", "lengths"])
     found = {line["name"]: line for line in lines}
     for line in found.values():
@@ -43,7 +43,9 @@ def test_few_kernels_are_launched_and_the_host_waits_for_none(step):
 
 
 def test_kernels_within_layers_fit_the_gpu(step):
-    assert sum("flex_attention" in name for name in step["kernels"]) >= 2
+    flex = [of for name, of in step["kernels"].items() if "flex_attention" in name]
+    assert len(flex) >= 2
+    assert not any(of["atomics"] for of in flex)  # they wait for each other
     for name, of in step["kernels"].items():
         assert of["spills"] < SPILLS, name
         assert of["shared"] <= 1024 * KINDS["h100"]["shared_kb"], name
@@ -54,4 +56,4 @@ def test_each_length_is_compiled_once_for_training_and_evaluation(steps):
     step = steps["lengths"]
     assert step["breaks"] == {}
     first = step["graphs"][0]
-    assert step["graphs"] == [first, 2 * first, *[3 * first] * 4]
+    assert step["graphs"] == [first, *[2 * first] * 3]
