@@ -6,6 +6,7 @@ Each command's arguments stand above its action. Heavy imports are inside the ac
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,12 +89,19 @@ def _finetune(options: argparse.Namespace) -> int:
     example: python -m finetune finetune models/clap --train a.csv --label mood --output scores
     """
     from finetune.custom_task import Request, describe, write
+    from finetune.runs import PLAN
 
     texts, label = tuple(options.text or ["text"]), options.label
     sources = options.train, options.dev, options.test
     own = describe(Request(options.name, *sources, texts, label, options.kind, options.dev_share))
     print("\n".join(own.summary), flush=True)
-    return _run(options, str(write(options.output / "data", own)), [own.task])
+    is_new = not options.output.exists()
+    try:
+        return _run(options, str(write(options.output / "data", own)), [own.task])
+    except ValueError:
+        if is_new and not any(options.output.glob(f"*/{PLAN}")):
+            shutil.rmtree(options.output)
+        raise
 
 
 def _run(

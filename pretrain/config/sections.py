@@ -141,13 +141,16 @@ class BatchConfig:
         """Micro-batches of each rank in a batch.
 
         Raises:
-            ValueError: the ranks do not divide the batch.
+            ValueError: the ranks do not divide the batch; names a size that fits, if one does.
         """
         steps, rest = divmod(self.global_batch_size, self.micro_batch_size * world_size)
         if rest:
+            share, left = divmod(self.global_batch_size, world_size)
+            fits = [] if left else [n for n in range(1, self.micro_batch_size) if share % n == 0]
             raise ValueError(
                 f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
                 f"batch.micro_batch_size {self.micro_batch_size} x {count(world_size, 'rank')}"
+                + (f"; set batch.micro_batch_size={fits[-1]}" if fits else "")
             )
         return steps
 

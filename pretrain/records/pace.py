@@ -57,13 +57,20 @@ def own_seconds(data_seconds: float, forward_seconds: float) -> float:
     return data_seconds + _FORWARD_SHARE * forward_seconds
 
 
-def slow_rank(lines: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> SlowRank | None:
+def slow_rank(
+    lines: Sequence[Mapping[str, Any]], hosts: Sequence[str], accelerator: str = ""
+) -> SlowRank | None:
     """Return the rank that the others wait for in most of the last steps, if there is one.
+
+    Ranks that share the cores of one machine differ by what else runs there: none of them is slow.
 
     Args:
         lines: figures of an attempt's steps, oldest first; the last STEPS count.
         hosts: of each rank.
+        accelerator: as environment.json has it.
     """
+    if accelerator == "cpu" and len({*hosts}) == 1:
+        return None
     known = [line for line in [*lines][-STEPS:] if "slowest_rank" in line]
     if len(known) < LEAST_STEPS:
         return None

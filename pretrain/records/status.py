@@ -17,7 +17,9 @@ from pretrain.config.run import RunConfig, Segment, Segments
 from pretrain.config.settings import override
 from pretrain.records import ledger, metrics, pace, progress, versions, wording
 from pretrain.records import segments as run_segments
+from pretrain.records.control import read_json
 from pretrain.records.folder import (
+    ENVIRONMENT,
     SUPERVISED,
     SUPERVISOR_LOCK,
     check_ledger_is_there,
@@ -173,7 +175,7 @@ def view(run: Path) -> RunView:
     measured = metrics.read_metrics(run / metrics.VALIDATION, notes.append)
     validation = metrics.surviving_validation(measured, lines)
     activity = _activity(run, state, config.training.steps)
-    slow = _slow_rank(lines, records) if activity == TRAINING else None
+    slow = _slow_rank(run, lines, records) if activity == TRAINING else None
     # Only a supervisor keeps a log of each attempt.
     is_supervised = (run / "logs" / f"attempt-{state.next_attempt - 1:03d}.log").exists()
     orphaned = activity == TRAINING and is_supervised and not holder(run, SUPERVISOR_LOCK)
@@ -182,13 +184,16 @@ def view(run: Path) -> RunView:
     )
 
 
-def _slow_rank(lines: Sequence[metrics.Line], records: Sequence[Record]) -> pace.SlowRank | None:
+def _slow_rank(
+    run: Path, lines: Sequence[metrics.Line], records: Sequence[Record]
+) -> pace.SlowRank | None:
     """Return the slow rank of the newest attempt, if it has one."""
     begun = [record for record in records if record["kind"] == "attempt"]
     if not begun:
         return None
     own = [line for line in lines[-pace.STEPS :] if line["attempt"] == begun[-1]["attempt"]]
-    return pace.slow_rank(own, begun[-1]["hosts"])
+    environment = read_json(run / ENVIRONMENT) or {}
+    return pace.slow_rank(own, begun[-1]["hosts"], environment.get("accelerator", ""))
 
 
 def _activity(run: Path, state: ledger.RunState, steps: int) -> str:

@@ -309,8 +309,9 @@ class Supervisor:
         if deadline < math.inf:
             return deadline
         self._print(
-            f"asked to stop: attempt {job.control_file.attempt} is to save after its current step, "
-            f"within {_SAVE_SECONDS:.0f} s (ask again to stop at once)"
+            f"asked to stop: attempt {job.control_file.attempt} finishes its current step and "
+            f"saves, which may take up to {_SAVE_SECONDS:.0f} s; ask again to stop at once, and "
+            "lose the steps since the last checkpoint"
         )
         return time.monotonic() + _SAVE_SECONDS
 

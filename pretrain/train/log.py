@@ -122,7 +122,8 @@ class RunLog:
             self.say(f"WARNING: the run does not continue from step {record.step}: {reason}")
         self._paces.append(record.figures)
         if not record.step % pace.STEPS:
-            slow = pace.slow_rank(self._paces, self._setup.hosts)
+            setup = self._setup
+            slow = pace.slow_rank(self._paces, setup.hosts, setup.environment["accelerator"])
             if slow:
                 text = "is slow and every step waits for it; `status` says how slow"
                 self.warn_once(f"WARNING: {slow.who} {text}")

@@ -227,10 +227,8 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
         (["start_from=MNIL"], "unknown task 'MNIL' (did you mean MNLI?)"),
         (["start_from=MNLI"], "CoLA starts from the model of MNLI (start_from)"),
         *(([option, "-1"], f"{option} -1: ") for option in ("--jobs", "--world-size")),
-        (["--data", "nowhere"], "nowhere/CoLA: has no train.tsv, dev.tsv"),
-        # The errors of all tasks at once.
-        (["--tasks", "SST-2,CoLA,MRPC"], "SST-2: has no train.tsv, dev.tsv"),
-        (["--tasks", "SST-2,CoLA,MRPC"], "; GLUE/MRPC: has no train.tsv, dev.tsv"),
+        (["--data", "nowhere"], "nowhere: has no folder for CoLA; give GLUE's unpacked"),
+        (["--tasks", "SST-2,CoLA,MRPC"], "GLUE: has no folder for SST-2, MRPC; give"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_starts(
@@ -246,6 +244,22 @@ def test_bad_requests_are_refused_before_anything_starts(
     assert error.count("\n") == 1
     assert message in error.replace(str(easy_glue), "GLUE")
     assert not output.exists()
+
+
+def test_a_refused_setting_leaves_no_folder_of_the_examples(tiny_model, tmp_path, capsys):
+    output, table = tmp_path / "runs", tmp_path / "own.csv"
+    table.write_text("text,label\n" + "".join(f"{n} words,{n % 2}\n" for n in range(20)))
+    call = ["finetune", str(tiny_model), "--train", str(table), "--output", str(output)]
+    assert main([*call, "pooling=bogus"]) == 2
+    assert "pooling: 'bogus' is not accepted" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_the_errors_of_all_tasks_are_reported_at_once(tiny_model, tmp_path):
+    for name in ("SST-2", "MRPC"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=r"SST-2: has no train\.tsv.*; .*MRPC: has no train\.tsv"):
+        plans(tiny_model, tmp_path, names=("SST-2", "MRPC"))
 
 
 def test_a_model_that_cannot_be_fine_tuned_is_refused_before_any_run(

@@ -20,6 +20,8 @@ def test_accumulation_follows_from_batch_and_ranks():
     assert BatchConfig(32, 4).accumulation_steps(2) == 4
     with pytest.raises(ValueError, match="32 is not a multiple of .* 4 x 3 ranks"):
         BatchConfig(32, 4).accumulation_steps(3)
+    with pytest.raises(ValueError, match=r"4 x 16 ranks; set batch.micro_batch_size=2$"):
+        BatchConfig(32, 4).accumulation_steps(16)
 
 
 def test_a_fault_strikes_in_its_steps_and_only_under_the_recipe_s_seed():

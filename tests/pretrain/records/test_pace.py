@@ -39,5 +39,12 @@ def test_a_rank_is_slow_if_the_others_wait_for_it_in_most_steps(seen, slow):
     assert (found and found.rank) == slow
 
 
+def test_ranks_that_share_cores_are_not_slow():
+    seen = lines(pace.STEPS, seconds=2.0)
+    assert not pace.slow_rank(seen, ["here"] * 4, "cpu")
+    assert pace.slow_rank(seen, ["here"] * 4, "NVIDIA H100 80GB HBM3")
+    assert pace.slow_rank(seen, HOSTS, "cpu")
+
+
 def test_a_backward_pass_counts_as_two_forward_passes():
     assert pace.own_seconds(1.0, 2.0) == 7.0

@@ -351,7 +351,9 @@ def test_it_stops_without_saving_after_the_time_limit_or_a_second_request(
 def test_ctrl_c_saves_before_it_stops(opened, tmp_path, monkeypatch):
     interrupts = SIGNAL.format(number=signal.SIGINT)
     Launcher(monkeypatch, f"record('attempt'); {interrupts}{WAIT_FOR_REQUEST}")
-    assert supervise(opened, tmp_path, []) == EXIT_PREEMPTED
+    output = []
+    assert supervise(opened, tmp_path, output) == EXIT_PREEMPTED
+    assert "finishes its current step and saves, which may take up to 240 s" in "".join(output)
     assert kinds(tmp_path) == ["attempt", "commit", "preempted"]
     assert processes.members(tmp_path) == []
 
