@@ -54,7 +54,7 @@ def stages(output: Path, world_size: int) -> dict[str, str]:
         "text to indexed binaries, with several processes": f"data_prep prepare --input {texts} "
         f"--output {out}/corpus --tokenizer {out}/vocabulary --valid-fraction 0.07 --workers 2",
         "check every checksum and index": f"data_prep verify {out}/corpus",
-        "pretraining through the deepspeed launcher, supervised, with a loss spike on the way": (
+        "pretraining through the deepspeed launcher, supervised; one block of text is damaged": (
             f"pretrain supervise demo folder={out}/run data.corpus={out}/corpus "
             f"supervision.processes_per_node={world_size}"
         ),

@@ -365,15 +365,16 @@ class ProfileConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FaultConfig:
-    """A rehearsed fault, with which a loss spike is tried out.
-
-    It strikes only while the order's seed is the recipe's own. A plain relaunch runs into it again
-    and a reseed escapes, as with a spike that certain data cause in a certain state.
-    """
+    """A rehearsed fault, with which a loss spike is tried out."""
 
     random_labels: list[NonNegativeInt] = dataclasses.field(default_factory=list)
     """First step whose labels are replaced by random tokens, and the first whose no longer are,
-    such as [480, 540]. Empty: none."""
+    such as [480, 540], while the order's seed is the recipe's own: a reseed escapes, as with a
+    spike that certain data cause in a certain state. Empty: none."""
+    damaged_block: NonNegativeInt = 0
+    """Step whose first block, in the order of the recipe's seed, is damaged: in each step of the
+    first epoch that reads this block, with any seed, the gradient is 10,000 times too large. 0: no
+    block."""
 
     def __post_init__(self) -> None:
         """Refuse what is no range of steps."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from pretrain.objectives.base import Block, Key, ObjectiveSettings, PretrainingO
 from pretrain.objectives.tokens import PAD_ID
 
 _VALIDATION_SEED = 0
+_DAMAGE = 1e4
+"""Factor on the gradient of a step that reads the block of `fault.damaged_block`."""
 
 
 def _collate(
@@ -66,6 +69,8 @@ class PretrainingBatches:
         size, seed = self.batch.micro_batch_size, self.seed(step)
         chosen, epochs = self.order.blocks(self.sizes.first_block(step), self.sizes.size(step))
         batch_digest = digest(chosen, epochs)
+        is_damaged = bool(((chosen == self._damaged_block) & (epochs == 0)).any())
+        scale = _DAMAGE if is_damaged else 1.0
         result = []
         for index in range(rank, len(chosen) // size, world_size):
             part = slice(index * size, (index + 1) * size)
@@ -77,8 +82,20 @@ class PretrainingBatches:
                 draw = np.random.default_rng([step, index])
                 arrays = self.objective.corrupted(batch.arrays, draw)
                 batch = dataclasses.replace(batch, arrays=arrays)
-            result.append(dataclasses.replace(batch, batch_digest=batch_digest))
+            result.append(
+                dataclasses.replace(batch, batch_digest=batch_digest, gradient_scale=scale)
+            )
         return result
+
+    @cached_property
+    def _damaged_block(self) -> int:
+        """The block of `fault.damaged_block`, whatever the order has become; -1: none."""
+        if not self.fault.damaged_block:
+            return -1
+        totals = [lineage.total for lineage in self.order.lineages]
+        order = Order.begin(self.order.mixture, totals, self.recipe_seed)
+        (block, *_), _ = order.blocks(self.sizes.first_block(self.fault.damaged_block), 1)
+        return int(block)
 
 
 @dataclasses.dataclass(frozen=True)

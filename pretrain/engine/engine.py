@@ -203,7 +203,8 @@ class Engine:
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
             _seed_dropout(seed, step, batch.index, self.device)
             losses = objective.loss(self._deepspeed, batch.to(self.device))
-            self._deepspeed.backward((losses * factors).sum(), scale_wrt_gas=False)
+            scaled = losses * (factors * batch.gradient_scale)
+            self._deepspeed.backward(scaled.sum(), scale_wrt_gas=False)
             sums += losses.detach()
         return sums
 

@@ -98,6 +98,7 @@ def _marks(seen: RunView) -> Iterator[tuple[int, str, str]]:
         text = f"spike from {spike['onset']:,} on"
         if answer := answers.get(spike["onset"]):
             text += f": back to {answer['step']:,}, seed {answer['seed']}"
+            text += ", data around it skipped" if answer["skip"] else ""
         yield spike["onset"], text, pictures.RED
     for part in seen.segments.parts[1:]:
         yield part.first_step, part.name or "another recipe", pictures.GREY

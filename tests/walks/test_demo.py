@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.records import ledger, metrics
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_the_demo_survives_a_spike_and_pretraining_helps(tmp_path: Path) -> None:
+def test_the_demo_survives_a_damaged_block_and_pretraining_helps(tmp_path: Path) -> None:
     output = tmp_path / "demo output"  # with a space, as some users have
     run = subprocess.run(
         [sys.executable, "-m", "finetune", "demo", "--output", str(output)],
@@ -26,13 +28,19 @@ def test_the_demo_survives_a_spike_and_pretraining_helps(tmp_path: Path) -> None
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     table = dict(re.findall(r"^(\S.*?|  of .*?) {2,}(\S.*)$", run.stdout, flags=re.MULTILINE))
     perplexity = float(table["validation perplexity, 128 tokens"])
-    assert perplexity < 0.25 * float(table["  of the unigram distribution"])
-    assert table["loss spikes survived"] == "1"
+    assert perplexity < 0.3 * float(table["  of the unigram distribution"])
+    # A new seed does not cure the first spike: the second rollback skips data.
+    rollbacks = ledger.segments(ledger.read_ledger(output / "run" / ledger.FILE_NAME), ledger.SPIKE)
+    assert [bool(each["skip"]) for each in rollbacks] == [False, True]
+    assert table["loss spikes survived"] == "2"
+    lines = metrics.read_metrics(output / "run" / metrics.METRICS)
+    assert sum(line["gradient_norm"] > 1000 for line in lines) == 2
+    assert all(line["gradient_norm"] < 1000 for line in metrics.surviving(lines))
     accuracy = {
         name: float(table[f"module of a docstring, accuracy, {name}"])
         for name in ("pretrained weights", "random weights", "the best constant answer")
     }
-    assert accuracy["pretrained weights"] > 2 * accuracy["the best constant answer"]
+    assert accuracy["pretrained weights"] > 1.8 * accuracy["the best constant answer"]
     assert accuracy["pretrained weights"] > accuracy["random weights"]
     assert (output / "run" / "loss.png").stat().st_size > 10_000
     assert list((output / "run" / "tensorboard").glob("events*"))

@@ -303,6 +303,31 @@ def test_the_fault_makes_the_labels_of_its_steps_random_until_a_reseed(any_batch
         assert rows_of(escaped, step, 2) == rows_of(healthy, step, 2)
 
 
+def test_the_damaged_block_enlarges_the_gradient_with_any_seed_until_it_is_skipped(batches):
+    """On every rank. In the second epoch, for which a skip does not hold, it does not."""
+    steps = range(2 * len(batches.source) // 8)
+    struck = dataclasses.replace(batches, fault=FaultConfig(damaged_block=5))
+    block = batches.order.blocks(5 * 8, 1)[0][0]
+
+    def enlarged(order):
+        found = dataclasses.replace(struck, order=order)
+        by_rank = [
+            {(s, b.gradient_scale) for s in steps for b in found.micro_batches(s, rank, 2)}
+            for rank in (0, 1)
+        ]
+        assert by_rank[0] == by_rank[1]
+        assert {scale for _, scale in by_rank[0]} <= {1.0, 1e4}
+        return [step for step, scale in sorted(by_rank[0]) if scale > 1]
+
+    assert enlarged(batches.order) == [5]
+    reseeded = batches.order.rolled_back(2 * 8, 9)
+    (moved,) = enlarged(reseeded)
+    read, epochs = reseeded.blocks(8 * moved, 8)
+    assert [*epochs[read == block]] == [0]
+    assert moved != 5
+    assert enlarged(reseeded.rolled_back(2 * 8, 10, skip=(moved * 8, (moved + 1) * 8))) == []
+
+
 def test_every_micro_batch_has_the_digest_of_its_global_batch(batches):
     """The same on any rank, and the same that an audit computes from the lineage alone."""
     for step in (0, 7):
