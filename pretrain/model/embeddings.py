@@ -100,11 +100,43 @@ class Embeddings(nn.Module):
                 f"input of {length} tokens: learned positions end at {longest} "
                 "(a model with any other position method reads longer ones)"
             )
-        x: Tensor = self._add_segments(self._look_up(input_ids, is_mask), segment_ids)
+        if is_mask is None and self.config.mask_embedding == "zero":
+            is_mask = input_ids >= self.config.vocab_size
+            input_ids = input_ids.clamp(max=self.config.vocab_size - 1)
+        vectors, of_segments, of_positions = self.tokens(input_ids), None, None
+        if self.segments is not None:
+            table = self.segments.weight
+            of_segments = table[0] if segment_ids is None else self.segments(segment_ids)
+        elif segment_ids is not None:
+            raise ValueError("segment_ids: must be None for a model without segments")
         if self.positions is not None:
             if positions is None:
                 positions = token_positions(document_ids, input_ids)
-            x = x + self.positions(positions).to(x.dtype)
+            of_positions = self.positions(positions)
+        return self._combine(vectors, is_mask, of_segments, of_positions, document_ids)
+
+    def _combine(
+        self,
+        x: Tensor,
+        is_mask: Tensor | None,
+        of_segments: Tensor | None,
+        of_positions: Tensor | None,
+        document_ids: Tensor | None,
+    ) -> Tensor:
+        """Compute what follows the lookups: one or two kernels if it is compiled.
+
+        A compiled lookup would add up a row's gradients in bf16, and in no fixed order.
+        """
+        if self.config.normalize_embeddings:
+            x = F.normalize(x, dim=-1, eps=smallest_length(x.dtype))
+        if is_mask is not None:
+            # After the normalisation, which a zero vector cannot have.
+            x = x.masked_fill(is_mask[..., None], 0.0)
+        x = x * self.config.scale
+        if of_segments is not None:
+            x = x + of_segments
+        if of_positions is not None:
+            x = x + of_positions.to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
@@ -112,25 +144,4 @@ class Embeddings(nn.Module):
             x = self.projection(x)
         if document_ids is not None:
             x = x * (document_ids > 0)[..., None]
-        return x
-
-    def _look_up(self, input_ids: Tensor, is_mask: Tensor | None) -> Tensor:
-        if is_mask is None and self.config.mask_embedding == "zero":
-            is_mask = input_ids >= self.config.vocab_size
-            input_ids = input_ids.clamp(max=self.config.vocab_size - 1)
-        x: Tensor = self.tokens(input_ids)
-        if self.config.normalize_embeddings:
-            x = F.normalize(x, dim=-1, eps=smallest_length(x.dtype))
-        if is_mask is not None:
-            # After the normalisation, which a zero vector cannot have.
-            x = x.masked_fill(is_mask[..., None], 0.0)
-        return x * self.config.scale
-
-    def _add_segments(self, x: Tensor, segment_ids: Tensor | None) -> Tensor:
-        if self.segments is not None:
-            return x + (
-                self.segments.weight[0] if segment_ids is None else self.segments(segment_ids)
-            )
-        if segment_ids is not None:
-            raise ValueError("segment_ids: must be None for a model without segments")
         return x

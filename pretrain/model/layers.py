@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention import AttentionContext, SelfAttention, at_targets
 from .config import ModelConfig
-from .embeddings import layer_norm
+from .embeddings import Embeddings, layer_norm
 from .flex import check_no_fallback
 from .heads import VocabularyHead
 
@@ -127,7 +128,7 @@ def checkpoint_activations(model: nn.Module) -> None:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile the layers and the head in place; the names of the weights do not change.
+    """Compile embeddings, layers and head in place; the names of the weights do not change.
 
     Layers are compiled one by one rather than the whole model: they are alike, so one compilation
     serves all (except the last layer, at the target positions only, layers that share modules, and
@@ -137,3 +138,7 @@ def compile_layers(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, EncoderLayer | VocabularyHead):
             part.compile(dynamic=False)
+        elif isinstance(part, Embeddings):
+            part._combine = torch.compile(  # type: ignore[method-assign]
+                part._combine, dynamic=False
+            )
