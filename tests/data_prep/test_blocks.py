@@ -48,12 +48,6 @@ def test_reproduces_fairseq(golden):
     assert found.tolist() == expected
 
 
-def test_no_documents_or_only_too_long_ones_give_no_blocks():
-    assert complete(np.array([], dtype=np.int32), 8).shape == (0, 2)
-    assert complete(np.array([8, 9, 100]), 8).shape == (0, 2)
-    assert complete(np.array([7]), 8).tolist() == [[0, 1]]
-
-
 def blocks_of(documents, ends):
     return [part.tolist() for part in np.split(documents, ends[:-1])]
 
@@ -107,9 +101,9 @@ def test_exact_best_fit_fills_blocks_with_short_documents_of_one_size():
     assert len(best_fit(lengths, 100)[1]) == 1000
 
 
-def test_best_fit_of_no_documents_is_empty():
+def test_no_documents_or_only_too_long_ones_give_no_blocks():
     for lengths in (np.array([], dtype=np.int32), np.array([8, 9, 100])):
-        documents, ends = best_fit(lengths, 8)
-        assert len(documents) == len(ends) == 0
-    documents, ends = best_fit(np.array([7]), 8)
-    assert (documents.tolist(), ends.tolist()) == ([0], [1])
+        assert complete(lengths, 8).shape == (0, 2)
+        assert [*map(len, best_fit(lengths, 8))] == [0, 0]
+    assert complete(np.array([7]), 8).tolist() == [[0, 1]]
+    assert [each.tolist() for each in best_fit(np.array([7]), 8)] == [[0], [1]]
