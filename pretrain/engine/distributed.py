@@ -296,9 +296,5 @@ def gather_numbers(values: Sequence[float], device: torch.device) -> list[list[f
         return [list(values)]
     own = torch.tensor(values, dtype=torch.float64, device=device)
     found = own.new_empty(torch.distributed.get_world_size() * len(values))
-    # The new name, where torch has it: the old one then warns in the log of every rank.
-    name = "all_gather_single"
-    if not hasattr(torch.distributed, name):
-        name = "all_gather_into_tensor"
-    getattr(torch.distributed, name)(found, own)
+    torch.distributed.all_gather_into_tensor(found, own)
     return found.view(-1, len(values)).tolist()

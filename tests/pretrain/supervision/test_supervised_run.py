@@ -101,10 +101,6 @@ def test_the_run_folder_describes_the_run(run):
     assert validation[1]["perplexity"] < validation[0]["perplexity"]
 
 
-def test_no_library_warns_in_its_logs(run):
-    assert "Warning: " not in "".join(log.read_text() for log in run.glob("logs/*.log"))
-
-
 def test_a_replay_of_its_curve_gives_the_events_of_its_ledger(run, records, tmp_path):
     config = recipes.load(str(run / "run.yaml"))
     for name in (metrics.METRICS, metrics.VALIDATION):
