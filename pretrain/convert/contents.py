@@ -40,7 +40,8 @@ class ModelContents:
     @property
     def has_head(self) -> bool:
         """Whether the model predicts tokens."""
-        return self.config.head == "tied" or any(name.startswith("head.") for name in self.weights)
+        named = any(name.startswith("head.") for name in self.weights)
+        return self.classifier is None and (named or self.config.head == "tied")
 
 
 def check_declared_size(config: ModelConfig, size: int) -> None:

@@ -16,7 +16,7 @@ from data_prep.common.files import sha256_of, write_atomically
 from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain.config.run import RunConfig
 from pretrain.convert import reading
-from pretrain.convert.contents import CLASSIFIER, ModelContents
+from pretrain.convert.contents import ModelContents
 from pretrain.convert.names import BY_TOKEN
 from pretrain.model.config import ModelConfig
 from pretrain.records import folder, ledger
@@ -104,8 +104,7 @@ def read_initial_model(
             f"{name}: has no head over the vocabulary; use a language model, such as "
             "RobertaForMaskedLM"
         )
-    weights = {k: w for k, w in contents.weights.items() if not k.startswith(CLASSIFIER)}
-    return dataclasses.replace(contents, config=architecture, weights=weights, classifier=None)
+    return dataclasses.replace(contents, config=architecture)
 
 
 def _check_vocabulary(
