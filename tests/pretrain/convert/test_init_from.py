@@ -227,7 +227,7 @@ def test_a_plan_says_what_is_continued(source, recipe, capsys):
     assert pretrain(words) == 0
     assert f"initial weights: those of {model}\n" in capsys.readouterr().out
     assert pretrain([*words, "model.init_from=/nowhere"]) == 0
-    assert "those of /nowhere, not checked" in capsys.readouterr().out
+    assert "initial weights: /nowhere (not checked: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
