@@ -193,8 +193,9 @@ class Engine:
                 "larger, or let the objective predict more tokens"
             )
         weights = objective.terms.values()
+        scale = self.world_size * micro_batches[0].gradient_scale  # alike in all of them
         factors = torch.tensor(
-            [self.world_size * w / n if n else 0.0 for w, n in zip(weights, targets, strict=True)],
+            [scale * w / n if n else 0.0 for w, n in zip(weights, targets, strict=True)],
             device=self.device,
         )
         sums = torch.zeros(len(targets), dtype=torch.float64, device=self.device)
@@ -203,8 +204,7 @@ class Engine:
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
             _seed_dropout(seed, step, batch.index, self.device)
             losses = objective.loss(self._deepspeed, batch.to(self.device))
-            scaled = losses * (factors * batch.gradient_scale)
-            self._deepspeed.backward(scaled.sum(), scale_wrt_gas=False)
+            self._deepspeed.backward((losses * factors).sum(), scale_wrt_gas=False)
             sums += losses.detach()
         return sums
 
@@ -231,8 +231,7 @@ class Engine:
         optimizer, skipped = self._deepspeed.optimizer, self._deepspeed.skipped_steps
         at_smallest_scale = workarounds.is_scale_exhausted(optimizer)
         loss_scale = float(getattr(optimizer, "cur_scale", 1.0))
-        groups = optimizer.param_groups
-        optimizers.set_step(groups, self._optimizer, learning_rate, step - skipped)
+        optimizers.set_step(optimizer.param_groups, self._optimizer, learning_rate, step - skipped)
         whole_norm = self._stage_zero_norm()
         with workarounds.loss_scale_grows_after(optimizer):
             self._deepspeed.step()

@@ -33,7 +33,7 @@ class MicroBatch:
     batch_digest: str = ""
     """Hash of the names of all blocks of the global batch (`lineage.digest`), for audits."""
     gradient_scale: float = 1.0
-    """Factor on the gradient, but not on the loss: that of a rehearsed fault."""
+    """Factor on the gradient of the step, but not on its loss: that of a rehearsed fault."""
 
     def to(self, device: torch.device) -> dict[str, Tensor]:
         """The arrays as tensors on a device; the host does not wait for a GPU.

@@ -147,7 +147,7 @@ def _environment(
     """Check that the devices can train the recipe, and return `Setup.environment`."""
     import torch
 
-    code = versions.check_same_code(group)
+    code, training = versions.check_same_code(group), config.training
     on_gpu = device_type == "cuda"
     capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None
     group.on_rank_0(
@@ -158,8 +158,6 @@ def _environment(
         "platform": platform.platform(),
         "accelerator": torch.cuda.get_device_name() if on_gpu else "cpu",
         "cores": os.cpu_count(),
-        "attention_backend": choose_backend(
-            architecture, config.training.attention_backend, on_gpu
-        ),
-        "compiled": compiles(config.training.compile, settings, on_gpu),
+        "attention_backend": choose_backend(architecture, training.attention_backend, on_gpu),
+        "compiled": compiles(training.compile, settings, on_gpu),
     }
