@@ -78,8 +78,10 @@ def _glue(options: argparse.Namespace) -> int:
 
     example: python -m finetune glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
     """
+    from finetune.runs import check_output
     from finetune.tasks import find
 
+    check_output(options.output)
     return _run(options, options.data, find(options.tasks), options.protocol)
 
 
@@ -89,15 +91,16 @@ def _finetune(options: argparse.Namespace) -> int:
     example: python -m finetune finetune models/clap --train a.csv --label mood --output scores
     """
     from finetune.custom_task import Request, describe, write
-    from finetune.runs import PLAN
+    from finetune.runs import DATA, PLAN, check_output
 
+    check_output(options.output)
     texts, label = tuple(options.text or ["text"]), options.label
     sources = options.train, options.dev, options.test
     own = describe(Request(options.name, *sources, texts, label, options.kind, options.dev_share))
     print("\n".join(own.summary), flush=True)
     is_new = not options.output.exists()
     try:
-        return _run(options, str(write(options.output / "data", own)), [own.task])
+        return _run(options, str(write(options.output / DATA, own)), [own.task])
     except ValueError:
         if is_new and not any(options.output.glob(f"*/{PLAN}")):
             shutil.rmtree(options.output)

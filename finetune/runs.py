@@ -23,7 +23,7 @@ from typing import Any
 
 from data_prep.common import children
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import sha256_of, write_json
+from data_prep.common.files import check_new, sha256_of, write_json
 from data_prep.common.records import decode
 from finetune import examples, tasks
 from finetune.config import FinetuneConfig
@@ -41,6 +41,8 @@ RESULT = "result.json"
 MODEL = "model"
 """The subfolder for the fine-tuned model, if it is kept."""
 LOG = "log.txt"
+DATA = "data"
+"""The subfolder for the examples of a custom task."""
 WEIGHTS = ("pretrained", "random")
 """Initial weights; random ones show the gain of pretraining."""
 _PROGRESS_SECONDS = 60.0
@@ -260,6 +262,16 @@ def read_tasks(
     if errors:
         raise ValueError("; ".join(errors))
     return found
+
+
+def check_output(output: Path) -> None:
+    """Refuse a folder that something other than runs has filled.
+
+    Raises:
+        ValueError: it has entries, but no runs.
+    """
+    if not any(output.glob(f"*/{PLAN}")) and not (output / DATA).is_dir():
+        check_new(output)
 
 
 def prepare(output: Path, plans: Sequence[RunPlan]) -> list[RunPlan]:

@@ -255,6 +255,17 @@ def test_a_refused_setting_leaves_no_folder_of_the_examples(tiny_model, tmp_path
     assert not output.exists()
 
 
+@pytest.mark.parametrize("command", ["glue --data GLUE --tasks CoLA", "finetune --train own.csv"])
+def test_a_folder_that_something_else_fills_is_refused_and_not_changed(
+    tiny_model, tmp_path, capsys, command
+):
+    (tmp_path / "manifest.json").write_text("{}")
+    name, *words = command.split()
+    assert main([name, str(tiny_model), *words, "--output", str(tmp_path)]) == 2
+    assert f"{tmp_path}: is not empty; choose a new folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
 def test_the_errors_of_all_tasks_are_reported_at_once(tiny_model, tmp_path):
     for name in ("SST-2", "MRPC"):
         (tmp_path / name).mkdir()
