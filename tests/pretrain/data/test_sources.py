@@ -254,7 +254,7 @@ def test_blocks_that_can_be_kept_nowhere_are_refused(corpus, tmp_path, monkeypat
     for path in (folder / "blocks", tmp_path / "cache"):
         path.write_text("a file where the folder would be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(ValueError, match="cannot be kept: .*XDG_CACHE_HOME"):
+    with pytest.raises(ValueError, match="cannot be cached: .*XDG_CACHE_HOME"):
         len(ChunkedBlocks(Corpus(folder, "train"), LENGTH))
 
 

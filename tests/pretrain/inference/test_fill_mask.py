@@ -113,7 +113,7 @@ def test_probabilities_over_the_whole_vocabulary_sum_to_one(tokenizer):
     (fillers,) = fill_mask(reader, tokenizer, "<mask>", top_k=size)
     assert sum(filler.probability for filler in fillers) == pytest.approx(1.0, abs=1e-4)
     for wrong in (0, -1, size + 1):
-        with pytest.raises(ValueError, match=f"top_k: {wrong} is not between 1 and {size}"):
+        with pytest.raises(ValueError, match=f"top_k {wrong}: accepted: 1 to {size}"):
             fill_mask(reader, tokenizer, "<mask>", top_k=wrong)
 
 

@@ -364,7 +364,7 @@ def test_an_existing_corpus_gives_the_vocabulary_and_the_epochs(corpus):
     planned = plan.plan(config, 2, "a100")
     assert planned.parameters == needs.parameters(presets.build("small", "zero-clap", 400, {}))
     source = BestFitBlocks(Corpus(corpus, "train"), 128)
-    assert planned.reading[""].epochs == 850 * 16 / len(source)
+    assert planned.reading[""].epochs == config.training.steps * 16 / len(source)
     text = plan.table(planned)
     assert f" of {len(source)} blocks, {source.fill:.1%} full, which hold 100.0% of the" in text
     for epochs, warned in ((40.0, False), (40.5, True)):
