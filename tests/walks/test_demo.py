@@ -28,7 +28,7 @@ def test_the_demo_survives_a_damaged_block_and_pretraining_helps(tmp_path: Path)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     table = dict(re.findall(r"^(\S.*?|  of .*?) {2,}(\S.*)$", run.stdout, flags=re.MULTILINE))
     perplexity = float(table["validation perplexity, 128 tokens"])
-    assert perplexity < 0.3 * float(table["  of the unigram distribution"])
+    assert perplexity < 0.25 * float(table["  of the unigram distribution"])
     # A new seed does not cure the first spike: the second rollback skips data.
     rollbacks = ledger.segments(ledger.read_ledger(output / "run" / ledger.FILE_NAME), ledger.SPIKE)
     assert [bool(each["skip"]) for each in rollbacks] == [False, True]
