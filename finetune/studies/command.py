@@ -160,7 +160,7 @@ def _stages(
     words += [override("folder", trained)]
     found = [
         Stage("train", ["pretrain", "supervise", checked.arm.recipe, *words]),
-        Stage("export", ["pretrain", "export", trained, "--output", model]),
+        Stage("export", ["pretrain", "export", trained, "--output", model], makes=model),
     ]
     longest = checked.model.longest_input or math.inf  # learned positions end
     lengths = ",".join(str(length) for length in chosen.lengths if length <= longest)

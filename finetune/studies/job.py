@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ class Stage:
     name: str
     arguments: list[str]
     """Of `python -m`."""
+    makes: str = ""
+    """The folder that the command makes as a whole; empty: it continues from what it finds."""
 
 
 def write(folder: Path, stages: Sequence[Stage]) -> None:
@@ -92,6 +95,8 @@ def do(folder: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for stage in stages_left(folder):
             print(f"$ python -m {shlex.join(stage.arguments)}", flush=True)
+            if stage.makes:  # by a process that was killed before it could mark the stage
+                shutil.rmtree(stage.makes, ignore_errors=True)
             if code := _run(stage.arguments, lock.fileno()):
                 return code
             _mark(folder, stage).touch()

@@ -38,6 +38,15 @@ def test_stages_that_are_done_are_not_done_again(commands, tmp_path):
     assert job.stages_left(tmp_path) == []
 
 
+def test_what_a_killed_job_made_without_marking_it_is_made_again(commands, tmp_path):
+    made = tmp_path / "model"
+    made.mkdir()
+    job.write(tmp_path, [Stage("export", ["pretrain", "export"], makes=str(made))])
+    assert job.do(tmp_path) == 0
+    assert commands[0] == ["export"]
+    assert not made.exists(), "`export` refuses a folder that is not empty"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_saving_holds_up_the_next_job_of_its_run(tmp_path, number):
     """`supervise` gets SIGTERM, saves and ends, also where the job itself is killed."""
