@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[3]
 COMPILER = """
@@ -33,3 +34,30 @@ def test_functions_of_others_are_imported_without_the_compiler():
         [sys.executable, "-c", COMPILER], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+class AsPython311Writes:
+    """A member of an enum, or an attribute of anything, as 3.11.0 to 3.11.3 pickle members."""
+
+    def __init__(self, owner, name):
+        self.reduced = getattr, (owner, name)
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def test_a_stage_that_an_early_python_3_11_wrote_is_read_and_no_other_attribute(tmp_path):
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    from pretrain.engine import workarounds
+
+    path = tmp_path / "states.pt"
+    torch.save({"zero_stage": AsPython311Writes(ZeroStageEnum, "gradients")}, path)
+    with workarounds.load_without_code():
+        assert torch.load(path) == {"zero_stage": ZeroStageEnum.gradients}
+    torch.save(AsPython311Writes(torch.storage.UntypedStorage, "from_file"), path)
+    with (
+        workarounds.load_without_code(),
+        pytest.raises(ValueError, match=r"states\.pt: was not loaded, because it may run code"),
+    ):
+        torch.load(path)
