@@ -227,7 +227,7 @@ def load_without_code() -> Iterator[None]:
             reason = f"it asks for {refused[1]}" if refused else str(error).partition("\n")[0]
             raise ValueError(f"{file}: was not loaded, because it may run code: {reason}") from None
 
-    def stage(owner: object, name: str) -> ZeroStageEnum:
+    def stage(owner: Any, name: str) -> Any:  # noqa: ANN401
         """Take the place of `getattr`, by which Python 3.11.0 to 3.11.3 write an enum's member."""
         if owner is not ZeroStageEnum:
             raise pickle.UnpicklingError("it asks for an attribute")

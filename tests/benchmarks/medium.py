@@ -98,6 +98,14 @@ def pack(work: Path) -> Path:
     return part.rename(work / PACK)
 
 
+def unpack(carried: Path, work: Path) -> None:
+    """Put what an earlier visit has packed in its place."""
+    with tarfile.open(carried) as packed:
+        # Python before 3.11.4 has no filters and ignores this.
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(work)
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("work", type=Path, help="the folder of corpus and studies")
@@ -113,8 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     work, end = options.work, time.monotonic() + 60 * options.minutes
     work.mkdir(parents=True, exist_ok=True)
     if options.carried and not (work / RATES).exists():
-        with tarfile.open(options.carried) as packed:
-            packed.extractall(work, filter="data")
+        unpack(options.carried, work)
     prepare(work, options.text, options.tokenizer, options.workers)
     toy = ["--toy"] * options.toy
     try:

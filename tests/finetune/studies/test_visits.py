@@ -1,7 +1,5 @@
 """A study in visits: what is packed at the end of one is done in the next."""
 
-import tarfile
-
 from finetune.studies import job
 from finetune.studies.job import Stage
 from pretrain.records import status
@@ -37,8 +35,7 @@ def test_a_next_visit_repeats_no_finished_arm_and_begins_the_others_again(tmp_pa
     begin(work, "alibi-seed1", 2)
     begin(work, "baseline-seed1", 1)
     (work / medium.STUDY / "study.json").write_text("{}")
-    with tarfile.open(medium.pack(work)) as packed:
-        packed.extractall(following, filter="data")
+    medium.unpack(medium.pack(work), following)
     study = following / medium.STUDY
     assert sorted(path.name for path in study.iterdir()) == ["alibi-seed1", "study.json"]
     assert job.stages_left(study / "alibi-seed1") == []
