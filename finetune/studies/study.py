@@ -35,7 +35,8 @@ Factors = dict[str, dict[str, dict[str, Any]]]
 class OfTask:
     """How one task is fine-tuned otherwise than the rest."""
 
-    seeds: list[NonNegativeInt] = dataclasses.field(default_factory=lambda: [1])
+    seeds: list[NonNegativeInt] | None = None
+    """None: those of the other tasks."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Besides `FineTuning.settings`."""
 
@@ -69,14 +70,17 @@ class FineTuning:
         _check_known("finetune.only", self.only, _levels(self.factors))
         _check_known("finetune.by_task", self.by_task, self.tasks)
         for task, own in self.by_task.items():
-            _check({}, own.seeds, f"finetune.by_task.{task}.")
+            _check({}, self._seeds(own), f"finetune.by_task.{task}.")
+
+    def _seeds(self, own: OfTask) -> list[int]:
+        return self.seeds if own.seeds is None else own.seeds
 
     @property
     def groups(self) -> list[tuple[list[str], list[int], Settings]]:
         """Tasks that are fine-tuned alike, their seeds, and the settings that they have besides."""
         rest = [task for task in self.tasks if task not in self.by_task]
         groups: list[tuple[list[str], list[int], Settings]]
-        groups = [([task], own.seeds, own.settings) for task, own in self.by_task.items()]
+        groups = [([task], self._seeds(own), own.settings) for task, own in self.by_task.items()]
         return [(rest, self.seeds, {}), *groups] if rest else groups
 
 
