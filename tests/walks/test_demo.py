@@ -40,7 +40,7 @@ def test_the_demo_survives_a_damaged_block_and_pretraining_helps(tmp_path: Path)
         name: float(table[f"module of a docstring, accuracy, {name}"])
         for name in ("pretrained weights", "random weights", "the best constant answer")
     }
-    assert accuracy["pretrained weights"] > 1.8 * accuracy["the best constant answer"]
+    assert accuracy["pretrained weights"] > 2 * accuracy["the best constant answer"]
     assert accuracy["pretrained weights"] > accuracy["random weights"]
     assert (output / "run" / "loss.png").stat().st_size > 10_000
     assert list((output / "run" / "tensorboard").glob("events*"))
