@@ -223,6 +223,9 @@ def _be_rank(
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
         )
+        import torch._dynamo.utils
+
+        torch._dynamo.utils.counters.clear()  # those of what pytest itself has compiled
         result = function(*arguments)
         (folder / f"{rank}.result").write_bytes(pickle.dumps(result))
         _leave_together()
