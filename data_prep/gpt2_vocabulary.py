@@ -45,29 +45,46 @@ def read_vocabulary(folder: Path) -> tuple[Ids, Merges]:
     return (_in_order_of(folder / "dict.txt", ids) if is_fairseq else ids), merges
 
 
-def read_added_tokens(folder: Path) -> list[dict[str, Any]]:
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return what transformers' files beside a vocabulary say; empty without them.
+
+    Raises:
+        ValueError: A file is damaged; it is named.
+    """
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            try:
+                settings |= json.loads(_text(path))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise ValueError(f"{path}: is not a file of transformers: {error}") from error
+    return settings
+
+
+def read_added_tokens(folder: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the tokens that a user of transformers added to a vocabulary, in order.
+
+    Args:
+        folder: With added_tokens.json, or without.
+        settings: As `read_settings` returns them.
 
     Returns:
         Each as in the `added_tokens` of a tokenizer.json; `id` is None where no file says it.
 
     Raises:
-        ValueError: A file is damaged; it is named.
+        ValueError: They are damaged.
     """
     listed: list[tuple[int | None, Any]] = []
     path = folder / "added_tokens.json"
     if path.is_file():
         listed += sorted((id, token) for token, id in _read_ids(path).items())
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        path = folder / name
-        if path.is_file():
-            try:
-                content = json.loads(_text(path))
-                listed += [(int(i), t) for i, t in content.get("added_tokens_decoder", {}).items()]
-                for key in ("additional_special_tokens", "extra_special_tokens"):
-                    listed += [(None, token) for token in content.get(key) or ()]
-            except (ValueError, AttributeError, TypeError, RecursionError) as error:
-                raise ValueError(f"{path}: is not a file of transformers: {error}") from error
+    try:
+        listed += [(int(i), t) for i, t in settings.get("added_tokens_decoder", {}).items()]
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            listed += [(None, token) for token in settings.get(key) or ()]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{folder}: its added tokens are not transformers': {error}") from error
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     found: dict[str, dict[str, Any]] = {}
     for id, token in listed:

@@ -182,7 +182,9 @@ def load_with_order(name_or_path: str | Path) -> tuple[Tokenizer, list[int]]:
             backend = _bpe(*gpt2_vocabulary.read_vocabulary(place))
         else:
             backend = _read_json(place)
-        return _with_our_ids(backend, gpt2_vocabulary.read_added_tokens(folder))
+        settings = gpt2_vocabulary.read_settings(folder)
+        _apply(settings, backend)
+        return _with_our_ids(backend, gpt2_vocabulary.read_added_tokens(folder, settings))
     except ValueError as error:
         raise ValueError(f"tokenizer {place}: {error}") from error
 
@@ -244,6 +246,28 @@ def train_characters(texts: Iterable[str]) -> Tokenizer:
 def train_unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> Tokenizer:
     """Train a unigram vocabulary; see `unigram.train`."""
     return Tokenizer(unigram.train(texts, vocab_size, lowercase=lowercase))
+
+
+def _apply(settings: Mapping[str, Any], backend: "tokenizers.Tokenizer") -> None:
+    """Make a vocabulary encode as transformers does with these settings beside it.
+
+    Raises:
+        ValueError: Texts have other tokens around them, or for the mask, than ours or ALBERT's.
+    """
+    from tokenizers import models, pre_tokenizers
+
+    ours, alberts = ("<s>", "</s>", MASK_TOKEN), unigram.ALBERT[::2]
+    is_unigram = isinstance(backend.model, models.Unigram)
+    names = ("cls_token", "sep_token", "mask_token")
+    for name, accepted, other in zip(names, ours, alberts, strict=True):
+        token = settings.get(name) or accepted
+        text = token.get("content") if isinstance(token, dict) else token
+        if text != accepted and not (is_unigram and text == other):
+            raise ValueError(f"{name} is {text!r}; accepted: {accepted!r}")
+    # RobertaTokenizer does not take this from tokenizer.json, as other classes do.
+    is_roberta = str(settings.get("tokenizer_class", "Roberta")).startswith("Roberta")
+    if settings and is_roberta and isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+        backend.pre_tokenizer.add_prefix_space = bool(settings.get("add_prefix_space"))
 
 
 def _bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> "tokenizers.Tokenizer":

@@ -37,6 +37,7 @@ _NOT_MODELLED: Mapping[str, object] = {
     "is_decoder": False,
     "is_encoder_decoder": False,
     "pruned_heads": {},
+    "tie_word_embeddings": True,
     "add_cross_attention": False,
     "quantization_config": None,
 }
@@ -317,10 +318,8 @@ def _current(weights: Weights, kind: str) -> dict[str, Tensor]:
     }
     modules = layout.MODULES[kind]
     (head,), (tokens,) = modules["head"], modules["encoder.embeddings.tokens"]
-    bias, copy_of_bias = f"{head}.bias", f"{head}.decoder.bias"
-    if copy_of_bias in result and bias not in result:
-        result[bias] = result.pop(copy_of_bias)
-    drop_copies(result, {f"{head}.decoder.weight": f"{tokens}.weight", copy_of_bias: bias})
+    sources = {"weight": f"{tokens}.weight", "bias": f"{head}.bias"}
+    drop_copies(result, {f"{head}.decoder.{kind}": of for kind, of in sources.items()})
     return result
 
 

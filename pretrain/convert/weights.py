@@ -103,12 +103,16 @@ def joined(
 def drop_copies(weights: dict[str, Tensor], copies: Mapping[str, str]) -> None:
     """Remove second copies of tied weights, of which each is given with its source.
 
+    Where the file has the copy alone, it becomes the source.
+
     Raises:
         ValueError: a copy differs, so that the model has an output embedding of its own.
     """
     for copy, source in copies.items():
-        has_both = copy in weights and source in weights
-        if has_both and not torch.equal(weights.pop(copy).float(), weights[source].float()):
+        weight = weights.pop(copy, None)
+        if weight is not None and not torch.equal(
+            weight.float(), weights.setdefault(source, weight).float()
+        ):
             raise ValueError(
                 f"{copy} differs from {source}, but the head must be tied to the embedding"
             )

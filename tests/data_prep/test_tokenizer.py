@@ -233,6 +233,34 @@ def test_tokens_that_a_user_added_are_those_of_transformers(layout, tokenizer, t
     assert not {0, 2, ours.mask_id} & {*plain.tolist()}
 
 
+@pytest.mark.parametrize("written", [{}, {"add_prefix_space": True}, {"add_prefix_space": False}])
+@pytest.mark.parametrize("in_file", [None, False, True])
+def test_a_space_before_the_first_word_is_as_in_transformers(written, in_file, tokenizer, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = write_hugging_face(tokenizer, tmp_path / "model")
+    if in_file is not None:
+        content = tokenizer.content()
+        content["pre_tokenizer"]["add_prefix_space"] = in_file
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+    settings = {"tokenizer_class": "RobertaTokenizer", **written}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = theirs("the value", add_special_tokens=False)["input_ids"]
+    assert load(folder).encode_batch(["the value"])[0].tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["cls_token", "sep_token", "mask_token"])
+def test_other_tokens_around_a_text_are_refused(name, tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    path = tmp_path / "special_tokens_map.json"
+    path.write_text(json.dumps({name: {"content": "[CLS]"}}))
+    with pytest.raises(ValueError, match=rf"{name} is '\[CLS\]'; accepted: '<"):
+        load(tmp_path)
+    path.write_text("[1]")
+    with pytest.raises(ValueError, match="special_tokens_map.json: is not a file of transformers"):
+        load(tmp_path)
+
+
 def test_digest_changes_with_the_ids(tokenizer, tmp_path):
     file = write_hub(tokenizer, tmp_path / "tokenizer.json")
     content = json.loads(file.read_text())

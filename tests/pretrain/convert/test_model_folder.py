@@ -251,6 +251,9 @@ def test_the_layout_of_old_files_is_read(theirs, tmp_path):
     assert "lm_head.decoder.weight" in old
     torch.save(old, tmp_path / "pytorch_model.bin")
     check_same_logits(load_model(tmp_path), model)
+    table = "roberta.embeddings.word_embeddings.weight"  # safetensors.torch.save_model drops it
+    torch.save({n: w for n, w in old.items() if n != table}, tmp_path / "pytorch_model.bin")
+    check_same_logits(load_model(tmp_path), model)
     torch.save({**old, "lm_head.bias": functools.partial(print)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pytorch_model\.bin: was not read"):
         read_folder(tmp_path)
@@ -392,6 +395,7 @@ TOO_MANY = "describes .* weights or more, its file has .* bytes"
         ("baseline", {"hidden_act": "relu"}, "hidden_act is 'relu'; accepted: 'gelu'"),
         ("baseline", {"position_embedding_type": "relative_key"}, "is 'relative_key'"),
         ("baseline", {"pad_token_id": 0}, "pad_token_id is 0; accepted: 1"),
+        ("baseline", {"tie_word_embeddings": False}, "tie_word_embeddings is False"),
         ("baseline", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ("baseline", {"layer_norm_eps": None}, "has no layer_norm_eps"),
         ("baseline", {"hidden_size": "wide"}, "hidden_size: 'wide'"),
