@@ -64,7 +64,10 @@ def _run_arguments(command: argparse.ArgumentParser, default_seeds: str) -> None
     weights += "run once from each (default: pretrained)"
     kinds = ("pretrained", "random", "both")
     add("--weights", choices=kinds, default="pretrained", help=weights)
-    jobs = "runs at once (default: one per GPU, or one per core without GPUs)"
+    jobs = (
+        "runs at once (default: as many as two cores each and the GPUs' memory allow, or one per "
+    )
+    jobs += "core without GPUs)"
     add("--jobs", type=int, default=0, metavar="N", help=jobs)
     size = "processes, and GPUs, per run (default: 1)"
     add("--world-size", type=int, default=1, metavar="N", help=size)
@@ -138,7 +141,8 @@ def _run(
     waiting = prepare(options.output, plans)
     counts = f"runs to do: {len(waiting)}, finished before: {len(plans) - len(waiting)}"
     print(f"{options.output}: {counts}", flush=True)
-    failed = run_all(options.output, waiting, jobs=options.jobs, world_size=options.world_size)
+    ranks, model = options.world_size, loaded.model.config
+    failed = run_all(options.output, waiting, model, jobs=options.jobs, world_size=ranks)
     if any(options.output.glob(f"*/{RESULT}")):
         print(f"\n{write_report(options.output)}")
         print(f"report: {options.output / 'report.md'}")

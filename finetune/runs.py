@@ -29,11 +29,14 @@ from finetune import examples, tasks
 from finetune.config import FinetuneConfig
 from finetune.protocols import DEFAULT, PROTOCOLS
 from finetune.tasks import BenchmarkTask, Task
+from pretrain.checks import needs
+from pretrain.checks.devices import HEADROOM
 from pretrain.config import deepspeed
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import located, weight_files
 from pretrain.model.classification import check_pooling
-from pretrain.processes.gpus import visible_gpus
+from pretrain.model.config import ModelConfig
+from pretrain.processes.gpus import describe, visible_gpus
 from pretrain.processes.launching import describe_exit, free_port, tail
 
 PLAN = "run.json"
@@ -46,6 +49,8 @@ DATA = "data"
 WEIGHTS = ("pretrained", "random")
 """Initial weights; random ones show the gain of pretraining."""
 _PROGRESS_SECONDS = 60.0
+_CUDA_BYTES = 1 << 30
+"""Of a process on a GPU: CUDA's context, kernels and workspaces; a guess."""
 _CAUSE_LINES = 200
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:finetune\.train: error|[\w.]+Error): \S.*)")
 """A line of a log that says why a run failed; torchrun's own error has no message."""
@@ -325,15 +330,38 @@ def _with_start(output: Path, plan: RunPlan) -> RunPlan:
     return dataclasses.replace(plan, start=folder.name, start_sha256=digest)
 
 
-def slots(gpus: Sequence[str], cores: int, jobs: int, world_size: int) -> list[list[str]]:
+def run_bytes(config: FinetuneConfig, model: ModelConfig, world_size: int) -> int:
+    """Estimate the bytes of a GPU that a run takes, those of CUDA included.
+
+    Args:
+        config: settings of the run.
+        model: the architecture.
+        world_size: processes of the run, each with a GPU.
+    """
+    batch, name = config.batch(world_size), config.deepspeed or "zero1_bf16"
+    settings = deepspeed.read_settings(name, batch, config.gradient_clipping, world_size)
+    width, stage = needs.weight_bytes(settings), deepspeed.stage_of(settings)
+    states = needs.states(needs.parameters(model), stage, world_size, settings)
+    model = dataclasses.replace(model, dropout=config.dropout)
+    rows, length = batch.micro_batch_size, config.max_tokens
+    length = min(length, model.longest_input or length)
+    bias = needs.bias_bytes(model, rows, length, width, packed=False)
+    activations = needs.activations(model, rows, length, 0.0, width, False, bias)
+    return _CUDA_BYTES + sum(states) + activations
+
+
+def slots(
+    gpus: Sequence[str], cores: int, jobs: int, world_size: int, fitting: int = 1
+) -> list[list[str]]:
     """Return the GPUs of each run that may be in progress at once; empty lists for the CPU.
 
     Args:
         gpus: result of `visible_gpus`; none, or at least `world_size`.
         cores: cores that may be used.
-        jobs: runs at once; 0: as many as the GPUs, or else the cores, suffice for.
+        jobs: runs at once; 0: as many as the cores suffice for; of a GPU at least one, and no more
+            than `fitting`, for which each process has two cores.
         world_size: processes per run.
-
+        fitting: runs whose memory a GPU has.
     """
     if not gpus:
         return [[] for _ in range(jobs or max(1, cores // world_size))]
@@ -341,11 +369,17 @@ def slots(gpus: Sequence[str], cores: int, jobs: int, world_size: int) -> list[l
         list(gpus[first : first + world_size])
         for first in range(0, len(gpus) - world_size + 1, world_size)
     ]
-    return [shares[number % len(shares)] for number in range(jobs or len(shares))]
+    most = min(cores // (2 * world_size), fitting * len(shares))
+    return [shares[number % len(shares)] for number in range(jobs or max(len(shares), most))]
 
 
 def run_all(
-    output: Path, plans: Sequence[RunPlan], *, jobs: int = 0, world_size: int = 1
+    output: Path,
+    plans: Sequence[RunPlan],
+    model: ModelConfig,
+    *,
+    jobs: int = 0,
+    world_size: int = 1,
 ) -> dict[str, str]:
     """Execute runs; a failed run does not stop the others.
 
@@ -354,14 +388,17 @@ def run_all(
     Args:
         output: the folder of the runs' folders.
         plans: prepared plans, in the order in which they start.
-        jobs: runs at once; 0: as the devices allow.
+        model: the architecture.
+        jobs: runs at once; 0: as the devices allow (`slots`).
         world_size: processes per run, no more than there are GPUs.
 
     Returns:
         The cause of each failure, by the run's name.
     """
     cores = len(os.sched_getaffinity(0))
-    devices = slots(visible_gpus(), cores, jobs, world_size)[: max(1, len(plans))]
+    needed = max((run_bytes(plan.config, model, world_size) for plan in plans), default=1)
+    fitting = int(HEADROOM * min((gpu.free for gpu in describe()), default=0) / needed)
+    devices = slots(visible_gpus(), cores, jobs, world_size, fitting)[: max(1, len(plans))]
     threads = max(1, cores // (len(devices) * world_size))
     failed, done = dict[str, str](), list[RunPlan]()
     began = logged = time.monotonic()

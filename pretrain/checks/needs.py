@@ -6,11 +6,15 @@ letters are those of pretrain/model.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pretrain.config import deepspeed as deepspeed_settings
 from pretrain.config.run import RunConfig
@@ -57,18 +61,61 @@ def flops_per_token(
     """
     hidden, inner, size = model.hidden_size, model.intermediate_size, model.token_size
     # The first and the last layer together work once on the tokens and once on the latents.
-    latents = min(model.latents, length) or length
-    layers = 1 + (model.num_layers - 1) * latents / length
+    layers = 1 + (model.num_layers - 1) * (min(model.latents, length) or length) / length
     feed_forward = (3 if model.gated else 2) * hidden * inner
     matrices = layers * (4 * hidden * hidden + feed_forward)
     matrices += size * hidden if size < hidden else 0
     if pairs is None:
-        pairs = 2 * latents + (model.num_layers - 2) * latents**2 / length
+        pairs = _pairs_without_masks(model, length)
         # A window has so many keys but at the ends of the text.
         pairs += sum(min(window + 1, length) - length for window in model.windows if window)
     attention = 2 * pairs * hidden
     head = hidden if model.head == "untied" else size
     return 6.0 * (matrices + attention + masked * head * model.vocab_size)
+
+
+def _pairs_without_masks(model: ModelConfig, length: int) -> float:
+    """Return the pairs of positions, over positions, of all layers."""
+    latents = min(model.latents, length) or length
+    return 2 * latents + (model.num_layers - 2) * latents**2 / length
+
+
+def computed_pairs(model: ModelConfig, backend: str, document_ids: NDArray[np.generic]) -> float:
+    """Return the pairs of positions that attention computes in a micro-batch, of all layers.
+
+    `flex` leaves out the pairs that a mask hides (model/masks.py); `dense` computes all.
+
+    Args:
+        model: the architecture.
+        backend: of attention, "dense" or "flex".
+        document_ids: of the micro-batch, [B, T]; the tokens of a document stand together.
+    """
+    rows, length = document_ids.shape
+    if backend == "dense":
+        return rows * length * _pairs_without_masks(model, length)
+    is_row = document_ids.dtype == bool  # one document, whose tokens all queries of the row see
+    if is_row and not model.causal:
+        sizes = document_ids.sum(axis=1)
+    else:
+        ends = np.ones((rows, length), bool)
+        ends[:, :-1] = False if is_row else document_ids[:, 1:] != document_ids[:, :-1]
+        sizes = np.diff(np.flatnonzero(ends), prepend=-1)
+    found = 0.0
+    for window, layers in collections.Counter(model.windows).items():
+        reach = window // 2 if window else length
+        seen = _near(sizes, reach)
+        if model.causal:
+            seen = (seen + sizes) / 2
+        elif is_row:  # queries at padding see half of what the rest of the square does
+            seen = (seen + _near(length, reach) - _near(length - sizes, reach)) / 2
+        found += layers * float(seen.sum())
+    return found
+
+
+def _near(size: Any, reach: int) -> Any:  # noqa: ANN401 - a number, or an array of them
+    """Return how many pairs of so many positions are at most `reach` apart."""
+    beyond = np.maximum(size - reach, 1)
+    return size**2 - beyond * (beyond - 1)
 
 
 def work(config: RunConfig, model: ModelConfig) -> tuple[int, int, float]:

@@ -13,6 +13,21 @@ FOLDER = "compiled"
 """Of a run's folder: kernels that torch.compile made."""
 
 
+def cache_use() -> str:
+    """Say how often torch.compile found a graph in its caches in this process, and how often not.
+
+    Without `training.deterministic` they are torch's own, in TORCHINDUCTOR_CACHE_DIR or under /tmp:
+    there other runs find them too, and nothing that came with a run's folder is executed.
+    """
+    from torch._dynamo.utils import counters
+
+    hits, misses = (
+        sum(part[name] for part in counters.values() for name in part if name.endswith(ends))
+        for ends in ("cache_hit", ("cache_miss", "cache_bypass"))
+    )
+    return f"compile caches: {hits} hits, {misses} misses"
+
+
 def make_deterministic(run: Path, environ: MutableMapping[str, str]) -> None:
     """Make this process deterministic; call it before anything uses the GPU.
 

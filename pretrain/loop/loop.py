@@ -38,7 +38,7 @@ def run(
     steps: range,
     observers: Sequence[Callable[[StepRecord], int | None]] = (),
     hooks: Sequence[Hook] = (),
-    measure: Callable[[float], Mapping[str, float]] = lambda data_seconds: {},
+    measure: Callable[[float, Sequence[MicroBatch]], Mapping[str, float]] = lambda *_: {},
 ) -> int:
     """Train for `steps`, or until a verdict other than GO_ON, and return the verdict.
 
@@ -52,13 +52,14 @@ def run(
             stops every rank after that step, before any hook.
         hooks: called on every rank, in turn until one gives a verdict.
         measure: called on every rank before each step, with the seconds that the rank waited for
-            its batch; gives `StepRecord.measured`.
+            its micro-batches and these, after the last step none; gives `StepRecord.measured`.
     """
     if not steps:
         return GO_ON
     started = time.perf_counter()
     micro_batches, data_seconds = _read(batches, steps.start, engine)
-    counts, verdict, measured = exchange(engine, micro_batches, GO_ON, measure(data_seconds))
+    own = measure(data_seconds, micro_batches)
+    counts, verdict, measured = exchange(engine, micro_batches, GO_ON, own)
     for step in steps:
         done, rate, seed = step + 1, learning_rate(step), batches.seed(step)
         digest = micro_batches[0].batch_digest
@@ -81,7 +82,8 @@ def run(
         )
         started = ended
         verdict = _ask(observers, record) if engine.rank == 0 else GO_ON
-        counts, verdict, measured = exchange(engine, micro_batches, verdict, measure(data_seconds))
+        own = measure(data_seconds, micro_batches)
+        counts, verdict, measured = exchange(engine, micro_batches, verdict, own)
         if verdict == GO_ON and (due := [h.action for h in hooks if h.is_due(done, steps.stop)]):
             verdict = _ask(due, done)
             started = time.perf_counter()  # the time of hooks is no step's

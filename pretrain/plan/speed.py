@@ -5,7 +5,6 @@ Every rank trains the recipe's model on random tokens, through the engine and th
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import statistics
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.checks import devices, needs
@@ -28,9 +26,8 @@ from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON, MicroBatch, StepRecord
 from pretrain.model.backends import choose_backend
-from pretrain.model.config import VOCABULARY_MULTIPLE, ModelConfig
+from pretrain.model.config import VOCABULARY_MULTIPLE
 from pretrain.model.language_model import LanguageModel
-from pretrain.model.masks import visible_keys
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID
 from pretrain.plan.plan import Measured, vocabulary_size
@@ -65,7 +62,7 @@ class Speed(Measured):
     tokens_per_second: float
     """Of all devices."""
     computed_flops: float
-    """Like `flops`, for the pairs of positions that attention computes (`computed_pairs`)."""
+    """Like `flops`, for the pairs of positions that attention computes (`needs.computed_pairs`)."""
     matmul_flops: float
     """FLOP/s of a large matrix product on one device, measured in the same process."""
     peak_bytes: int
@@ -210,7 +207,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     speed = rows * length / statistics.median(duration for duration, _ in updates[_WARM_UP:])
     share = config.objective.target_share
     ids = batches.made[0].arrays["document_ids"]
-    pairs = computed_pairs(architecture, backend, torch.from_numpy(ids))
+    pairs = needs.computed_pairs(architecture, backend, ids) / ids.size
     flops, computed = (
         speed / world_size * needs.flops_per_token(architecture, length, share, each)
         for each in (None, pairs)
@@ -260,28 +257,6 @@ def _timed_updates(
         observers=[observe],
     )
     return updates
-
-
-def computed_pairs(model: ModelConfig, backend: str, document_ids: Tensor) -> float | None:
-    """Return the pairs of positions that attention computes, over positions, of all layers.
-
-    `flex` leaves out the pairs that a mask hides; `dense` computes all. None: as many as
-    `needs.flops_per_token` counts.
-
-    Args:
-        model: the architecture.
-        backend: of attention, "dense" or "flex".
-        document_ids: of a micro-batch, [B, T].
-    """
-    rows, length = document_ids.shape
-    if backend == "dense":
-        return None if model.latents else float(model.num_layers * length)
-    row, place, found = torch.arange(rows)[:, None, None], torch.arange(length), 0
-    for window, layers in collections.Counter(model.windows).items():
-        rule = visible_keys(document_ids, model.causal, window)
-        seen = torch.ones(1) if rule is None else rule(row, row, place[:, None], place)
-        found += layers * int(seen.expand(rows, length, length).sum())
-    return found / (rows * length)
 
 
 def _matmul_peak(device: torch.device) -> float:

@@ -13,31 +13,25 @@ from collections.abc import Mapping
 from pretrain.loop.protocols import StepRecord
 from pretrain.records.metrics import finite_or_nan
 
-SECONDS, MEMORY, BETA = "seconds", "memory_bytes", "beta"
+SECONDS, MEMORY, PAIRS, BETA = "seconds", "memory_bytes", "pairs", "beta"
 """Names of what ranks measure (`StepRecord.measured`): the seconds that a rank worked by itself in
-the step before (`pace.own_seconds`), the most bytes of memory that it has used, and the beta of a
-CLAP head. NaN: not measured."""
+the step before (`pace.own_seconds`), the most bytes of memory that it has used, the pairs of
+positions in the step's batch (`needs.computed_pairs`), and the beta of a CLAP head. NaN: not
+measured."""
 _LARGEST_EXPONENT = 700.0
 BLOCKS = "blocks/"
 """Begins the names of figures that count the blocks of a corpus."""
 
 
-def figures(
-    record: StepRecord,
-    positions: int,
-    counted: Mapping[str, float],
-    flops: float,
-    peak_flops: float | None,
-) -> dict[str, float]:
+def figures(record: StepRecord, positions: int, counted: Mapping[str, float]) -> dict[str, float]:
     """Return the figures of a step by name, those that are known; the guide explains them.
 
     Args:
         record: of the step.
         positions: places of the blocks that it read, padding included.
-        counted: figures that follow from other records: `SpikeWatch.deviations`, and with BLOCKS
-            before its name the blocks of each of several corpora.
-        flops: of the step.
-        peak_flops: of all devices, per second; None where it is not known.
+        counted: figures that follow from other records: `SpikeWatch.deviations`, with BLOCKS
+            before its name the blocks of each of several corpora, and where the peak of the
+            devices is known the shares of it that are used.
     """
     measured = record.measured
     found = {
@@ -47,8 +41,6 @@ def figures(
         **counted,
     }
     found["beta"] = measured.get(BETA, (math.nan,))[0]
-    if peak_flops:
-        found["mfu"] = flops / record.seconds / peak_flops
     seconds = measured.get(SECONDS, ())
     if len(seconds) > 1 and not any(map(math.isnan, seconds)):
         slowest = max(seconds)
@@ -75,6 +67,7 @@ _CURVES = {
     "beta": "model/beta",
     "tokens_per_second": "speed/tokens_per_second",
     "mfu": "speed/mfu",
+    "computed_mfu": "speed/computed_mfu",
     "padding": "data/padding",
     "memory_bytes": "memory/bytes",
     "slowest_rank": "ranks/slowest",

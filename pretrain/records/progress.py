@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from data_prep.common.wording import duration
 from pretrain.loop.protocols import StepRecord
@@ -87,26 +88,39 @@ def progress_line(records: Sequence[Line], last_step: int) -> str:
     """Describe the newest step and the time left.
 
     Args:
-        records: lines of metrics.jsonl, at least one; the last one is described. The time left is
-            the median duration of the last RECENT of them, times the number of steps left.
+        records: lines of metrics.jsonl, at least one; the last one is described.
         last_step: updates of the whole run.
     """
     record, done = records[-1], records[-1]["step"] + 1
-    speed = record["tokens"] / record["seconds"]
+    speed, left = record["tokens"] / record["seconds"], seconds_left(records, last_step)
+    used = ""
+    if "mfu" in record:
+        used = f"  {record['mfu']:.1%} MFU ({record['computed_mfu']:.1%} by the pairs computed)"
     return (
         f"step {done:>{len(str(last_step))}}/{last_step}  "
         f"loss {format_number(record['loss'], '.4f')}  "
-        f"{duration(seconds_left(records, last_step))} left  "  # a terminal cuts off the end
+        f"{'?' if left is None else duration(left)} left  "  # a terminal cuts off the end
         f"gradient norm {format_number(record['gradient_norm'], '.2f')}  "
         f"lr {record['learning_rate']:.2e}  "
-        f"{speed:,.0f} tokens/s"
+        f"{speed:,.0f} tokens/s{used}"
     )
 
 
-def seconds_left(records: Sequence[Line], last_step: int) -> float:
-    """Estimate the time until the last step; see `progress_line`."""
-    recent = [records[index]["seconds"] for index in range(-min(len(records), RECENT), 0)]
-    # Kernels are compiled in the first steps.
-    seconds = statistics.median(recent) if len(recent) >= _LEAST_STEPS else min(recent)
+def seconds_left(records: Sequence[Line], last_step: int) -> float | None:
+    """Estimate the time until the last step; None where no step says how long one takes.
+
+    It is the median duration of the last RECENT steps, times the number of steps left. The first
+    step of an attempt compiles kernels and does not count.
+    """
+    recent = [records[index] for index in range(-min(len(records), RECENT + 1), 0)]
+    timed = [
+        line["seconds"]
+        for before, line in pairwise(recent)
+        if before.get("attempt") == line.get("attempt")
+    ]
+    if not timed:
+        return None
+    # Kernels that the first step did not need are compiled in the next ones.
+    seconds = statistics.median(timed) if len(timed) >= _LEAST_STEPS else min(timed)
     left: float = (last_step - records[-1]["step"] - 1) * seconds
     return left

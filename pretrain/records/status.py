@@ -215,9 +215,7 @@ def describe_run(seen: RunView) -> str:
         f"{step:,}{' (tainted: after the onset)' if step in state.tainted else ''}"
         for step in state.checkpoints
     )
-    end = "not known yet"
-    if seen.lines:
-        end = wording.clock_time(progress.seconds_left(seen.lines, config.training.steps))
+    end = wording.clock_time(progress.seconds_left(seen.lines, config.training.steps))
     parts = [
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
@@ -252,7 +250,7 @@ def facts(seen: RunView) -> dict[str, Any]:
         "steps": steps,
         "loss": last[0]["loss"] if last else None,
         "tokens_per_second": last[0]["tokens"] / last[0]["seconds"] if last else None,
-        "eta_seconds": progress.seconds_left(seen.lines, steps) if last else None,
+        "eta_seconds": progress.seconds_left(seen.lines, steps),
         "validation": _score(seen.validation[-1] if seen.validation else None),
         "best_validation": _score(best),
         "attempts": state.attempts,

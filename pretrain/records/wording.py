@@ -39,8 +39,10 @@ def epochs(number: float) -> str:
     return f"{number:.2f}" if number >= 1 or not number else f"{number:.2g}"
 
 
-def clock_time(seconds: float) -> str:
+def clock_time(seconds: float | None) -> str:
     """The local time so many seconds from now, with its day unless that is today."""
+    if seconds is None:
+        return "not known yet"
     now = datetime.datetime.now()
     try:
         end = now + datetime.timedelta(seconds=seconds)

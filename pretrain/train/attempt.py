@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_PREEMPTED
+from pretrain.checks import needs
 from pretrain.config.run import Segment
 from pretrain.data.batches import SegmentedBatches
 from pretrain.data.prefetch import prefetched
 from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
-from pretrain.loop.protocols import GO_ON, Batches
+from pretrain.loop.protocols import GO_ON, Batches, MicroBatch
 from pretrain.records import checkpoints, ledger, pace
-from pretrain.records.figures import BETA, MEMORY, SECONDS
+from pretrain.records.figures import BETA, MEMORY, PAIRS, SECONDS
 from pretrain.records.heartbeat import EVALUATE, SAVE
 from pretrain.train.data_pipeline import DataPipeline
 from pretrain.train.log import RunLog
@@ -146,12 +148,19 @@ class Attempt:
             measure=self._measure,
         )
 
-    def _measure(self, data_seconds: float) -> dict[str, float]:
+    def _measure(
+        self, data_seconds: float, micro_batches: Sequence[MicroBatch]
+    ) -> dict[str, float]:
         """What this rank tells of itself before a step."""
         from pretrain.engine import memory, workarounds
 
         forward_seconds = self.forward_timer.take()  # none before the first step
+        backend = self.setup.environment["attention_backend"]
         found = {
+            PAIRS: sum(
+                needs.computed_pairs(self.setup.architecture, backend, each.arrays["document_ids"])
+                for each in micro_batches
+            ),
             SECONDS: pace.own_seconds(data_seconds, forward_seconds or math.nan),
             MEMORY: float(memory.most_bytes(self.setup.process.device)),
         }

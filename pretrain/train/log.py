@@ -18,9 +18,10 @@ from data_prep.common.wording import count
 from pretrain.checks import devices, needs
 from pretrain.config.load import public
 from pretrain.data.batches import validation_note
+from pretrain.engine.determinism import cache_use
 from pretrain.loop.protocols import StepRecord
 from pretrain.records import control, folder, ledger, metrics, pace, progress, wording
-from pretrain.records.figures import BLOCKS, curves, figures
+from pretrain.records.figures import BLOCKS, PAIRS, curves, figures
 from pretrain.records.history import describe, since_last_attempt
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
@@ -116,8 +117,11 @@ class RunLog:
         self._metrics(record)
         self._scalars(record.step, curves(record))
         self._progress(record)
+        is_first = record.step == self._start.step
+        if is_first and self._setup.environment["compiled"]:
+            self.say(f"the attempt's first step took {record.seconds:.1f} s; {cache_use()}")
         reason = discontinuity(record.result.loss, self._loss_before)
-        if reason and record.step == self._start.step:
+        if reason and is_first:
             self.record("discontinuity", step=record.step, reason=reason)
             self.say(f"WARNING: the run does not continue from step {record.step}: {reason}")
         self._paces.append(record.figures)
@@ -133,16 +137,19 @@ class RunLog:
         segments, start, step = self._setup.segments, self._start, record.step
         now, sizes = segments.at(step).config, segments.sizes
         length, target_share = now.data.sequence_length, now.objective.target_share
-        flops = needs.flops_per_token(self._setup.architecture, length, target_share)
         positions = sizes.size(step) * length
         places = map(sizes.first_block, (step, step + 1))
         counts = zip(*map(start.order.mixture.counts, places), strict=True)
         drawn = zip((corpus["name"] for corpus in start.corpora), counts, strict=True)
         blocks = {f"{BLOCKS}{name}": end - first for name, (first, end) in drawn if name}
-        kind = devices.kind_of(self._setup.environment["accelerator"])
-        peak = devices.DEVICES[kind].flops * self._setup.group.world_size if kind else None
         counted = {**self.watch.deviations(record), **blocks}
-        return figures(record, positions, counted, flops * positions, peak)
+        if kind := devices.kind_of(self._setup.environment["accelerator"]):
+            peak = devices.DEVICES[kind].flops * self._setup.group.world_size
+            computed = sum(record.measured[PAIRS]) / positions
+            for name, pairs in (("mfu", None), ("computed_mfu", computed)):
+                flops = needs.flops_per_token(self._setup.architecture, length, target_share, pairs)
+                counted[name] = flops * positions / record.seconds / peak
+        return figures(record, positions, counted)
 
     def _scalars(self, step: int, values: Mapping[str, float]) -> None:
         for tracker in self._trackers:

@@ -17,8 +17,12 @@ from data_prep.common import children
 from data_prep.common.files import write_json
 from finetune import runs
 from finetune.__main__ import main
+from finetune.config import FinetuneConfig
 from finetune.runs import PLAN, read_plan
 from finetune.tasks import TASKS
+from pretrain.checks import needs
+from pretrain.convert.model_folder import load_model
+from pretrain.model import presets
 from pretrain.processes import gpus
 from tests.finetune.conftest import plans, train_on
 from tests.hub import hub_of
@@ -65,8 +69,6 @@ def test_runs_learn_and_write_their_results(finished):
 
 
 def test_the_kept_model_has_the_task_s_head_and_the_encoder_s_config(finished, tiny_model):
-    from pretrain.convert.model_folder import load_model
-
     folder = finished[0] / NAME
     loaded = load_model(folder / "model")
     assert loaded.classifier.config.labels == ("0", "1")
@@ -85,18 +87,35 @@ def test_seeds_run_one_after_the_other_and_the_longest_run_first(tiny_model, eas
 
 
 @pytest.mark.parametrize(
-    ("gpus", "jobs", "world_size", "expected"),
+    ("gpus", "jobs", "world_size", "fitting", "expected"),
     [
-        ([], 0, 1, [[]] * 4),
-        ([], 0, 2, [[]] * 2),
-        ([], 3, 1, [[]] * 3),
-        (["0", "1", "2"], 0, 1, [["0"], ["1"], ["2"]]),
-        (["0", "1", "2"], 0, 2, [["0", "1"]]),
-        (["0", "1"], 3, 1, [["0"], ["1"], ["0"]]),
+        ("", 0, 1, 9, [""] * 8),
+        ("", 0, 2, 9, [""] * 4),
+        ("", 3, 1, 9, [""] * 3),
+        ("012", 0, 1, 1, ["0", "1", "2"]),
+        ("012", 0, 2, 0, ["01"]),
+        ("01", 3, 1, 0, ["0", "1", "0"]),
+        ("0", 0, 1, 3, ["0"] * 3),
+        ("0", 0, 1, 9, ["0"] * 4),  # two cores each
+        ("01", 0, 1, 9, ["0", "1", "0", "1"]),
+        ("0123", 0, 2, 9, ["01", "23"]),
+        ("01234", 0, 1, 0, list("01234")),
     ],
 )
-def test_runs_share_the_devices(gpus, jobs, world_size, expected):
-    assert runs.slots(gpus, 4, jobs, world_size) == expected
+def test_runs_share_the_devices(gpus, jobs, world_size, fitting, expected):
+    found = runs.slots(list(gpus), 8, jobs, world_size, fitting)
+    assert found == [list(each) for each in expected]
+
+
+def test_the_memory_of_a_run_is_that_of_its_weights_states_and_activations():
+    """For each of a base model's 125 M weights 18 bytes (2, a sum in 4, 12), and activations."""
+    base, long = presets.build("base", "zero-clap", 50265, {}), 512
+    config = FinetuneConfig(batch_size=16, max_tokens=long)
+    of_states = 18 * needs.parameters(base)
+    needed = runs.run_bytes(config, base, 1)
+    assert of_states + 2**30 < needed < 8e9
+    less = runs.run_bytes(dataclasses.replace(config, max_tokens=128), base, 1)
+    assert of_states + 2**30 < less < needed - 1e9
 
 
 def test_a_run_has_its_share_of_the_cores_unless_the_environment_says_otherwise(
@@ -112,13 +131,15 @@ def test_a_run_has_its_share_of_the_cores_unless_the_environment_says_otherwise(
 
 
 @pytest.mark.slow
-def test_the_same_plan_gives_the_same_scores_and_another_seed_others(finished, tmp_path, in_root):
+def test_the_same_plan_gives_the_same_scores_and_another_seed_others(
+    finished, tmp_path, in_root, tiny_model
+):
     output, *_ = finished
     plan = read_plan(output / NAME)
     both = [plan, dataclasses.replace(plan, seed=2)]
     for each in both:
         each.write(tmp_path / each.name)
-    assert runs.run_all(tmp_path, both, jobs=2) == {}
+    assert runs.run_all(tmp_path, both, load_model(tiny_model).model.config, jobs=2) == {}
     again, other = (result_of(tmp_path, each.name)["epochs"] for each in both)
     assert again == result_of(output, NAME)["epochs"]
     assert other != again
@@ -200,7 +221,6 @@ def test_a_repeated_run_that_leaves_no_model_has_failed_and_keeps_its_earlier_sc
 
 def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, easy_glue):
     from finetune import classifiers
-    from pretrain.convert.model_folder import load_model
 
     loaded, task = load_model(tiny_model), TASKS["CoLA"]
     both = plans(tiny_model, easy_glue, weights=("pretrained", "random"))
@@ -361,7 +381,6 @@ def test_a_run_starts_from_the_model_of_another_task_s_first_run_that_did_not_co
 ):
     import torch
 
-    from pretrain.convert.model_folder import load_model
     from pretrain.convert.reading import read_folder
     from pretrain.convert.writing import save_model
 

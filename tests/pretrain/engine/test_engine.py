@@ -740,7 +740,7 @@ def test_a_loop_meets_twice_a_step_and_gives_what_single_updates_give(run_ranks,
             learning_rate=lambda step: LEARNING_RATES[step % len(LEARNING_RATES)],
             steps=range(5),
             observers=[records.append],
-            measure=lambda seconds: {"seconds": built.rank + 0.5, "memory": 3.0},
+            measure=lambda *_: {"seconds": built.rank + 0.5, "memory": 3.0},
         )
         results = [record.result for record in records]
         return figures(alone), figures(results), calls, [each.measured for each in records]

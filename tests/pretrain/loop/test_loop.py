@@ -116,7 +116,7 @@ def test_observers_see_every_record_with_all_fields():
     """What is measured before a step is in its record, of each rank."""
     seen, waited = [], []
 
-    def measure(data_seconds):
+    def measure(data_seconds, micro_batches):
         waited.append(data_seconds)
         return {"number": len(waited), "other": 0.5}
 

@@ -23,6 +23,7 @@ from pretrain.model import presets
 from pretrain.model.attention import dense_bias
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations
+from pretrain.model.masks import visible_keys
 from pretrain.model.positions import position_module
 from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
@@ -134,6 +135,28 @@ def test_flops_of_a_gate_and_of_windows():
         attention = 2 * 32 * (2 * length + 2 * keys)
         expected = 6 * (matrices + attention + 0.3 * 32 * 100)
         assert needs.flops_per_token(config, length, 0.3) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("variant", ["zero-clap", "causal-alibi", "modern"])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0], [3, 4, 4, 4, 4, 4, 4, 4]]),
+        np.arange(8) < np.array([[8], [5], [1]]),
+    ],
+    ids=["packed", "a document a row"],
+)
+def test_the_pairs_that_attention_computes_are_those_of_its_masks(variant, ids):
+    """Layer 1 and 2 of 4 see two tokens on either side in the modern variant."""
+    layers = {"num_layers": 4, "attention_dropout": 0.0}
+    layers |= {"local_window": 4, "global_every": 3} if variant == "modern" else {}
+    model = presets.build("tiny", variant, 1000, layers)
+    assert needs.computed_pairs(model, "dense", ids) == 4 * 8 * ids.size
+    row, place, seen = torch.arange(3)[:, None, None], torch.arange(8), 0
+    for window in model.windows:
+        rule = visible_keys(torch.from_numpy(ids), model.causal, window)
+        seen += rule(row, row, place[:, None], place).expand(3, 8, 8).sum().item()
+    assert needs.computed_pairs(model, "flex", ids) == seen
 
 
 @pytest.mark.parametrize("name", ["modern-base", "modern-large"])

@@ -10,7 +10,6 @@ import torch
 
 from pretrain.__main__ import main
 from pretrain.config import load as recipes
-from pretrain.model import presets
 from pretrain.objectives.base import Vocabulary
 from pretrain.plan import speed
 
@@ -61,24 +60,6 @@ def test_the_hours_on_this_machine_are_measured(tmp_path, run_ranks):
     assert planned["seconds"] == pytest.approx(planned["tokens"] / used.tokens_per_second)
     assert (planned["backend"], planned["device_memory"]) == ("dense", used.memory_bytes)
     assert "on 1 CPU" in printed
-
-
-@pytest.mark.parametrize(
-    ("variant", "backend", "pairs"),
-    [
-        ("zero-clap", "dense", 4 * 64),
-        ("zero-clap", "flex", 4 * (9 + 25)),
-        ("causal-alibi", "flex", 4 * (6 + 15)),
-        ("modern", "flex", 2 * (9 + 25) + 2 * (7 + 13)),
-    ],
-)
-def test_the_pairs_that_attention_computes_are_counted(variant, backend, pairs):
-    """Documents of 3 and 5 tokens; two of four layers see a token on either side."""
-    layers = {"num_layers": 4, "attention_dropout": 0.0}
-    layers |= {"local_window": 2, "global_every": 2} if variant == "modern" else {}
-    model = presets.build("tiny", variant, 1000, layers)
-    ids = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2]])
-    assert speed.computed_pairs(model, backend, ids) == pairs / 8
 
 
 def test_the_share_of_a_peak_is_printed_for_all_pairs_and_for_those_computed():

@@ -180,9 +180,8 @@ def test_progress_is_printed_now_and_then_and_at_the_end():
     for step in range(3):
         printer(record(step))
     assert len(written) == 2
-    assert written[0].startswith("step 1/3  loss 2.0000")
-    assert "600 tokens/s" in written[0]
-    assert "0:00:04 left" in written[0][:50]
+    assert written[0].startswith("step 1/3  loss 2.0000  ? left")
+    assert written[0].endswith(" 600 tokens/s  ends not known yet\n")
     assert written[1].startswith("step 3/3")
     assert re.search(r" 0:00:00 left .* ends (\d{4}-\d\d-\d\d )?\d\d:\d\d\n$", written[1])
 
@@ -198,6 +197,7 @@ def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch)
     printer.leave()
     printer(record(3))
     shown = [f"\r\x1b[K[s] step {done}/4  loss 2.0000  0:" for done in range(1, 5)]
+    shown[0] = shown[0].replace("  0:", "  ? ")
     assert written == [*shown[:3], "\n", shown[3], "\n"]  # 29 columns: the cursor has the last
 
 
@@ -215,12 +215,22 @@ def test_the_time_left_is_of_the_usual_step_not_of_the_last_one():
     assert "0:01:20 left" in progress.progress_line(records, 100)
     older = [{**records[1], "seconds": 50.0}] * 60
     assert "0:01:20 left" in progress.progress_line(older + records[1:], 100)
-    assert "1:00:00 left" in progress.progress_line(records[:1], 5)
 
 
 def test_the_step_that_compiles_kernels_does_not_make_the_end_an_hour_away():
     lines = [{"step": step, "seconds": 60.0 if step < 2 else 1.0} for step in range(3)]
     assert progress.seconds_left(lines, 103) == 100
+    first = {"attempt": 2, "step": 3, "seconds": 0.1}  # a relaunch compiles again
+    assert progress.seconds_left([*lines, first], 103) == 99
+    assert progress.seconds_left([first], 103) is progress.seconds_left([], 103) is None
+
+
+def test_the_share_of_the_peak_that_is_used_is_shown_where_the_peak_is_known():
+    line = metrics.line_of(record(0))
+    assert progress.progress_line([line], 9).endswith("tokens/s")
+    used = {**line, "mfu": 0.37, "computed_mfu": 0.305}
+    text = progress.progress_line([used], 9)
+    assert text.endswith("tokens/s  37.0% MFU (30.5% by the pairs computed)")
 
 
 def test_a_validation_of_several_terms_is_described_by_each_and_not_by_their_perplexity():

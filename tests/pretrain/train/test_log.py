@@ -5,11 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from pretrain.checks import needs
 from pretrain.config.run import RunConfig
 from pretrain.data.lineage import Lineage
+from pretrain.data.mixture import Mixture
+from pretrain.data.order import Order
 from pretrain.records import ledger
+from pretrain.records.figures import PAIRS
 from pretrain.train.log import RunLog, discontinuity, recorded_loss
 from pretrain.train.resume import ResumeState
+from tests.pretrain.builders import step_record
 
 
 @pytest.fixture
@@ -28,10 +33,20 @@ def log(tmp_path):
         micro_batch_size=1,
     )
     state = ledger.run_state(ledger.read_ledger(path))
-    start = ResumeState(1, "t", 0, state, Lineage.begin(10, 1), 100, [])
+    order = Order.begin(Mixture(((0, (1,)),)), [10], 1)
+    start = ResumeState(1, "t", 0, state, order, 100, [{"name": ""}])
     config = RunConfig(folder=str(tmp_path))
-    attempt = {"config": config, "segments": config.segments, "start": start}
-    return RunLog(SimpleNamespace(run_folder=tmp_path, **attempt))
+    return RunLog(
+        SimpleNamespace(
+            config=config,
+            run_folder=tmp_path,
+            segments=config.segments,
+            start=start,
+            architecture=config.architecture(97),
+            group=SimpleNamespace(world_size=2),
+            environment={"accelerator": "NVIDIA H100 80GB HBM3"},
+        )
+    )
 
 
 def kinds(folder):
@@ -55,6 +70,19 @@ def test_a_log_without_files_of_its_own_still_records(log, tmp_path):
     log.close()
     assert kinds(tmp_path) == ["attempt", "commit"]
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_share_of_the_peak_counts_all_pairs_and_those_computed(log):
+    now, model = log._setup.config, log._setup.architecture
+    length = now.data.sequence_length
+    positions = now.batch.global_batch_size * length
+    computed = (positions * 12 * length / 4, positions * 12 * length / 8)  # of both ranks
+    found = log._figures(step_record(0, measured={PAIRS: computed}))
+    for name, pairs in (("mfu", 12 * length), ("computed_mfu", 12 * length * 3 / 8)):
+        flops = needs.flops_per_token(model, length, now.objective.target_share, pairs) * positions
+        assert found[name] == pytest.approx(flops / step_record(0).seconds / (2 * 989e12))
+    log._setup.environment["accelerator"] = "cpu"
+    assert not {"mfu", "computed_mfu"} & log._figures(step_record(0)).keys()
 
 
 def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
