@@ -92,7 +92,7 @@ def computed_pairs(model: ModelConfig, backend: str, document_ids: NDArray[np.ge
     """
     rows, length = document_ids.shape
     if backend == "dense":
-        return rows * length * _pairs_without_masks(model, length)
+        return document_ids.size * _pairs_without_masks(model, length)
     is_row = document_ids.dtype == bool  # one document, whose tokens all queries of the row see
     if is_row and not model.causal:
         sizes = document_ids.sum(axis=1)
