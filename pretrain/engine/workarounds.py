@@ -111,7 +111,8 @@ def accumulate_by_group(engine: Any, settings: Mapping[str, Any]) -> None:  # no
     DeepSpeed adds, divides, reduces, splits and copies those of each parameter: nine kernels, and
     a hook (runtime/zero/stage_1_and_2.py, `reduce_gradients`). Here one kernel joins a group's
     after each backward pass and one adds them, in `grad_accum_dtype`; the sums are reduced after
-    the last. On one or two ranks the bits are DeepSpeed's.
+    the last. On one or two ranks the bits are DeepSpeed's. The norm of all is one operation too,
+    in fp64 as DeepSpeed's, which copies each gradient to fp64 first.
 
     Args:
         engine: DeepSpeed's, which was not told `grad_accum_dtype`.
@@ -147,6 +148,18 @@ def accumulate_by_group(engine: Any, settings: Mapping[str, Any]) -> None:  # no
             zero.averaged_gradients.update(enumerate(parts))
 
     zero.backward_epilogue = add
+    zero.scaled_global_norm = lambda: _norm_of_groups([part.flat_partition for part in parts])
+
+
+def _norm_of_groups(gradients: list[Tensor]) -> Tensor:
+    """Compute the norm of this rank's parts of the groups and all others', as DeepSpeed rounds."""
+    import torch
+
+    norms = torch._foreach_norm(gradients, dtype=torch.float64)
+    squares = torch.stack(norms).square().float()
+    torch.distributed.all_reduce(squares)
+    norm: Tensor = torch.linalg.vector_norm(squares.sqrt())
+    return norm
 
 
 @contextlib.contextmanager
