@@ -96,7 +96,7 @@ class Stack(nn.Module):
             x, document_ids = F.pad(x, (0, 0, 0, extra)), F.pad(document_ids, (0, extra))
         scores = None
         if self.score_bias is not None:
-            scores = self.score_bias(x.device)
+            scores = self.score_bias(x.device, exact=self.attention_backend == "dense")
         if not self.architecture.latents:
             return x, self._context(x, document_ids, scores, positions, weights)
         check_one_document_per_row(document_ids)

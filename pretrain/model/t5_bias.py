@@ -24,8 +24,8 @@ class T5Bias(nn.Module):
         distances = range(-MAX_DISTANCE, MAX_DISTANCE + 1)
         self.buckets = tuple(t5_bucket(distance, config.causal) for distance in distances)
 
-    def forward(self, device: torch.device) -> ScoreFunction:
-        """Return the bias as a function of index tensors on `device`."""
+    def forward(self, device: torch.device, exact: bool = True) -> ScoreFunction:
+        """Return the bias as a function of index tensors on `device`; it is always exact."""
         # Looked up here, where ZeRO 3 has gathered the table.
         by_distance = self.table(constant(self.buckets, device)).float()
 

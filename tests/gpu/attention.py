@@ -88,7 +88,7 @@ def score_bias(case, heads, device):
 def mixed(case, backend, module, qkv, ids, dropout=0.0):
     """What attention makes of [B, T, 3, H, K]: [B, T, H, K]."""
     batch, length, _, heads, _ = qkv.shape
-    scores = None if module is None else module(qkv.device)
+    scores = None if module is None else module(qkv.device, exact=backend == "dense")
     if backend == "flex":
         bias = flex_bias(scores, ids, length, case.causal, case.window, qkv.device)
     else:
