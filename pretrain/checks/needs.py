@@ -90,16 +90,15 @@ def computed_pairs(model: ModelConfig, backend: str, document_ids: NDArray[np.ge
         backend: of attention, "dense" or "flex".
         document_ids: of the micro-batch, [B, T]; the tokens of a document stand together.
     """
-    rows, length = document_ids.shape
+    length = document_ids.shape[1]
     if backend == "dense":
         return document_ids.size * _pairs_without_masks(model, length)
     is_row = document_ids.dtype == bool  # one document, whose tokens all queries of the row see
     if is_row and not model.causal:
         sizes = document_ids.sum(axis=1)
     else:
-        ends = np.ones((rows, length), bool)
-        ends[:, :-1] = False if is_row else document_ids[:, 1:] != document_ids[:, :-1]
-        sizes = np.diff(np.flatnonzero(ends), prepend=-1)
+        documents = np.zeros_like(document_ids, int) if is_row else document_ids
+        sizes = np.diff(np.flatnonzero(np.diff(documents, append=-1)), prepend=-1)
     found = 0.0
     for window, layers in collections.Counter(model.windows).items():
         reach = window // 2 if window else length

@@ -19,8 +19,6 @@ _RENEW_SECONDS = 0.5
 _ERASE_LINE = "\r\x1b[K"
 RECENT = 50
 """The time left is estimated from the median duration of this many steps."""
-_LEAST_STEPS = 5
-"""Of fewer steps the shortest counts."""
 
 
 class ProgressPrinter:
@@ -120,7 +118,6 @@ def seconds_left(records: Sequence[Line], last_step: int) -> float | None:
     ]
     if not timed:
         return None
-    # Kernels that the first step did not need are compiled in the next ones.
-    seconds = statistics.median(timed) if len(timed) >= _LEAST_STEPS else min(timed)
-    left: float = (last_step - records[-1]["step"] - 1) * seconds
+    # The lower one of two: the second step may compile what the first did not need.
+    left: float = (last_step - records[-1]["step"] - 1) * statistics.median_low(timed)
     return left

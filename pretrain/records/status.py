@@ -261,11 +261,7 @@ def facts(seen: RunView) -> dict[str, Any]:
         "code_changes": versions.changes(seen.records),
         "init_from": ledger.origin(seen.records),
         "segments": [dict(zip(run_segments.COLUMNS, row, strict=True)) for row in table],
-        "segment": {
-            "name": seen.segment.name,
-            "first_step": seen.segment.first_step,
-            "end_step": seen.segment.end_step,
-        },
+        "segment": {n: getattr(seen.segment, n) for n in ("name", "first_step", "end_step")},
         "corpora": [dataclasses.asdict(drawn) for drawn in seen.drawn],
         "slow_rank": dataclasses.asdict(seen.slow_rank) if seen.slow_rank else None,
         "reason": state.last.get("reason") if state.last else None,

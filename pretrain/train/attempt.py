@@ -148,9 +148,7 @@ class Attempt:
             measure=self._measure,
         )
 
-    def _measure(
-        self, data_seconds: float, micro_batches: Sequence[MicroBatch]
-    ) -> dict[str, float]:
+    def _measure(self, data_seconds: float, batches: Sequence[MicroBatch]) -> dict[str, float]:
         """What this rank tells of itself before a step."""
         from pretrain.engine import memory, workarounds
 
@@ -159,7 +157,7 @@ class Attempt:
         found = {
             PAIRS: sum(
                 needs.computed_pairs(self.setup.architecture, backend, each.arrays["document_ids"])
-                for each in micro_batches
+                for each in batches
             ),
             SECONDS: pace.own_seconds(data_seconds, forward_seconds or math.nan),
             MEMORY: float(memory.most_bytes(self.setup.process.device)),
