@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.common.files import write_atomically
+from data_prep.common.wording import changes
 from data_prep.documents import Document, Reject, content_share, read_documents
 from data_prep.encoders import Encoder, Ids
 from data_prep.filters import Tally, filtered, judge, windows
@@ -257,16 +258,15 @@ def _check_unchanged(task: ShardTask, manifest: ShardManifest) -> None:
     then = {**vars(manifest.settings), "tokenizer": manifest.tokenizer_digest[:12]}
     now = {**vars(task.settings), "tokenizer": task.tokenizer_digest[:12]}
     then["role"], now["role"] = manifest.input.role, task.role
-    changes = [
-        f"{name.replace('_', '-')} was {_shown(then[name])} and is {_shown(now[name])}"
-        for name in then
-        if then[name] != now[name]
+    changed = [
+        f"{name.replace('_', '-')} was {_shown(was)} and is {_shown(is_now)}"
+        for name, was, is_now in changes(then, now)
     ]
     if not _is_same_input(task.input, manifest):
-        changes.append(f"input {task.input} differs from what was read ({manifest.input.path})")
-    if changes:
+        changed.append(f"input {task.input} differs from what was read ({manifest.input.path})")
+    if changed:
         raise ValueError(
-            f"{task.corpus}: {task.name} was prepared differently: {'; '.join(changes)}. "
+            f"{task.corpus}: {task.name} was prepared differently: {'; '.join(changed)}. "
             "Name another --output, or use --overwrite to make the corpus again"
         )
 

@@ -25,6 +25,7 @@ from data_prep.common import children
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import check_new, sha256_of, write_json
 from data_prep.common.records import decode
+from data_prep.common.wording import changes
 from finetune import examples, tasks
 from finetune.config import FinetuneConfig
 from finetune.protocols import DEFAULT, PROTOCOLS
@@ -96,22 +97,19 @@ class RunPlan:
 
         Seed and weights may differ between compared runs, and folders may have moved.
         """
-        old, new = self._comparable(), other._comparable()
-        return [
-            f"{key}: {old[key]}, now {new[key]}"
-            for key in old
-            if key in new and old[key] != new[key]
-        ]
-
-    def _comparable(self) -> dict[str, object]:
-        return {
-            "model": self.model_sha256[:12],
-            "data": self.data_sha256[:12],
-            "task": self.own,
-            "protocol": self.protocol,
-            **({"start": self.start_sha256[:12]} if self.weights == "pretrained" else {}),
-            **dataclasses.asdict(self.config),
-        }
+        both_start = self.weights == other.weights == "pretrained"
+        comparable = (
+            {
+                "model": plan.model_sha256[:12],
+                "data": plan.data_sha256[:12],
+                "task": plan.own,
+                "protocol": plan.protocol,
+                "start": plan.start_sha256[:12] if both_start else "",
+                **dataclasses.asdict(plan.config),
+            }
+            for plan in (self, other)
+        )
+        return [f"{key}: {was}, now {now}" for key, was, now in changes(*comparable)]
 
     def write(self, folder: Path) -> None:
         """Write the plan into a run's folder, which is created if it is missing."""

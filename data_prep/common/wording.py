@@ -1,6 +1,17 @@
-"""Numbers as messages and tables show them."""
+"""Numbers and differences as messages and tables show them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each key whose values differ, with both values; None stands for a missing one."""
+    for key in dict.fromkeys([*before, *after]):
+        was, now = before.get(key), after.get(key)
+        if was != now:
+            yield key, was, now
 
 
 def count(number: int, noun: str) -> str:

@@ -16,7 +16,7 @@ from pandas import DataFrame, Series
 from data_prep.common import pictures
 from data_prep.common.files import write_atomically
 from data_prep.common.markup import markdown_table
-from data_prep.common.wording import in_short
+from data_prep.common.wording import changes, in_short
 from finetune.studies import results
 from finetune.studies.results import Curve, Measured, Results
 from finetune.studies.study import Arm, CheckedArm, Run, Study, comparisons, differences
@@ -165,8 +165,7 @@ def _settings_that_differ(checked: Sequence[CheckedArm], one: Arm, other: Arm) -
     settings = differences(*pretrained)
     if len(one.levels) > len(pretrained[0].arm.levels):  # with a way of fine-tuning
         own = {key for each in pretrained for key in each.arm.settings}
-        keys = sorted((one.settings.keys() | other.settings.keys()) - own)
-        settings += [k for k in keys if one.settings.get(k) != other.settings.get(k)]
+        settings += sorted(k for k, *_ in changes(one.settings, other.settings) if k not in own)
     return settings
 
 

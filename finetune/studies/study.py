@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.records import NonNegativeInt, PositiveInt, decode
+from data_prep.common.wording import changes
 from finetune import runs, tasks
 from pretrain.checks.recipe import check
 from pretrain.config import load as recipes
@@ -337,8 +338,7 @@ def differences(one: CheckedArm, other: CheckedArm) -> list[str]:
 
     If there are several, the comparison is confounded.
     """
-    ours, theirs = _resolved(one), _resolved(other)
-    return sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+    return sorted(key for key, *_ in changes(_resolved(one), _resolved(other)))
 
 
 def _resolved(arm: CheckedArm) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import files
+from data_prep.common.wording import changes
 from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain.config.load import RUN_FILE, differences
 from pretrain.config.run import RunConfig, Segments
@@ -187,11 +188,7 @@ def check_checkpoint(
     saved = ModelConfig.from_dict(manifest["architecture"], source).to_dict()
     now = {"step": step, "lineage": lineage, **architecture.to_dict()}
     then = {"step": manifest["step"], "lineage": manifest["lineage"], **saved}
-    changed = [
-        f"{name}: {then.get(name)!r}, now {now.get(name)!r}"
-        for name in sorted({*then, *now})
-        if then.get(name) != now.get(name)
-    ]
+    changed = sorted(f"{name}: {was!r}, now {is_now!r}" for name, was, is_now in changes(then, now))
     if changed:
         raise ValueError(
             f"the checkpoint of step {step} is of another model or run: " + "; ".join(changed)

@@ -8,7 +8,6 @@ The most specific name that a setting is within decides.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from pretrain.config.settings import is_within
 
@@ -36,17 +35,15 @@ FREE = (
 micro-batch size draws other dropout masks, as compiled layers do."""
 BY_STEP = ("data", "objective", "batch", "optimizer.learning_rate", "schedule")
 _LENGTH = ("training.steps", "phases")
-FIXED: Mapping[str, str] = MappingProxyType(
-    {
-        "model": "the weights have its shapes",
-        "objective.name": "the model's head is for it",
-        "optimizer": "its state goes on from checkpoint to checkpoint",
-        "training.seed": "the first weights, the order of blocks and all draws come from it",
-        "training.deepspeed": "it decides the precision, and how checkpoints divide the state",
-        "training.deterministic": "other kernels compute other bits",
-        "fault": "a rehearsed fault belongs to the whole run",
-    }
-)
+FIXED: Mapping[str, str] = {
+    "model": "the weights have its shapes",
+    "objective.name": "the model's head is for it",
+    "optimizer": "its state goes on from checkpoint to checkpoint",
+    "training.seed": "the first weights, the order of blocks and all draws come from it",
+    "training.deepspeed": "it decides the precision, and how checkpoints divide the state",
+    "training.deterministic": "other kernels compute other bits",
+    "fault": "a rehearsed fault belongs to the whole run",
+}
 """Each with the reason."""
 PHASES_MAY_CHANGE = (*BY_STEP, *_INTERVALS)
 """All of it but `objective.name`."""

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.wording import changes
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import flatten
 from pretrain.model.backends import AUTOMATIC
@@ -220,15 +221,11 @@ def check_same_state(
         ValueError: lists each key with both values.
     """
     values, before = ({**_FIXED, **flatten(each)} for each in (settings, saved))
-    changed = [
-        f"{key}: {before[key]!r}, now {values[key]!r}"
-        for key in _FIXED
-        if values[key] != before[key]
-    ]
-    if changed:
+    found = (change for change in changes(before, values) if change[0] in _FIXED)
+    if changed := "; ".join(f"{key}: {was!r}, now {now!r}" for key, was, now in found):
         raise ValueError(
             f"training.deepspeed: {name} differs from that of the checkpoint of step {step}: "
-            f"{'; '.join(changed)}"
+            f"{changed}"
         )
 
 

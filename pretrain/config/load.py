@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import check_format, strict_json, write_atomically
 from data_prep.common.records import decode
+from data_prep.common.wording import changes
 from pretrain.config.changes import FIXED, FREE, rule
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import apply_override, flatten, merge, parse, to_yaml
@@ -117,16 +118,13 @@ def differences(old: RunConfig, new: RunConfig) -> tuple[list[str], list[str]]:
     Returns:
         Sentences on what may change from a step on, and on what may not change.
     """
-    before, after = deciding(old), deciding(new)
     may, may_not = [], []
-    for key in sorted({*before, *after}):
-        was, now = before.get(key), after.get(key)
-        if was != now:
-            text, reason = f"{key}: {was!r}, now {now!r}", FIXED.get(rule(key))
-            if reason:
-                may_not.append(f"{text} ({reason})")
-            else:
-                may.append(text)
+    for key, was, now in sorted(changes(deciding(old), deciding(new)), key=lambda each: each[0]):
+        text, reason = f"{key}: {was!r}, now {now!r}", FIXED.get(rule(key))
+        if reason:
+            may_not.append(f"{text} ({reason})")
+        else:
+            may.append(text)
     return may, may_not
 
 
@@ -138,7 +136,7 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 def public(config: RunConfig) -> dict[str, Any]:
     """Return what may leave a run's folder of its recipe, which is what decides the weights.
 
-    Of each path only the last name is left. `from_dict` reads the result.
+    Of each path only the last name is left. `load` reads the result as YAML.
     """
     values = to_dict(config)
     public = {name: values[name] for name in _PUBLIC}
@@ -159,20 +157,9 @@ def _with_paths(value: Any, keys: Collection[str], change: Callable[[str], str])
     }
 
 
-def from_dict(values: Mapping[str, Any], source: object) -> RunConfig:
-    """Return a recipe that `to_dict` gave; `source` is for messages."""
-    return decode(RunConfig, _current(values, source))
-
-
 def dump(config: RunConfig, path: Path) -> None:
     """Write the merged recipe, complete or not at all, as YAML that `load` reads back."""
     write_atomically(path, to_yaml(to_dict(config)).encode())
-
-
-def _current(values: Mapping[str, Any], source: object) -> dict[str, Any]:
-    """Return a recipe without its format version, which must be the present one if it has any."""
-    check_format(values.get("format_version", FORMAT_VERSION), FORMAT_VERSION, source)
-    return {key: value for key, value in values.items() if key != "format_version"}
 
 
 def _read(path: Path, extending: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
@@ -186,7 +173,7 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> list[tuple[Path, dict
     values = parse(text, str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: does not hold a mapping of keys to values")
-    values = _current(values, path)
+    check_format(values.pop("format_version", FORMAT_VERSION), FORMAT_VERSION, path)
     base = values.pop("extends", None)
     if base is None:
         return [(path, values)]

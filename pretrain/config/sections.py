@@ -385,26 +385,24 @@ class FaultConfig:
         return seed == recipe_seed and step in range(*(self.random_labels or (0,)))
 
 
-ADVANCED = frozenset(
-    {
-        "model.init_from",
-        "spike",
-        "fault",
-        "profile",
-        "optimizer.beta1",
-        "optimizer.beta2",
-        "optimizer.epsilon",
-        "optimizer.weight_decay_on",
-        "schedule.cooldown_steps",
-        "training.data_workers",
-        "training.compile",
-        "training.attention_backend",
-        "training.deterministic",
-        "supervision.hang_seconds",
-        "supervision.init_seconds",
-        "supervision.node_wait_seconds",
-        "supervision.max_retries",
-    }
+ADVANCED = (
+    "model.init_from",
+    "spike",
+    "fault",
+    "profile",
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "optimizer.epsilon",
+    "optimizer.weight_decay_on",
+    "schedule.cooldown_steps",
+    "training.data_workers",
+    "training.compile",
+    "training.attention_backend",
+    "training.deterministic",
+    "supervision.hang_seconds",
+    "supervision.init_seconds",
+    "supervision.node_wait_seconds",
+    "supervision.max_retries",
 )
 """Settings and sections that a first run goes well without knowing of: `show` leaves out those that
 nothing sets. The fields of ModelConfig that `model.overrides` does not set are advanced too."""

@@ -30,18 +30,6 @@ def add_device(command: argparse.ArgumentParser) -> None:
     )
 
 
-def check(condition: bool, name: str, value: object, accepted: str) -> None:
-    """Refuse the value of setting `name` unless the condition holds.
-
-    Raises:
-        ValueError: says what would be accepted.
-    """
-    if not condition:
-        from data_prep.common.records import not_accepted
-
-        raise ValueError(not_accepted(name, value, accepted))
-
-
 def parse(text: str, source: str) -> Any:  # noqa: ANN401 - any YAML value
     """Parse YAML.
 

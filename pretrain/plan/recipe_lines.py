@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import sys
 import textwrap
-import types
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, get_args, get_origin
 
@@ -114,7 +113,7 @@ def _not_overridden(model: Mapping[str, Any]) -> Iterator[str]:
 def _lines(
     values: Mapping[str, Any],
     sources: Mapping[str, str],
-    texts: Mapping[str, str] = types.MappingProxyType({}),
+    texts: Mapping[str, str] = {},
     hidden: Set[str] = frozenset(),
     path: str = "",
 ) -> Iterator[str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import strict_json
+from data_prep.common.wording import changes
 from pretrain.config.settings import flatten
 from pretrain.records import metrics, segments
+from pretrain.records.control import read_json
 from pretrain.records.folder import ENVIRONMENT
 from pretrain.records.metrics import Line
 from pretrain.records.status import RunView, view
@@ -49,10 +50,9 @@ def describe_differences(first: Path, second: Path) -> str:
 
 def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield the names whose values differ; "-" stands for one that only the other run has."""
-    for name in dict.fromkeys([*first, *second]):
-        one, other = (_shown(values.get(name, "-")) for values in (first, second))
-        if one != other:
-            yield name, one, other
+    shown = ({name: _shown(value) for name, value in values.items()} for values in (first, second))
+    for name, one, other in changes(*shown):
+        yield name, one or "-", other or "-"
 
 
 def _shown(value: object) -> str:
@@ -81,10 +81,7 @@ def machine(seen: RunView) -> dict[str, Any]:
     """Versions, devices and ranks of the newest attempt."""
     attempts = [record for record in seen.records if record["kind"] == "attempt"]
     newest = attempts[-1] if attempts else {}
-    try:
-        found = json.loads((seen.folder / ENVIRONMENT).read_bytes())
-    except (OSError, ValueError):  # the ledger has the versions as well
-        found = {}
+    found = read_json(seen.folder / ENVIRONMENT) or {}  # the ledger has the versions as well
     found.pop("started", None)
     versions = {**found.pop("versions", {}), **newest.get("versions", {})}
     return {**versions, **found, **{k: newest[k] for k in ("ranks", "hosts") if k in newest}}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 from data_prep.common.wording import count
 from pretrain.records import metrics
@@ -80,20 +79,18 @@ def _segment(r: Record) -> str:
     return text
 
 
-_SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
-    {
-        "attempt": _attempt,
-        "suspect": lambda r: f"suspicion at step {r['step']:,}: {_rise(r)}",
-        "healed": lambda r: f"healed at step {r['step']:,}: {_rise(r)}",
-        "new-level": lambda r: f"new level of the loss confirmed at step {r['step']:,}: {_rise(r)}",
-        "spike": lambda r: f"LOSS SPIKE confirmed at step {r['step']:,}: {_rise(r)}",
-        "segment": _segment,
-        "crash": lambda r: f"attempt {r['attempt']} failed: {r['reason']}",
-        "hang": lambda r: f"attempt {r['attempt']} hung: {r['reason']}",
-        "reject": lambda r: f"checkpoint of step {r['step']:,} rejected: {r['reason']}",
-        "discontinuity": lambda r: f"WARNING, does not continue at {r['step']:,}: {r['reason']}",
-        "preempted": lambda r: f"attempt {r['attempt']} stopped by request at step {r['step']:,}",
-        "gave-up": lambda r: f"given up: {r['reason']}",
-        "done": lambda r: f"done: {r['step']:,} steps{suspicion(r.get('suspected_since'))}",
-    }
-)
+_SENTENCES: Mapping[str, Callable[[Record], str]] = {
+    "attempt": _attempt,
+    "suspect": lambda r: f"suspicion at step {r['step']:,}: {_rise(r)}",
+    "healed": lambda r: f"healed at step {r['step']:,}: {_rise(r)}",
+    "new-level": lambda r: f"new level of the loss confirmed at step {r['step']:,}: {_rise(r)}",
+    "spike": lambda r: f"LOSS SPIKE confirmed at step {r['step']:,}: {_rise(r)}",
+    "segment": _segment,
+    "crash": lambda r: f"attempt {r['attempt']} failed: {r['reason']}",
+    "hang": lambda r: f"attempt {r['attempt']} hung: {r['reason']}",
+    "reject": lambda r: f"checkpoint of step {r['step']:,} rejected: {r['reason']}",
+    "discontinuity": lambda r: f"WARNING, does not continue at {r['step']:,}: {r['reason']}",
+    "preempted": lambda r: f"attempt {r['attempt']} stopped by request at step {r['step']:,}",
+    "gave-up": lambda r: f"given up: {r['reason']}",
+    "done": lambda r: f"done: {r['step']:,} steps{suspicion(r.get('suspected_since'))}",
+}

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from data_prep.common import files
@@ -21,15 +20,13 @@ Line = Mapping[str, Any]
 """A line of metrics.jsonl or validation.jsonl."""
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
-NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        METRICS: frozenset(
-            {"attempt", "step", "loss", "gradient_norm", "learning_rate", "seed", "tokens"}
-            | {"seconds", "loss_scale", "skipped", "blocks"}
-        ),
-        VALIDATION: frozenset({"attempt", "step", "loss", "perplexity", "subsets"}),
-    }
-)
+NEEDED: Mapping[str, frozenset[str]] = {
+    METRICS: frozenset(
+        {"attempt", "step", "loss", "gradient_norm", "learning_rate", "seed", "tokens"}
+        | {"seconds", "loss_scale", "skipped", "blocks"}
+    ),
+    VALIDATION: frozenset({"attempt", "step", "loss", "perplexity", "subsets"}),
+}
 """The keys that readers of these files rely on."""
 _NEWEST_BYTES = 1 << 17
 """Some hundred lines."""

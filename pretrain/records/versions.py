@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import platform
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_prep.common import wording
 from pretrain.records.collective import Failure, Group
 
 if TYPE_CHECKING:
@@ -94,13 +96,9 @@ def changes(records: Sequence[Record]) -> list[str]:
     """Return a sentence for each attempt of a ledger whose code differs from the one before."""
     attempts = [r for r in records if r["kind"] == "attempt" and "versions" in r]
     found = []
-    for before, after in zip(attempts, attempts[1:], strict=False):
-        was, now = before["versions"], after["versions"]
-        changed = [
-            f"{name} {was.get(name, 'no')} to {now.get(name, 'no')}"
-            for name in dict.fromkeys([*was, *now])
-            if was.get(name) != now.get(name)
-        ]
+    for before, after in itertools.pairwise(attempts):
+        differing = wording.changes(before["versions"], after["versions"])
+        changed = [f"{name} {was or 'no'} to {now or 'no'}" for name, was, now in differing]
         if changed:
             numbers = f"between attempts {before['attempt']} and {after['attempt']}"
             found.append(f"code changed {numbers}: {', '.join(changed)}")
