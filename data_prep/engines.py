@@ -19,13 +19,14 @@ from importlib import import_module
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from data_prep.common import children, console
 from data_prep.inputs import input_state
 from data_prep.manifest import ShardManifest, ShardTask
 from data_prep.progress import Done, Progress
 
+T = TypeVar("T")
 Work = Callable[[ShardTask, Progress], ShardManifest]
 Made = ShardManifest | ValueError | OSError
 # Tasks, each with the shard that was made, or the reason why it failed.
@@ -93,19 +94,30 @@ def run_on_ray(
     # Machines need not have this package, and cannot use another version of it.
     with connected_ray(workers, [Path(__file__).parent]) as ray:
         remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_work_and_count)
-        waiting = list(reversed(tasks))
-        running: dict[Any, ShardTask] = {}
         done = Done()
-        while waiting or running:
-            while waiting and len(running) < workers:
-                task = waiting.pop()
-                running[remote.remote(work, task, Path.cwd())] = task
-            for reference in ray.wait(list(running))[0]:
-                task = running.pop(reference)
-                result, count = _ray_result(ray, reference, task)
-                done = Done(*map(sum, zip(done, count, strict=True)))
-                progress(done)
-                yield task, result
+        for task, reference in ended_on_ray(
+            ray, tasks, workers, lambda task: remote.remote(work, task, Path.cwd())
+        ):
+            result, count = _ray_result(ray, reference, task)
+            done = Done(*map(sum, zip(done, count, strict=True)))
+            progress(done)
+            yield task, result
+
+
+def ended_on_ray(
+    ray: Any,  # noqa: ANN401 - a module
+    tasks: Sequence[T],
+    most: int,
+    start: Callable[[T], Any],
+) -> Iterator[tuple[T, Any]]:
+    """Start tasks, at most so many at once, and yield each that ended with its reference."""
+    waiting, running = deque(tasks), dict[Any, T]()
+    while waiting or running:
+        while waiting and len(running) < most:
+            task = waiting.popleft()
+            running[start(task)] = task
+        for reference in ray.wait([*running])[0]:
+            yield running.pop(reference), reference
 
 
 ENGINES: dict[str, Engine] = {"local": run_locally, "ray": run_on_ray}

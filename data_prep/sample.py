@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.common.files import strict_json, write_atomically
+from data_prep.common.files import json_lines, write_atomically
 from data_prep.documents import content_share
 from data_prep.manifest import Count
 
@@ -159,9 +159,6 @@ def _unique(texts: Iterable[_Text]) -> list[_Text]:
 def _write(file: Path, texts: Iterable[_Text]) -> None:
     import zstandard
 
-    lines = (
-        strict_json({"text": text.text, "meta": {"pile_set_name": text.subset}}, ensure_ascii=False)
-        for text in texts
-    )
-    content = "".join(f"{line}\n" for line in lines).encode()
+    records = ({"text": text.text, "meta": {"pile_set_name": text.subset}} for text in texts)
+    content = json_lines(records, ensure_ascii=False)
     write_atomically(file, zstandard.ZstdCompressor(_COMPRESSION_LEVEL).compress(content))

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.files import strict_json, write_atomically
+from data_prep.common.files import json_lines, write_atomically
 from data_prep.common.wording import count
 from finetune.examples import Example
 from finetune.tables import TableRow, check_columns, read_rows, text
@@ -104,9 +104,7 @@ def write(folder: Path, own: CustomTask) -> Path:
         their runs.
     """
     files = {
-        f"{split}.jsonl": "".join(
-            strict_json(dataclasses.asdict(example)) + "\n" for example in found
-        ).encode()
+        f"{split}.jsonl": json_lines(map(dataclasses.asdict, found))
         for split, found in own.splits.items()
     }
     data = folder / hashlib.blake2b(b"\0".join(files.values()), digest_size=6).hexdigest()

@@ -16,7 +16,7 @@ import pandas
 from pandas import DataFrame
 
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import strict_json, write_atomically
+from data_prep.common.files import json_lines, write_atomically
 from data_prep.common.markup import markdown_table
 from finetune.protocols import COLUMNS, PROTOCOLS, Protocol
 from finetune.runs import RESULT, WEIGHTS, read_result, task_of
@@ -45,8 +45,7 @@ def write_report(folder: Path) -> str:
         ValueError: there is no finished run.
     """
     results = collect(folder)
-    lines = "".join(strict_json(result) + "\n" for result in results)
-    write_atomically(folder / RESULTS, lines.encode())
+    write_atomically(folder / RESULTS, json_lines(results))
     protocol, table = _protocol(results), summary(results)
     sections, named = list[str](), table[table.task.isin([*TASKS])]
     if named.task.isin(COLUMNS).any():

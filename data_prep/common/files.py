@@ -16,7 +16,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ _MOST_OPEN_FILES = 1 << 16
 would take minutes to start."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of a file system that cannot lock files."""
+MALFORMED = (ValueError, RecursionError, LookupError, TypeError, AttributeError)
+"""Errors of reading JSON that is not valid, or has another form than is read."""
 _PAUSES = (0.1, 0.4, 1.0)
 """Seconds between the attempts of `retried`."""
 T = TypeVar("T")
@@ -112,6 +114,11 @@ def strict_json(value: object, **options: Any) -> str:  # noqa: ANN401
     options are those of `json.dumps`.
     """
     return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def json_lines(values: Iterable[object], **options: Any) -> bytes:  # noqa: ANN401
+    """Return the content of a JSON Lines file; the options are those of `json.dumps`."""
+    return "".join(f"{strict_json(value, **options)}\n" for value in values).encode()
 
 
 def _finite(value: object) -> object:

@@ -225,7 +225,6 @@ def _train(
     from pretrain.records.metrics import MetricsWriter
     from pretrain.records.progress import ProgressPrinter
     from pretrain.train.trackers.tensorboard_run import TensorBoard
-    from pretrain.train.trackers.tracker import Shown
 
     process = engines.start()
     if process.world_size > 1:
@@ -238,7 +237,7 @@ def _train(
     )
     engine = engines.Engine(model, optimizer, settings, process)
     metrics = MetricsWriter(folder, attempt=1)
-    board = TensorBoard(Shown(folder, {}, attempt=1, first_step=0, say=print))
+    board = TensorBoard(folder, 0, print)
     run(
         engine,
         batches,

@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 from data_prep.common import children, console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.common.files import write_json
-from data_prep.engines import connected_ray
+from data_prep.engines import connected_ray, ended_on_ray
 from pretrain.processes.gpus import VARIABLE
 
 JOB = "job.json"
@@ -178,16 +177,14 @@ class Ray:
         Raises:
             ValueError: no machine of the cluster has the devices of a run.
         """
-        waiting, running = deque(folders), dict[Any, Path]()
         with connected_ray(len(os.sched_getaffinity(0))) as ray:
             task = ray.remote(**self._devices(ray))(_do)
-            while waiting or running:
-                while waiting and len(running) < (self.jobs or len(folders)):
-                    folder = waiting.popleft()
-                    running[task.remote(str(folder.resolve()), str(Path.cwd()))] = folder
-                for done in ray.wait([*running])[0]:
-                    folder = running.pop(done)
-                    ended(folder, _exit_code(ray, done, folder))
+
+            def begin(folder: Path) -> Any:  # noqa: ANN401 - a reference
+                return task.remote(str(folder.resolve()), str(Path.cwd()))
+
+            for folder, done in ended_on_ray(ray, folders, self.jobs or len(folders), begin):
+                ended(folder, _exit_code(ray, done, folder))
 
     def _devices(self, ray: Any) -> dict[str, int]:  # noqa: ANN401 - a module
         """Return the resources that Ray reserves for a run."""

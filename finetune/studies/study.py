@@ -21,7 +21,7 @@ from finetune import runs, tasks
 from pretrain.checks.recipe import check
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
-from pretrain.config.settings import flatten, merge, parse, to_yaml
+from pretrain.config.settings import flatten, merge, named_file, parse, to_yaml
 from pretrain.model.config import ModelConfig
 from pretrain.supervision.launch import world_size
 
@@ -212,10 +212,7 @@ def load(name: str, *, toy: bool) -> Study:
     Raises:
         ValueError: there is no such study, or a key or value is not accepted; names the file.
     """
-    path = next((p for p in (Path(name), STUDIES / f"{name}.yaml") if p.is_file()), None)
-    if path is None:
-        known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.yaml")))
-        raise ValueError(f"study {name!r} is neither a file nor one of {known}")
+    path = named_file("study", name, STUDIES, ".yaml")
     try:
         values = parse(path.read_text(encoding="utf-8"), "YAML")
         if not isinstance(values, dict):

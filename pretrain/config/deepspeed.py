@@ -13,7 +13,7 @@ from typing import Any
 
 from data_prep.common.wording import changes
 from pretrain.config.sections import BatchConfig
-from pretrain.config.settings import flatten
+from pretrain.config.settings import flatten, named_file
 from pretrain.model.backends import AUTOMATIC
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
@@ -100,12 +100,7 @@ def read_settings(
 
 
 def _load(name: str) -> tuple[Path, dict[str, Any]]:
-    path = next((p for p in (DS_CONFIGS / f"{name}.json", Path(name)) if p.is_file()), None)
-    if path is None:
-        names = sorted(p.stem for p in DS_CONFIGS.glob("*.json"))
-        raise ValueError(
-            f"training.deepspeed: {name!r} is neither a file nor one of {', '.join(names)}"
-        )
+    path = named_file("training.deepspeed:", name, DS_CONFIGS, ".json")
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

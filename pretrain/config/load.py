@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from data_prep.common.records import decode
 from data_prep.common.wording import changes
 from pretrain.config.changes import FIXED, FREE, rule
 from pretrain.config.run import RunConfig
-from pretrain.config.settings import apply_override, flatten, merge, parse, to_yaml
+from pretrain.config.settings import apply_override, flatten, merge, named_file, parse, to_yaml
 
 FORMAT_VERSION = 1
 """Of the recipes that the project writes: a run's, and those in checkpoints."""
@@ -86,13 +85,7 @@ def find(recipe: str) -> Path:
     Raises:
         ValueError: there is none; the known names are listed.
     """
-    for path in (Path(recipe), RECIPES / f"{recipe}.yaml"):
-        if path.is_file():
-            return path
-    names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
-    near = difflib.get_close_matches(recipe, names, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise ValueError(f"recipe {recipe!r}{hint} is neither a file nor one of {', '.join(names)}")
+    return named_file("recipe", recipe, RECIPES, ".yaml")
 
 
 def deciding(config: RunConfig) -> dict[str, Any]:

@@ -6,10 +6,12 @@ Pretraining and fine-tuning share it. Floats are those of YAML 1.2: 1e-3 is a nu
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 _FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+|[-+]\.[0-9]+"
@@ -28,6 +30,21 @@ def add_device(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device", help="cpu, cuda or cuda:N (default: a GPU where there is one, else the CPU)"
     )
+
+
+def named_file(what: str, name: str, folder: Path, suffix: str) -> Path:
+    """Return the file with a path, or else with a name in one of the project's folders.
+
+    Raises:
+        ValueError: there is none; begins with `what`, and lists the known names.
+    """
+    for path in (Path(name), folder / f"{name}{suffix}"):
+        if path.is_file():
+            return path
+    names = sorted(path.stem for path in folder.glob(f"*{suffix}"))
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(f"{what} {name!r}{hint} is neither a file nor one of {', '.join(names)}")
 
 
 def parse(text: str, source: str) -> Any:  # noqa: ANN401 - any YAML value

@@ -18,10 +18,6 @@ _MICRO_BATCHES = 4
 """Micro-batches of an update that `plan` measures, so that the optimizer's share is small."""
 
 
-def add_recipes_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `recipes`: none."""
-
-
 def recipes(options: argparse.Namespace) -> None:  # noqa: ARG001
     """List the recipes, and the accepted values of settings that take a name.
 
@@ -141,7 +137,7 @@ def bench(options: argparse.Namespace) -> None:
 
 
 COMMANDS = {
-    "recipes": (add_recipes_arguments, recipes),
+    "recipes": (lambda command: None, recipes),
     "show": (add_show_arguments, show),
     "plan": (add_plan_arguments, plan),
     "bench": (add_bench_arguments, bench),

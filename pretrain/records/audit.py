@@ -21,7 +21,7 @@ from pretrain.data.mixture import Mixture
 from pretrain.data.sources import algorithms, open_source
 from pretrain.records import checkpoints, folder, ledger, metrics
 from pretrain.records.proof import Audit, committed, examine
-from pretrain.records.segments import corpora_of, lines, order_of, segments_of
+from pretrain.records.segments import corpora_of, lines, order_of, recipes_of
 
 
 def audit(run: Path, *, content: bool = False) -> Audit:
@@ -112,7 +112,7 @@ def _compare_recipes(run: Path, records: Sequence[ledger.Record], found: Audit) 
     if ledger.created(records) is None:
         return None
     try:
-        segments = segments_of(run, records)
+        segments = Segments.of(recipes_of(run, records))
     except ValueError as error:
         found.problems.append(str(error))
         return None

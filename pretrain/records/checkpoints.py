@@ -143,17 +143,9 @@ def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]
         fingerprints: Fingerprints = manifest["files"]
         sizes = {name: written["bytes"] for name, written in fingerprints.items()}
         version = manifest["format_version"]
-    except (
-        FileNotFoundError,
-        ValueError,
-        RecursionError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        raise ValueError(
-            f"{folder}: not a checkpoint, {MANIFEST} cannot be read: {error}"
-        ) from None
+    except (FileNotFoundError, *files.MALFORMED) as error:
+        reason = f"not a checkpoint, {MANIFEST} cannot be read: {error}"
+        raise ValueError(f"{folder}: {reason}") from None
     files.check_format(version, FORMAT_VERSION, folder / MANIFEST)
     try:
         for name, size in sizes.items():

@@ -71,7 +71,7 @@ def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
         try:
             record = json.loads(line)
             valid = record["previous"] == previous and record["number"] == len(records)
-        except (ValueError, RecursionError, TypeError, KeyError):
+        except files.MALFORMED:
             valid = False
         if not valid and lacks and _is_torn(line):
             lacks = b""

@@ -142,15 +142,6 @@ def _name_of(config: RunConfig, corpora: Sequence[Mapping[str, Any]]) -> str:
     return digest(config, [corpus["digest"] for corpus in corpora])
 
 
-def segments_of(run: Path, records: Sequence[Record]) -> Segments:
-    """The segments of a run that has begun.
-
-    Raises:
-        ValueError: as `recipes_of`.
-    """
-    return Segments.of(recipes_of(run, records))
-
-
 def begin(course: Course, take_weights: Callable[[], Mapping[str, object]] | None = None) -> None:
     """Record the segment that a course begins with, if there is one.
 

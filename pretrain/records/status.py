@@ -169,7 +169,7 @@ def view(run: Path) -> RunView:
     check_ledger_is_there(run, records)
     state = ledger.run_state(records)
     has_begun = ledger.created(records) is not None
-    segments = run_segments.segments_of(run, records) if has_begun else config.segments
+    segments = Segments.of(run_segments.recipes_of(run, records)) if has_begun else config.segments
     notes: list[str] = []
     lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS, notes.append))
     measured = metrics.read_metrics(run / metrics.VALIDATION, notes.append)

@@ -28,7 +28,7 @@ from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
 from pretrain.train.resume import ResumeState
 from pretrain.train.setup import Setup
 from pretrain.train.trackers.tensorboard_run import TensorBoard
-from pretrain.train.trackers.tracker import Shown, Tracker
+from pretrain.train.trackers.tracker import Tracker
 from pretrain.train.trackers.wandb_run import WandbRun
 
 _TOLERANCE = 1e-5
@@ -73,10 +73,9 @@ class RunLog:
             for name in (metrics.METRICS, metrics.VALIDATION)
         )
         records = ledger.read_ledger(self._ledger)
-        shown = Shown(self._run, public(config), start.attempt, start.step, self.say)
-        self._trackers.append(TensorBoard(shown))
+        self._trackers.append(TensorBoard(self._run, start.step, self.say))
         if config.tracker == "wandb":
-            self._trackers.append(WandbRun(shown))
+            self._trackers.append(WandbRun(self._run, public(config), start.attempt, self.say))
         for text in since_last_attempt(records):
             self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)

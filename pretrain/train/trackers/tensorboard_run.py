@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
-
-from pretrain.train.trackers.tracker import Shown
 
 FOLDER = "tensorboard"
 """Of the event files, in the run's folder."""
@@ -23,12 +22,12 @@ class TensorBoard:
     rollbacks and spikes. An error does not end the run: nothing is written until `sync` is called.
     """
 
-    def __init__(self, shown: Shown) -> None:
-        """Open an event file in the run's folder for an attempt."""
-        self._folder, self._warn = shown.folder / FOLDER, shown.say
+    def __init__(self, run: Path, first_step: int, say: Callable[[str], object]) -> None:
+        """Open an event file in a run's folder for an attempt; `say` prints a message."""
+        self._folder, self._warn = run / FOLDER, say
         self._writer: Any = None  # SummaryWriter has no complete annotations
         self._warned, self._flushed = False, -math.inf
-        self.sync(shown.first_step)
+        self.sync(first_step)
 
     def sync(self, step: int) -> None:
         """Write buffered events; open an event file for steps from `step` on, if none is."""

@@ -7,25 +7,8 @@ step on, as after a rollback.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Protocol
-
-
-@dataclasses.dataclass(frozen=True)
-class Shown:
-    """The attempt whose metrics a tracker logs."""
-
-    folder: Path
-    """The run's folder."""
-    recipe: Mapping[str, Any]
-    attempt: int
-    """The attempt's number."""
-    first_step: int
-    """The attempt's first step, from which the curves continue."""
-    say: Callable[[str], object]
-    """Prints a message for the user."""
+from collections.abc import Mapping
+from typing import Protocol
 
 
 class Tracker(Protocol):

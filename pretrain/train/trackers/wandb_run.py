@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
-
-from pretrain.train.trackers.tracker import Shown
 
 _INIT_SECONDS, _FINISH_SECONDS = 15.0, 8.0
 """The second is below processes.GRACE_SECONDS: the other ranks have exited by then."""
@@ -21,9 +20,11 @@ _INIT_SECONDS, _FINISH_SECONDS = 15.0, 8.0
 class WandbRun:
     """Logs one attempt to W&B."""
 
-    def __init__(self, shown: Shown) -> None:
-        """Start a run at W&B."""
-        self._say = shown.say
+    def __init__(
+        self, run: Path, recipe: Mapping[str, Any], attempt: int, say: Callable[[str], object]
+    ) -> None:
+        """Start a run at W&B for an attempt at a run; `say` prints a message."""
+        self._say = say
         self._run: Any = None  # wandb may not be installed where types are checked
         with self._ended_by_errors():
             import wandb
@@ -33,10 +34,10 @@ class WandbRun:
                 raise PermissionError("not logged in; `wandb login`, or set WANDB_MODE=offline")
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "zeroclap"),
-                group=shown.folder.name,
-                name=f"{shown.folder.name}, attempt {shown.attempt}",
-                dir=str(shown.folder),
-                config={**shown.recipe, "attempt": shown.attempt},
+                group=run.name,
+                name=f"{run.name}, attempt {attempt}",
+                dir=str(run),
+                config={**recipe, "attempt": attempt},
                 settings=wandb.Settings(
                     console="off",
                     silent=True,

@@ -7,7 +7,6 @@ import pytest
 
 from pretrain.records.figures import curves
 from pretrain.train.trackers.tensorboard_run import FOLDER, TensorBoard
-from pretrain.train.trackers.tracker import Shown
 from tests.pretrain.builders import step_record
 
 
@@ -16,7 +15,7 @@ def record(step, loss=2.0):
 
 
 def board_of(folder, attempt=1, first_step=0, say=print):
-    return TensorBoard(Shown(folder, {}, attempt, first_step, say))
+    return TensorBoard(folder, first_step, say)
 
 
 def show(board, record):

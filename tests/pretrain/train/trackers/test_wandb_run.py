@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from pretrain.train.trackers.tracker import Shown
 from pretrain.train.trackers.wandb_run import WandbRun
 
 
@@ -44,7 +43,7 @@ class Wandb:
 
 
 def shown(folder, said):
-    one = WandbRun(Shown(folder, {"training": {"steps": 9}}, 3, 5, said.append))
+    one = WandbRun(folder, {"training": {"steps": 9}}, 3, said.append)
     for step in (5, 6):
         one.scalars(step, {"train/loss": step / 2})
     one.close()
