@@ -1,18 +1,17 @@
-"""Filters, and the counts of kept and rejected documents.
+"""Filters of documents.
 
 `filtered` judges documents by their subset and by the user's own functions, before they are
 encoded; `judge` by their length in tokens.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
 
 from data_prep.documents import Document, Records, Reject
-from data_prep.manifest import Count, Rejects, Settings
+from data_prep.manifest import Settings
 
 FILTERED = "filtered"
 OTHER_SUBSET = "other-subset"
@@ -90,37 +89,3 @@ def windows(ids: npt.NDArray[np.int32], limits: Settings) -> list[npt.NDArray[np
         return [ids]
     end = room if limits.long == "truncate" else len(ids)
     return [ids[start : start + room] for start in range(0, end, room)]
-
-
-@dataclass
-class Tally:
-    """Counts of documents: kept by split and subset, rejected by reason and subset."""
-
-    kept: dict[str, dict[str, Count]] = field(default_factory=dict)
-    rejects: dict[str, Rejects] = field(default_factory=dict)
-    cut: int = 0
-    cut_tokens: int = 0
-
-    def keep(self, split: str, subset: str, count: Count) -> None:
-        """Count documents written to a split."""
-        counts = self.kept.setdefault(split, {})
-        counts[subset] = counts.get(subset, Count()) + count
-
-    def reject(self, reason: str, rejects: Rejects) -> None:
-        """Count rejected documents."""
-        self.rejects.setdefault(reason, Rejects({}, [], {}, {})).add(rejects)
-
-    def add(self, other: "Tally") -> None:
-        """Add the counts of a later shard."""
-        for split, subsets in other.kept.items():
-            for subset, count in subsets.items():
-                self.keep(split, subset, count)
-        for reason, rejects in other.rejects.items():
-            self.reject(reason, rejects)
-        self.cut += other.cut
-        self.cut_tokens += other.cut_tokens
-
-    def rejects_summary(self) -> str:
-        """Return the rejects as "3 too-long (first at a.jsonl:7), 1 not-json (first at ...)"."""
-        parts = sorted(self.rejects.items(), key=lambda item: -item[1].count)
-        return ", ".join(f"{r.count} {reason} (first at {r.places[0]})" for reason, r in parts)

@@ -152,6 +152,40 @@ def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
         counts[name] = counts.get(name, 0) + number
 
 
+@dataclass
+class Tally:
+    """What became of the documents of a shard or a corpus."""
+
+    kept: dict[str, dict[str, Count]]  # by split and subset
+    rejects: dict[str, Rejects]  # by reason
+    cut: int  # documents truncated or split, as settings.long says
+    cut_tokens: int  # removed from truncated documents
+
+    def keep(self, split: str, subset: str, count: Count) -> None:
+        """Count documents written to a split."""
+        counts = self.kept.setdefault(split, {})
+        counts[subset] = counts.get(subset, Count()) + count
+
+    def reject(self, reason: str, rejects: Rejects) -> None:
+        """Count rejected documents."""
+        self.rejects.setdefault(reason, Rejects({}, [], {}, {})).add(rejects)
+
+    def add(self, other: "Tally") -> None:
+        """Add the counts of a later shard."""
+        for split, subsets in other.kept.items():
+            for subset, count in subsets.items():
+                self.keep(split, subset, count)
+        for reason, rejects in other.rejects.items():
+            self.reject(reason, rejects)
+        self.cut += other.cut
+        self.cut_tokens += other.cut_tokens
+
+    def rejects_summary(self) -> str:
+        """Return the rejects as "3 too-long (first at a.jsonl:7), 1 not-json (first at ...)"."""
+        parts = sorted(self.rejects.items(), key=lambda item: -item[1].count)
+        return ", ".join(f"{r.count} {reason} (first at {r.places[0]})" for reason, r in parts)
+
+
 @dataclass(frozen=True)
 class ShardFiles:
     """One split of one shard: `stem.bin`, `stem.idx`, `stem.subsets`, `stem.counts`.
@@ -196,8 +230,8 @@ class LengthHistogram:
     share_over_2048: float
 
 
-@dataclass(frozen=True)
-class ShardManifest:
+@dataclass
+class ShardManifest(Tally):
     """One input, and the shard made from it."""
 
     format_version: int
@@ -208,15 +242,11 @@ class ShardManifest:
     encoder: str  # library and version that made the ids, which do not depend on it
     damage: str | None  # of an input whose complete records were kept
     files: dict[str, ShardFiles]  # by split; a split without documents has no files
-    kept: dict[str, dict[str, Count]]  # by split and subset
-    cut: int  # documents truncated or split, as settings.long says
-    rejects: dict[str, Rejects]  # by reason
     length_counts: list[int]
-    cut_tokens: int  # removed from truncated documents
 
 
-@dataclass(frozen=True)
-class CorpusManifest:
+@dataclass
+class CorpusManifest(Tally):
     """A prepared corpus."""
 
     format_version: int
@@ -231,12 +261,8 @@ class CorpusManifest:
     shards: dict[str, list[ShardFiles]]  # by split, in the order of the inputs
     subsets: list[str]
     totals: dict[str, Count]  # by split
-    kept: dict[str, dict[str, Count]]  # by split and subset
-    cut: int
-    rejects: dict[str, Rejects]  # by reason
     length_histogram: LengthHistogram
     unigram_perplexity: float | None  # None where a split is empty
-    cut_tokens: int  # removed from truncated documents
 
     @property
     def hashes(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from data_prep.common.arguments import check_workers
 from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, check_new, lock
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES
-from data_prep.filters import Tally, own_filter
+from data_prep.filters import own_filter
 from data_prep.indexed import dtype_for
 from data_prep.inputs import Input, input_state, place_of
 from data_prep.manifest import SPLITS, CorpusManifest, Count, Settings, ShardManifest, ShardTask
@@ -210,9 +210,9 @@ def merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) -
     Raises:
         ValueError: No document was kept, or there are more subsets than a uint8 can number.
     """
-    tally = Tally()
+    tally = records.Tally({}, {}, 0, 0)
     for shard in shards:
-        tally.add(Tally(shard.kept, shard.rejects, shard.cut, shard.cut_tokens))
+        tally.add(shard)
     if not tally.kept:
         reasons = tally.rejects_summary() or "the inputs have no lines"
         raise ValueError(f"{output}: no document kept: {reasons}")

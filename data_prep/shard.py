@@ -16,7 +16,7 @@ from data_prep.common.files import write_atomically
 from data_prep.common.wording import changes
 from data_prep.documents import Document, Reject, content_share, read_documents
 from data_prep.encoders import Encoder, Ids
-from data_prep.filters import Tally, filtered, judge, windows
+from data_prep.filters import filtered, judge, windows
 from data_prep.indexed import IndexedWriter
 from data_prep.inputs import Input, input_sha256, input_state, layout_of
 from data_prep.manifest import (
@@ -28,6 +28,7 @@ from data_prep.manifest import (
     ShardFiles,
     ShardManifest,
     ShardTask,
+    Tally,
     read_record,
     write_record,
 )
@@ -118,7 +119,7 @@ class _Shard:
         self._settings = task.settings
         self._role = task.role
         self._splits = {split: _SplitWriter(task, split, tokenizer) for split in SPLITS}
-        self.tally = Tally()
+        self.tally = Tally({}, {}, 0, 0)
         self.length_counts = np.zeros(len(UPPER_EDGES), dtype=np.int64)
         self.documents = 0
         self.text_bytes = 0

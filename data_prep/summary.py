@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.filters import FILTERED, OTHER_SUBSET, Tally
-from data_prep.manifest import CorpusManifest, Count, Rejects
+from data_prep.filters import FILTERED, OTHER_SUBSET
+from data_prep.manifest import CorpusManifest, Count, Rejects, Tally
 from data_prep.statistics import count_ids
 
 ALLOWED_BROKEN = 0.1
@@ -156,6 +156,6 @@ def broken_warning(manifest: CorpusManifest) -> str | None:
     return (
         f"{count:,} of {records:,} records ({count / records:.1%}) and {share_of_bytes:.1%} of "
         "the bytes are broken: "
-        f"{Tally(rejects=broken).rejects_summary()}. The corpus is complete without them; "
+        f"{Tally({}, broken, 0, 0).rejects_summary()}. The corpus is complete without them; "
         "--allow-broken accepts that"
     )

@@ -13,13 +13,13 @@ from data_prep import cache, contents
 from data_prep.common.arguments import check_workers
 from data_prep.common.exit_codes import EXIT_FAILED
 from data_prep.corpus import open_shard, subset_numbers, unsigned
-from data_prep.filters import Tally
 from data_prep.indexed import IndexedReader, import_megatron
 from data_prep.manifest import (
     CorpusManifest,
     Count,
     ShardFiles,
     ShardManifest,
+    Tally,
     load_manifest,
     read_record,
 )
@@ -94,9 +94,9 @@ def _check_totals(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
 
 def _check_rejects(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
     """Compare the rejects with those of the shards' manifests, where these are still there."""
-    tally = Tally()
+    tally = Tally({}, {}, 0, 0)
     for file in sorted(folder.glob("shards/shard-*.json")):
-        tally.add(Tally(rejects=read_record(ShardManifest, file).rejects))
+        tally.add(read_record(ShardManifest, file))
     for reason in sorted({*tally.rejects, *manifest.rejects} if tally.rejects else ()):
         found, expected = (
             rejects[reason].by_subset if reason in rejects else {}

@@ -17,22 +17,9 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from data_prep.common.records import OneOf, decode
+from pretrain.config import sections
 from pretrain.config.block_sources import BlockSource, named
 from pretrain.config.changes import PHASES_MAY_CHANGE
-from pretrain.config.sections import (
-    BatchConfig,
-    DataConfig,
-    FaultConfig,
-    ModelRecipe,
-    NotifyConfig,
-    OptimizerConfig,
-    PhaseConfig,
-    ProfileConfig,
-    ScheduleConfig,
-    SpikeConfig,
-    SupervisionConfig,
-    TrainingConfig,
-)
 from pretrain.config.settings import flatten, is_within, merge
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import build
@@ -49,21 +36,19 @@ class RunConfig:
     """The run's folder: checkpoints, metrics, ledger, plots. Empty: runs/ and the recipe's name."""
     tracker: Literal["tensorboard", "wandb"] = "tensorboard"
     """What shows the run's curves; wandb: Weights & Biases beside TensorBoard."""
-    data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    model: ModelRecipe = dataclasses.field(default_factory=ModelRecipe)
-    objective: Annotated[ObjectiveSettings, OneOf(SETTINGS_BY_NAME)] = dataclasses.field(
-        default_factory=MaskedLMConfig
-    )
-    batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
-    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    spike: SpikeConfig = dataclasses.field(default_factory=SpikeConfig)
-    supervision: SupervisionConfig = dataclasses.field(default_factory=SupervisionConfig)
-    fault: FaultConfig = dataclasses.field(default_factory=FaultConfig)
-    notify: NotifyConfig = dataclasses.field(default_factory=NotifyConfig)
-    profile: ProfileConfig = dataclasses.field(default_factory=ProfileConfig)
-    phases: list[PhaseConfig] = dataclasses.field(default_factory=list)
+    data: sections.DataConfig = sections.DataConfig()
+    model: sections.ModelRecipe = sections.ModelRecipe()
+    objective: Annotated[ObjectiveSettings, OneOf(SETTINGS_BY_NAME)] = MaskedLMConfig()
+    batch: sections.BatchConfig = sections.BatchConfig()
+    optimizer: sections.OptimizerConfig = sections.OptimizerConfig()
+    schedule: sections.ScheduleConfig = sections.ScheduleConfig()
+    training: sections.TrainingConfig = sections.TrainingConfig()
+    spike: sections.SpikeConfig = sections.SpikeConfig()
+    supervision: sections.SupervisionConfig = sections.SupervisionConfig()
+    fault: sections.FaultConfig = sections.FaultConfig()
+    notify: sections.NotifyConfig = sections.NotifyConfig()
+    profile: sections.ProfileConfig = sections.ProfileConfig()
+    phases: list[sections.PhaseConfig] = dataclasses.field(default_factory=list)
     """Stretches of steps with other settings, such as [{steps: 20000}, {steps: 4000, objective:
     {probability: 0.15}, data: {sequence_length: 2048}}]. Each changes this recipe, not the phase
     before. Empty: the same settings from the first step to the last."""
@@ -73,7 +58,7 @@ class RunConfig:
         """What holds in each step of a run that has this recipe from its first step on."""
         return Segments(resolve(self))
 
-    def deepspeed_arguments(self, world_size: int) -> tuple[str, BatchConfig, float, int]:
+    def deepspeed_arguments(self, world_size: int) -> tuple[str, sections.BatchConfig, float, int]:
         """Return what `deepspeed.read_settings` takes.
 
         The batch is the first phase's, as none may have the recipe's own. Its sizes change nothing
@@ -285,7 +270,7 @@ def resolve(config: RunConfig) -> tuple[Segment, ...]:
 def _resolve_one(
     config: RunConfig,
     base: Mapping[str, Any],
-    settings: PhaseConfig,
+    settings: sections.PhaseConfig,
     name: str,
     first: int,
     last: bool,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.filters import Tally, judge, windows
-from data_prep.manifest import Count, Rejects, Settings, load_manifest
+from data_prep.filters import judge, windows
+from data_prep.manifest import Count, Rejects, Settings, Tally, load_manifest
 from tests.data_prep.conftest import make_texts, write_pile
 
 MINE = """
@@ -41,7 +41,7 @@ def test_no_length_is_rejected_by_default():
 
 
 def test_tallies_are_added_in_order():
-    first, second = Tally(cut_tokens=7), Tally(cut_tokens=2)
+    first, second = Tally({}, {}, 0, 7), Tally({}, {}, 0, 2)
     first.keep("train", "Books3", Count(1, 10, 30))
     first.reject("too-long", Rejects({"Books3": 1}, ["a:1"], {"Books3": 20}, {"Books3": 4}))
     second.keep("train", "Books3", Count(2, 5, 15))
