@@ -395,7 +395,8 @@ def run_all(
     """
     cores = len(os.sched_getaffinity(0))
     needed = max((run_bytes(plan.config, model, world_size) for plan in plans), default=1)
-    fitting = int(HEADROOM * min((gpu.free for gpu in describe()), default=0) / needed)
+    free = min((gpu.free * gpu.is_shared for gpu in describe()), default=0)
+    fitting = int(HEADROOM * free / needed)
     devices = slots(visible_gpus(), cores, jobs, world_size, fitting)[: max(1, len(plans))]
     threads = max(1, cores // (len(devices) * world_size))
     failed, done = dict[str, str](), list[RunPlan]()

@@ -95,9 +95,11 @@ class Gpu:
     """Bytes of memory."""
     free: int
     """Bytes of memory that no process uses now."""
+    is_shared: bool = True
+    """Whether several processes may use it at once: its compute mode is not exclusive."""
 
 
-_FIELDS = ("index", "compute_cap", "memory.total", "memory.free")
+_FIELDS = ("index", "compute_cap", "memory.total", "memory.free", "compute_mode")
 
 
 def describe() -> list[Gpu]:
@@ -112,8 +114,9 @@ def describe() -> list[Gpu]:
             ["nvidia-smi", *query], capture_output=True, text=True, timeout=30, check=True
         )
         for line in done.stdout.splitlines():
-            number, capability, total, free = (cell.strip() for cell in line.split(","))
-            found.append(Gpu(number, float(capability), int(total) << 20, int(free) << 20))
+            number, capability, *sizes, mode = (cell.strip() for cell in line.split(","))
+            total, free = (int(size) << 20 for size in sizes)
+            found.append(Gpu(number, float(capability), total, free, mode == "Default"))
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     visible = visible_gpus()

@@ -17,8 +17,8 @@ from pretrain.spikes.policy import max_checkpoints_kept
 
 GB = 10**9
 NVIDIA_SMI = """\
-0, 9.0, 143771, 143128
-1, 9.0, 143771, 20
+0, 9.0, 143771, 143128, Default
+1, 9.0, 143771, 20, Exclusive_Process
 """
 """What nvidia-smi prints for `gpus._FIELDS`, in the form of its manual; not from a real machine."""
 Disk = namedtuple("Disk", "free")
@@ -82,9 +82,9 @@ def test_gpus_whose_memory_is_unknown_are_not_judged(machine, monkeypatch, tmp_p
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     assert gpus.describe() == [
         gpus.Gpu("0", 9.0, 143771 << 20, 143128 << 20),
-        gpus.Gpu("1", 9.0, 143771 << 20, 20 << 20),
+        gpus.Gpu("1", 9.0, 143771 << 20, 20 << 20, is_shared=False),
     ]
-    program.write_text("#!/bin/sh\necho '0, [N/A], 1, 1'\n")
+    program.write_text("#!/bin/sh\necho '0, [N/A], 1, 1, Default'\n")
     assert gpus.describe() == []
 
 
