@@ -118,9 +118,13 @@ def demo(options: argparse.Namespace) -> int:
     began = time.monotonic()
     plan = stages(output, min(2, len(visible_gpus()) or 2))
     for number, (title, words) in enumerate(plan.items(), start=1):
-        print(f"\n[{number}/{len(plan)}] {title}\n$ {as_invoked(words)}", flush=True)
+        shown = as_invoked(words)
+        print(f"\n[{number}/{len(plan)}] {title}\n$ {shown}", flush=True)
         started = time.monotonic()
-        command = [sys.executable, "-m", *shlex.split(words)]
+        package, *arguments = shlex.split(words)
+        # So that the command itself names others as this one does.
+        module = "finetune.zeroclap" if shown.startswith("zeroclap ") else package
+        command = [sys.executable, "-m", module, *arguments]
         # Not `run`, which kills it 0.25 s after a Ctrl-C, while it saves.
         if code := subprocess.Popen(command, env=children.environment()).wait():
             print(f"stage {number} failed with exit code {code}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import data_prep.__main__ as data_prep
@@ -32,3 +33,7 @@ GROUPS = {
     for title, commands in _GROUPS.items()
 } | {"for specialists": {n: c[n] for c in _GROUPS.values() for n in c if n in _SPECIALISTS}}
 """Every command, in the order of the work, and at the end those for specialists."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -76,6 +76,7 @@ def start() -> Process:
     if not on_gpu:
         workarounds.disable_shared_memory_op()
     workarounds.limit_collective_timeouts()
+    workarounds.silence_renamed_collectives()
     deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
     return process
 

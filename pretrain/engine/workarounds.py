@@ -11,6 +11,7 @@ import inspect
 import os
 import pickle
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,15 @@ def limit_collective_timeouts() -> None:
 
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         setattr(distributed_c10d, name, constants.default_pg_timeout)
+
+
+def silence_renamed_collectives() -> None:
+    """Keep torch 2.13's advice to whoever calls two renamed collectives out of a run's log.
+
+    DeepSpeed calls both by their old names (comm/torch.py), which torch before 2.13 needs.
+    """
+    renamed = r"`torch\.distributed\.(all_gather_into|reduce_scatter)_tensor` is deprecated"
+    warnings.filterwarnings("ignore", renamed, FutureWarning)
 
 
 def disable_shared_memory_op() -> None:

@@ -5,6 +5,8 @@ import importlib
 import importlib.metadata
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,27 @@ def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
             arguments.parse_arguments(parser, words)
         error = f"x {words[0]}: error: unrecognized arguments: {words[-1]} (see x {words[0]} -h)\n"
         assert capsys.readouterr().err == error
+
+
+@pytest.mark.parametrize(
+    ("started", "shown", "module"),
+    [
+        ("/usr/bin/zeroclap", "zeroclap sample", "finetune.zeroclap"),
+        ("/a/finetune/__main__.py", "python -m data_prep sample", "data_prep"),
+    ],
+)
+def test_the_demo_runs_the_program_that_it_shows(
+    started, shown, module, tmp_path, monkeypatch, capsys
+):
+    """Its stages name further commands as they themselves were called."""
+    commands = []
+
+    def popen(command, **_):
+        commands.append(command)
+        raise InterruptedError
+
+    monkeypatch.setattr(sys, "argv", [started])
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    assert zeroclap.main(["demo", "--output", str(tmp_path / "demo")]) == 2
+    assert f"\n$ {shown} --output " in capsys.readouterr().out
+    assert commands[0][1:4] == ["-m", module, "sample"]

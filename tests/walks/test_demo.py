@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_demo_survives_a_damaged_block_and_pretraining_helps(tmp_path: Path) -> None:
     output = tmp_path / "demo output"  # with a space, as some users have
     run = subprocess.run(
-        [sys.executable, "-m", "finetune", "demo", "--output", str(output)],
+        [sys.executable, "-m", "finetune.zeroclap", "demo", "--output", str(output)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -26,6 +26,8 @@ def test_the_demo_survives_a_damaged_block_and_pretraining_helps(tmp_path: Path)
         check=False,
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    assert len(re.findall(r"^next: zeroclap ", run.stdout, flags=re.MULTILINE)) == 2
+    assert "python -m" not in run.stdout
     table = dict(re.findall(r"^(\S.*?|  of .*?) {2,}(\S.*)$", run.stdout, flags=re.MULTILINE))
     perplexity = float(table["validation perplexity, 128 tokens"])
     assert perplexity < 0.25 * float(table["  of the unigram distribution"])

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,24 @@ def test_functions_of_others_are_imported_without_the_compiler():
         [sys.executable, "-c", COMPILER], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_only_the_warning_about_renamed_collectives_is_silenced(run_ranks):
+    """DeepSpeed's calls would put it into the log of each attempt, for each rank."""
+
+    def heard():
+        from pretrain.engine.engine import start
+
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            start()
+            one = torch.ones(1)
+            torch.distributed.all_gather_into_tensor(one.clone(), one)
+            torch.distributed.reduce_scatter_tensor(one.clone(), one)
+            warnings.warn("`torch.distributed.other` is deprecated.", FutureWarning, stacklevel=1)
+        return [str(each.message) for each in found if each.category is FutureWarning]
+
+    assert run_ranks(1, heard) == [["`torch.distributed.other` is deprecated."]]
 
 
 class AsPython311Writes:
