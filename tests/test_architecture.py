@@ -75,8 +75,8 @@ ROOMS: dict[str, tuple[str, str]] = {
         "model folders, from checkpoints and from other projects; the model that a run starts from",
     ),
     "plan": (
-        "checks config convert data engine loop model objectives spikes",
-        "what a run is, needs and how fast it is; a bench of one's own recipe",
+        "checks config convert data engine loop model objectives processes spikes",
+        "what a run is, needs and how fast it is where it is launched; a bench of a recipe",
     ),
     "supervision": (
         "checks config convert model processes records spikes",

@@ -15,7 +15,7 @@ from pretrain.config.settings import add_recipe
 _HERE = "here"
 _SECONDS = 5.0
 _MICRO_BATCHES = 4
-"""Micro-batches of an update that `plan` measures, so that the optimizer's share is small."""
+"""Of a rank in an update that `plan` measures, so that the optimizer's share is small."""
 
 
 def recipes(options: argparse.Namespace) -> None:  # noqa: ARG001
@@ -60,8 +60,8 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add = command.add_argument
     gpus = (
-        "total number of GPUs (default: the largest of 8, 4, 2 and 1 that divides the batch; 1 "
-        f"with --kind {_HERE})"
+        "total number of GPUs (default: the largest of 8, 4, 2 and 1 that divides the batch; "
+        f"with --kind {_HERE} the ranks that `supervise` starts on this machine)"
     )
     add("--gpus", type=int, help=gpus)
     kind = f"type of GPU (default: %(default)s); {_HERE}: measure this machine for some seconds"
@@ -77,11 +77,13 @@ def plan(options: argparse.Namespace) -> None:
     from pretrain.checks.recipe import check_recipe, check_settings
     from pretrain.config.load import load
     from pretrain.plan import plan as planning
+    from pretrain.processes.gpus import ranks_here
 
     config = load(options.recipe, options.overrides)
-    is_here, gpus = options.kind == _HERE, options.gpus
+    is_here, here = options.kind == _HERE, ranks_here(config.supervision.processes_per_node)
+    gpus = options.gpus
     if gpus is None:
-        gpus = 1 if is_here else planning.most_gpus(config)
+        gpus = here if is_here else planning.most_gpus(config)
     if gpus < 1:
         raise ValueError(f"--gpus {gpus}: accepted: 1 or more")
     corpora = [Path(source.path) for source in config.segments.sources]
@@ -94,7 +96,7 @@ def plan(options: argparse.Namespace) -> None:
     if is_here:
         from pretrain.plan import speed
 
-        measured = speed.measure(config, _SECONDS, _MICRO_BATCHES)
+        measured = speed.measure_launch(config, min(gpus, here), _SECONDS, _MICRO_BATCHES)
     planned = planning.plan(config, gpus, options.kind, measured)
     if config.model.init_from:
         from pretrain.convert import init_from

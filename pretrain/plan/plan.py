@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_prep.common.wording import count
 from data_prep.manifest import load_manifest
 from pretrain.checks import needs
 from pretrain.checks import recipe as recipe_checks
@@ -30,6 +31,8 @@ with rotary positions (modern-base, flex), or where layers are not compiled. Mea
 H100 and over variants with and without ALiBi and dropout, from which these differ by up to a tenth;
 of one H200.
 """
+CPU = "CPU"
+"""Stands for all cores of a machine, as a device."""
 MOST_EPOCHS = 40
 """More cause a warning. Repeated text is worth almost nothing beyond about 40 epochs (Muennighoff
 et al. 2023, figure 1, for causal language models); BERT was trained for 40 (Devlin et al. 2019,
@@ -42,11 +45,13 @@ class Measured:
     """A device of this machine, on which the recipe was measured."""
 
     device: str
-    """Name of the GPU; "CPU" stands for all cores."""
+    """Name of the GPU, or CPU."""
     memory_bytes: int
     """Of a GPU, or of the machine."""
+    world_size: int
+    """Ranks that were measured."""
     flops: float
-    """FLOP/s of one device that the model needs at this speed, as in RATES."""
+    """FLOP/s of one rank that the model needs at this speed, as in RATES."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +134,11 @@ class Plan:
     device: str
     """A key of DEVICES, or the name of this machine's."""
     device_memory: float
+    measured: int
+    """Ranks that were measured on this machine; 0: the rate is one of RATES."""
     seconds: float | None
-    """Seconds of training alone, without validation, checkpoints and communication; None if no such
-    recipe was measured on this device."""
+    """Seconds of training alone, without validation and checkpoints, nor communication where it was
+    not measured; None if no such recipe was measured on this device."""
 
 
 def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | None = None) -> Plan:
@@ -147,7 +154,10 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
         ValueError: the recipe's batch does not divide over the ranks.
     """
     model, training = model_of(config), config.training
-    on_gpu = measured is None or measured.device != "CPU"
+    on_gpu, sharing = True, world_size
+    if measured and measured.device == CPU:
+        # More ranks than were measured would share the same cores.
+        on_gpu, sharing = False, measured.world_size
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     width, stage = needs.weight_bytes(settings), deepspeed_settings.stage_of(settings)
     count, trained = needs.parameters(model), needs.parameters(model, VOCABULARY_MULTIPLE)
@@ -185,8 +195,8 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
         exported=4 * count,
         device=measured.device if measured else kind,
         device_memory=measured.memory_bytes if measured else DEVICES[kind].memory,
-        # On a CPU one process was measured, with all its cores.
-        seconds=flops / rate / (world_size if on_gpu else 1) if rate else None,
+        measured=measured.world_size if measured else 0,
+        seconds=flops / rate / sharing if rate else None,
     )
 
 
@@ -269,20 +279,26 @@ def _time(planned: Plan) -> str:
             f"unknown: recipes of this kind were not measured on {planned.device}; run `plan "
             "--kind here` on such a machine"
         )
-    source = "scaled from base models on one" if planned.device in DEVICES else "measured now"
+    devices, rest = f"{planned.world_size} {planned.device}", "validation and checkpoints"
+    source = f"measured now with {count(planned.measured, 'rank')}"
+    if planned.device == CPU:
+        devices = "this machine's CPU"
+    elif planned.measured < planned.world_size:
+        rest = "validation, checkpoints and communication"
+        source = source if planned.measured else "scaled from base models on one"
     return (
-        f"about {_duration(planned.seconds)} on {planned.world_size} {planned.device}, "
-        f"{planned.tokens / planned.seconds:,.0f} tokens/s, {source}; validation, checkpoints "
-        "and communication come on top"
+        f"about {_duration(planned.seconds)} on {devices}, "
+        f"{planned.tokens / planned.seconds:,.0f} tokens/s, {source}; {rest} come on top"
     )
 
 
 def _memory(planned: Plan) -> Iterator[tuple[str, str]]:
     """Rows about the memory of a rank at each ZeRO stage."""
+    device = "this machine" if planned.device == CPU else planned.device
     yield (
         "memory",
         f"per rank, with micro-batches of {planned.micro_batch_size} and {planned.backend} "
-        f"attention; {planned.device} has {_size(planned.device_memory)}",
+        f"attention; {device} has {_size(planned.device_memory)}",
     )
     heads = ("weights", "gradients", "optimizer", "bucket", "activations", "total")
     yield "", "".join(f"{head:>12}" for head in heads)

@@ -6,8 +6,11 @@ Every rank trains the recipe's model on random tokens, through the engine and th
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +18,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 
+from data_prep.common.files import write_json
 from data_prep.tokenizer import Tokenizer
 from pretrain.checks import devices, needs
 from pretrain.config.deepspeed import compiles
@@ -30,7 +35,8 @@ from pretrain.model.config import VOCABULARY_MULTIPLE
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID
-from pretrain.plan.plan import Measured, vocabulary_size
+from pretrain.plan.plan import CPU, Measured, vocabulary_size
+from pretrain.processes.launching import free_port
 
 _WARM_UP = 2
 _LEAST_UPDATES = _WARM_UP + 3
@@ -46,7 +52,6 @@ class Speed(Measured):
 
     torch: str
     """Its version."""
-    world_size: int
     size: str
     """The recipe's `model.size`."""
     variant: str
@@ -143,6 +148,36 @@ class RandomBatches:
         return Block(ids, 1 + np.searchsorted(cuts, np.arange(length), "right"))
 
 
+def measure_launch(recipe: RunConfig, ranks: int, seconds: float, most: int) -> Speed:
+    """Call `measure` in as many processes of this machine, forked from this one.
+
+    Raises:
+        ValueError: that of `measure`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "speed.json")
+        arguments = (ranks, free_port(), path, recipe, seconds, most)
+        try:
+            # Called before anything has used a GPU, or torch's threads.
+            start_processes(_be_rank, arguments, ranks, start_method="fork")  # type: ignore[no-untyped-call]
+        except ProcessRaisedException as error:
+            _, is_refused, reason = str(error).rstrip().rpartition("\nValueError: ")
+            if is_refused:
+                raise ValueError(reason) from error
+            raise
+        return Speed(**json.loads(path.read_text()))
+
+
+def _be_rank(
+    rank: int, ranks: int, port: int, path: Path, recipe: RunConfig, seconds: float, most: int
+) -> None:
+    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
+    os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if speed := measure(recipe, seconds, most):
+        write_json(path, dataclasses.asdict(speed))
+
+
 def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
     """Train a recipe's model for about `seconds` after two updates to warm up.
 
@@ -151,7 +186,7 @@ def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
     Args:
         recipe: whose first phase is measured; its corpus is not read.
         seconds: of training; at least three updates are measured.
-        most: micro-batches of an update, if the recipe's are more; 0: the recipe's.
+        most: micro-batches of a rank in an update, if the recipe's are more; 0: the recipe's.
 
     Returns:
         The figures of rank 0, where it is called; None on other ranks.
@@ -160,12 +195,12 @@ def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
         ValueError: the recipe does not fit the number of ranks, or its micro-batch the memory.
     """
     config, vocab_size = recipe.segments.at(0).config, vocabulary_size(recipe)
-    batch = config.batch
+    batch, process = config.batch, start()
     if most:
-        blocks = min(batch.global_batch_size, most * batch.micro_batch_size)
+        together = batch.micro_batch_size * process.world_size
+        blocks = together * min(most, batch.global_batch_size // together)
         batch = dataclasses.replace(batch, global_batch_size=blocks)
         config = dataclasses.replace(config, batch=batch)
-    process = start()
     try:
         speed = _measure(config, vocab_size, seconds, process)
     except torch.OutOfMemoryError as error:
@@ -212,7 +247,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         speed / world_size * needs.flops_per_token(architecture, length, share, each)
         for each in (None, pairs)
     )
-    name, memory_bytes = "CPU", psutil.virtual_memory().total
+    name, memory_bytes = CPU, psutil.virtual_memory().total
     if device.type == "cuda":
         name, memory_bytes = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1]
     return Speed(

@@ -123,6 +123,11 @@ def describe() -> list[Gpu]:
     return [gpu for gpu in found if gpu.number in visible] or found
 
 
+def ranks_here(configured: int) -> int:
+    """Return the ranks of a launch here; by default (0) one for each visible GPU, two on a CPU."""
+    return configured or len(visible_gpus()) or 2
+
+
 def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> list[str]:
     """Return the GPUs for this many processes on this machine: the first visible ones.
 

@@ -21,14 +21,9 @@ from pretrain.records.folder import SUPERVISED
 from pretrain.supervision.nodes import Node, connect_problem
 
 
-def processes_per_node(config: SupervisionConfig) -> int:
-    """Return the configured number; by default one for each visible GPU, or two on the CPU."""
-    return config.processes_per_node or len(gpus.visible_gpus()) or 2
-
-
 def world_size(config: SupervisionConfig, nodes: int) -> int:
     """Return the number of ranks of a launch."""
-    return nodes * processes_per_node(config)
+    return nodes * gpus.ranks_here(config.processes_per_node)
 
 
 def check(config: SupervisionConfig) -> None:
@@ -40,7 +35,7 @@ def check(config: SupervisionConfig) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         if problem := connect_problem(*server.getsockname()):
             raise ValueError(f"this machine {problem} Is lo up (`ip link set lo up`)?")
-    gpus.gpus_of(processes_per_node(config))
+    gpus.gpus_of(gpus.ranks_here(config.processes_per_node))
 
 
 def command(run: Path, control_file: ControlFile, node: int = 0) -> list[str]:
@@ -85,7 +80,7 @@ def next_control_file(
     """
     recorded = ledger.run_state(records).next_attempt
     before = control.read_control_file(Path(config.folder))
-    count = processes_per_node(config.supervision)
+    count = gpus.ranks_here(config.supervision.processes_per_node)
     return ControlFile(
         token=secrets.token_hex(8),
         attempt=max(recorded, before.attempt + 1 if before else 0),

@@ -1,6 +1,7 @@
 """`bench` measures a recipe on this machine, and `plan --kind here` its hours."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import math
@@ -11,7 +12,7 @@ import torch
 from pretrain.__main__ import main
 from pretrain.config import load as recipes
 from pretrain.objectives.base import Vocabulary
-from pretrain.plan import speed
+from pretrain.plan import command, speed
 
 TINY = ["model.size=tiny", "data.sequence_length=32"]
 TINY += ["batch.global_batch_size=4", "batch.micro_batch_size=2", "training.deepspeed=zero1_fp32"]
@@ -37,29 +38,48 @@ def test_a_recipe_is_measured_and_the_file_holds_what_is_printed(tmp_path, run_r
     assert found.memory_bytes > found.peak_bytes > 50_000_000
 
 
-def test_the_hours_on_this_machine_are_measured(tmp_path, run_ranks):
+def test_the_hours_on_this_machine_are_those_of_a_launch(tmp_path, run_ranks, monkeypatch):
+    """With as many ranks as `supervise` starts: on two cores, one rank is not as fast as two."""
     path = tmp_path / "plan.json"
     words = ["small", *TINY, "batch.global_batch_size=64", "training.steps=1000"]
+    monkeypatch.setattr(command, "_SECONDS", 0.0)
+    measured, used = speed.measure, tmp_path / "used.json"
 
-    def measure():
+    def recorded(*arguments):
+        found = measured(*arguments)
+        if found:
+            used.write_text(json.dumps(dataclasses.asdict(found)))
+        return found
+
+    def plan():
+        speed.measure = recorded
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            speed_of, used = speed.measure, []
-
-            def measured(config, seconds, most):
-                used.append(speed_of(config, 0.0, most))
-                return used[0]
-
-            speed.measure = measured
             assert main(["plan", *words, "--kind", "here", "--json", str(path)]) == 0
-        return printed.getvalue(), used[0]
+        return printed.getvalue()
 
-    ((printed, used),) = run_ranks(1, measure)
-    assert used.global_batch_size == 4 * 2  # not a whole update
+    (printed,) = run_ranks(1, plan)
+    here = speed.Speed(**json.loads(used.read_text()))
+    assert here.world_size == 2
+    assert here.global_batch_size == 4 * 2 * 2  # not a whole update
     planned = json.loads(path.read_text())
     assert planned["tokens"] == 1000 * 64 * 32
-    assert planned["seconds"] == pytest.approx(planned["tokens"] / used.tokens_per_second)
-    assert (planned["backend"], planned["device_memory"]) == ("dense", used.memory_bytes)
-    assert "on 1 CPU" in printed
+    assert planned["seconds"] == pytest.approx(planned["tokens"] / here.tokens_per_second)
+    assert (planned["backend"], planned["device_memory"]) == ("dense", here.memory_bytes)
+    assert "on this machine's CPU" in printed
+    assert "measured now with 2 ranks; validation and checkpoints come" in printed
+
+
+def test_what_a_rank_refuses_while_it_is_measured_is_one_message(run_ranks, monkeypatch):
+    def refuse(*_):
+        raise ValueError("batch.micro_batch_size 2: too large")
+
+    monkeypatch.setattr(speed, "measure", refuse)
+
+    def plan():
+        with pytest.raises(ValueError, match=r"^batch.micro_batch_size 2: too large$"):
+            speed.measure_launch(recipes.load("small", TINY), 2, 0.0, 1)
+
+    run_ranks(1, plan)
 
 
 def test_the_share_of_a_peak_is_printed_for_all_pairs_and_for_those_computed():

@@ -87,9 +87,9 @@ def test_the_launcher_gets_the_marks_and_ranks_of_several_nodes_equal_threads(
 def test_processes_per_node_are_the_visible_gpus_or_two_on_the_cpu(machine):
     for visible, ranks in [("0", 1), ("0,2", 2), ("0,1,2", 3), ("", 2), ("-1", 2), (None, 3)]:
         machine(3, visible)
-        assert launch.processes_per_node(SupervisionConfig()) == ranks, visible
+        assert launch.world_size(SupervisionConfig(), 1) == ranks, visible
     machine(0)
-    assert launch.processes_per_node(SupervisionConfig()) == 2
+    assert launch.world_size(SupervisionConfig(), 1) == 2
 
 
 # --- the GPUs of the ranks --------------------------------------------------------------------
