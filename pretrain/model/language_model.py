@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from .classification import ClassificationConfig
@@ -50,6 +51,7 @@ class LanguageModel(nn.Module):
         target_positions: Tensor,
         segment_ids: Tensor | None = None,
         with_pairs: bool = False,
+        labels: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute logits at the target positions only, because the head is a large matrix.
 
@@ -59,10 +61,12 @@ class LanguageModel(nn.Module):
             target_positions: [M].
             segment_ids: [B, T] or None, see the package's docstring.
             with_pairs: also compute the logits of the pair head.
+            labels: [M] or None; the ids to predict, -100 where there is none.
 
         Returns:
-            [M, V]; with pairs, that and [B, 2]: whether the second segment follows the first
-            (class 0) or does not (class 1).
+            [M, V], or with labels their cross-entropy, summed in nats and fp32; with pairs, that
+            and [B, 2]: whether the second segment follows the first (class 0) or does not (class
+            1).
         """
         if with_pairs:
             # The features of `<s>`, after those of the targets.
@@ -71,8 +75,14 @@ class LanguageModel(nn.Module):
         features = self.encoder(input_ids, document_ids, target_positions, segment_ids)
         vectors = self.encoder.embeddings.tokens.weight
         if not with_pairs:
-            logits: Tensor = self.head(features, vectors)
-            return logits
+            return self._predict(features, vectors, labels)
         targets = len(features) - len(input_ids)
         pairs: Tensor = self.pair_head(features[targets:].unsqueeze(1), None)
-        return self.head(features[:targets], vectors), pairs
+        return self._predict(features[:targets], vectors, labels), pairs
+
+    def _predict(self, features: Tensor, vectors: Tensor, labels: Tensor | None) -> Tensor:
+        """Compute the logits, or their loss: compiled together, without copies of the logits."""
+        logits: Tensor = self.head(features, vectors)
+        if labels is None:
+            return logits
+        return F.cross_entropy(logits.float(), labels, reduction="sum")

@@ -12,9 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import AttentionContext, SelfAttention, at_targets
 from .config import ModelConfig
-from .embeddings import Embeddings, layer_norm
+from .embeddings import layer_norm
 from .flex import check_no_fallback
-from .heads import VocabularyHead
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -136,9 +135,8 @@ def compile_layers(model: nn.Module) -> None:
     """
     check_no_fallback()
     for part in model.modules():
-        if isinstance(part, EncoderLayer | VocabularyHead):
+        if isinstance(part, EncoderLayer):
             part.compile(dynamic=False)
-        elif isinstance(part, Embeddings):
-            part._combine = torch.compile(  # type: ignore[method-assign]
-                part._combine, dynamic=False
-            )
+        for name in ("_combine", "_predict"):  # of Embeddings and LanguageModel
+            if hasattr(part, name):
+                setattr(part, name, torch.compile(getattr(part, name), dynamic=False))

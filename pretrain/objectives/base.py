@@ -91,13 +91,8 @@ class ObjectiveSettings(Protocol):
         """Settings of every validation, so that losses of recipes compare: the defaults."""
         return type(self)()
 
-    def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> PretrainingObjective:
-        """The objective for one vocabulary.
-
-        Args:
-            vocabulary: of the corpus and the model.
-            compiled: let torch.compile make the loss.
-        """
+    def build(self, vocabulary: Vocabulary) -> PretrainingObjective:
+        """The objective for the vocabulary of the corpus and the model."""
 
 
 class PretrainingObjective(Objective, Protocol):

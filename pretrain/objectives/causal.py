@@ -22,9 +22,9 @@ class CausalLMConfig(ObjectiveSettings):
     description = "every token predicted from those before it"
     target_share = 1.0
 
-    def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> CausalLM:
+    def build(self, vocabulary: Vocabulary) -> CausalLM:
         """The objective for one vocabulary."""
-        return CausalLM(self, vocabulary.embedded, compiled)
+        return CausalLM(self, vocabulary.embedded)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +33,6 @@ class CausalLM(DocumentObjective):
 
     settings: CausalLMConfig
     replacement_end: int
-    compiled: bool = False
 
     term = "next-token"
     places_before = 1

@@ -57,11 +57,9 @@ class MaskedLMConfig(ObjectiveSettings):
         """Share of a block's positions that the head computes, at most."""
         return 1.0 if self.targets == "all" else self.probability
 
-    def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> MaskedLM:
+    def build(self, vocabulary: Vocabulary) -> MaskedLM:
         """The objective for one vocabulary; reads the tokenizer where n-grams are hidden."""
-        return MaskedLM(
-            self, vocabulary.mask_id, vocabulary.embedded, self.word_starts(vocabulary), compiled
-        )
+        return MaskedLM(self, vocabulary.mask_id, vocabulary.embedded, self.word_starts(vocabulary))
 
     def word_starts(self, vocabulary: Vocabulary) -> npt.NDArray[np.bool_] | None:
         """Whether each id begins a word (`word_starts_of`), where n-grams are hidden."""
@@ -80,7 +78,6 @@ class MaskedLM(DocumentObjective):
     """Random replacements are drawn from [FIRST_WORD_ID, replacement_end)."""
     word_starts: npt.NDArray[np.bool_] | None = None
     """Whether each id begins a word, where n-grams are hidden (`word_starts_of`)."""
-    compiled: bool = False
 
     term = "masked"
     hides_special: ClassVar[bool] = True

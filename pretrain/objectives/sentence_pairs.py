@@ -21,7 +21,7 @@ from data_prep.tokenizer import Tokenizer
 from pretrain.loop.protocols import Arrays, Model
 from pretrain.objectives.base import PAIR_SPECIAL_TOKENS, Block, Ids, Key, Vocabulary, padded
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
-from pretrain.objectives.tokens import summed_loss, sums_by_subset
+from pretrain.objectives.tokens import output_of, sums_by_subset
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,10 +55,10 @@ class SentencePairsConfig(MaskedLMConfig):
         """The default masks, whatever a recipe trains with, and the same task."""
         return SentencePairsConfig(pair_task=self.pair_task)
 
-    def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> SentencePairsLM:
+    def build(self, vocabulary: Vocabulary) -> SentencePairsLM:
         """The objective for one vocabulary; reads the tokenizer where n-grams are hidden."""
         return SentencePairsLM(
-            self, vocabulary.mask_id, vocabulary.embedded, self.word_starts(vocabulary), compiled
+            self, vocabulary.mask_id, vocabulary.embedded, self.word_starts(vocabulary)
         )
 
 
@@ -146,12 +146,14 @@ class SentencePairsLM(MaskedLM):
         the same parameters, whatever it trains with.
         """
         import torch
+        from torch.nn.functional import cross_entropy
 
-        logits, pair_logits = _both_logits(model, batch)
-        masked = self.summed_loss(logits, batch["labels"])
+        masked, pair_logits = _outputs_of(model, batch, labels=batch["labels"])
+        pair_logits = pair_logits.float()
         if self.settings.pair_task == "none":
-            return (masked + 0.0 * pair_logits.float().sum()).unsqueeze(0)
-        return torch.stack([masked, summed_loss(pair_logits, batch["pair_labels"])])
+            return (masked + 0.0 * pair_logits.sum()).unsqueeze(0)
+        pairs = cross_entropy(pair_logits, batch["pair_labels"], reduction="sum")
+        return torch.stack([masked, pairs])
 
     def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
         """Nats, correct predictions and targets of each subset and term: [S, terms, 3] in fp64.
@@ -163,7 +165,7 @@ class SentencePairsLM(MaskedLM):
         if "pair_labels" not in batch:
             masked = super().evaluate(model, batch, subsets)
             return torch.cat([masked, torch.zeros_like(masked)], dim=1)[:, : len(self.terms)]
-        logits, pair_logits = _both_logits(model, batch)
+        logits, pair_logits = _outputs_of(model, batch)
         sums = [
             sums_by_subset(logits, batch["labels"], batch["subsets"], subsets),
             sums_by_subset(pair_logits, batch["pair_labels"], batch["pair_subsets"], subsets),
@@ -171,15 +173,13 @@ class SentencePairsLM(MaskedLM):
         return torch.stack(sums[: len(self.terms)], dim=1)
 
 
-def _both_logits(model: Model, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    logits, pair_logits = model(
-        batch["input_ids"],
-        batch.get("document_ids"),
-        batch["target_positions"],
-        segment_ids=batch["segment_ids"],
-        with_pairs=True,
+def _outputs_of(
+    model: Model, batch: Mapping[str, Tensor], **options: Tensor
+) -> tuple[Tensor, Tensor]:
+    of_tokens, pair_logits = output_of(
+        model, batch, segment_ids=batch["segment_ids"], with_pairs=True, **options
     )
-    return logits, pair_logits
+    return of_tokens, pair_logits
 
 
 def _split(block: Block, share: float) -> tuple[Ids, Ids]:

@@ -57,7 +57,7 @@ class SpanCorruptionConfig(ObjectiveSettings):
         span = f"a span of {100 * _MEAN_SHARE:g} %{words}"
         return f"every token predicted, {span} moved to the end"
 
-    def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> SpanCorruptionLM:
+    def build(self, vocabulary: Vocabulary) -> SpanCorruptionLM:
         """The objective for one vocabulary; reads the tokenizer where whole words are moved.
 
         Raises:
@@ -69,7 +69,7 @@ class SpanCorruptionConfig(ObjectiveSettings):
                 "model.overrides.mask_embedding=row"
             )
         words = Words.of(tokenizers.load(vocabulary.folder)) if self.whole_words else None
-        return SpanCorruptionLM(self, vocabulary.mask_id, vocabulary.mask_id, words, compiled)
+        return SpanCorruptionLM(self, vocabulary.mask_id, vocabulary.mask_id, words)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,7 +124,6 @@ class SpanCorruptionLM(TokenObjective):
     replacement_end: int
     words: Words | None = None
     """Where words begin and end, where whole words are moved."""
-    compiled: bool = False
 
     term = "next-token"
     places_before = 1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORED = -100
-"""The label of an unused target position."""
+"""The label of an unused target position; the model and torch's `cross_entropy` know it."""
 FIRST_WORD_ID = 4
 """Ids below are `<s>`, `<pad>`, `</s>` and `<unk>`: never drawn as a replacement."""
 PAD_ID = 1
@@ -36,8 +35,6 @@ class TokenObjective(ABC):
     settings: ObjectiveSettings
     replacement_end: int
     """Random tokens are drawn from [FIRST_WORD_ID, replacement_end)."""
-    compiled: bool
-    """Let torch.compile make the loss of `loss`: no copy of the logits in fp32 on a GPU."""
     term: ClassVar[str]
     """Name of the term."""
     places_before: ClassVar[int] = 0
@@ -102,15 +99,11 @@ class TokenObjective(ABC):
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy summed over the tokens to predict, in nats, computed in fp32: [1]."""
-        return self.summed_loss(logits_of(model, batch), batch["labels"]).unsqueeze(0)
-
-    def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy summed over the labels that are not IGNORED, in nats, computed in fp32."""
-        return (_compiled_loss() if self.compiled else summed_loss)(logits, labels)
+        return output_of(model, batch, labels=batch["labels"]).unsqueeze(0)
 
     def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
         """Nats, correct predictions and tokens to predict of each subset: [S, 1, 3] in fp64."""
-        logits = logits_of(model, batch)
+        logits = output_of(model, batch)
         return sums_by_subset(logits, batch["labels"], batch["subsets"], subsets).unsqueeze(1)
 
 
@@ -160,21 +153,7 @@ def sums_by_subset(logits: Tensor, labels: Tensor, subset_of: Tensor, subsets: i
     return sums.index_add(0, subset_of, columns)
 
 
-def logits_of(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
-    """The logits at the target positions of a batch, [M, V]."""
-    return model(batch["input_ids"], batch.get("document_ids"), batch["target_positions"])
-
-
-def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy summed over the labels that are not IGNORED, in nats, computed in fp32."""
-    from torch.nn.functional import cross_entropy
-
-    return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
-
-
-@functools.cache
-def _compiled_loss() -> Callable[[Tensor, Tensor], Tensor]:
-    import torch
-
-    compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(summed_loss, dynamic=False)
-    return compiled
+def output_of(model: Model, batch: Mapping[str, Tensor], **options: Tensor | bool) -> Tensor:
+    """The logits at the target positions of a batch, [M, V]; with `labels`, their summed loss."""
+    positions = batch["target_positions"]
+    return model(batch["input_ids"], batch.get("document_ids"), positions, **options)

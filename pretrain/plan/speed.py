@@ -221,7 +221,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     world_size, clipping = process.world_size, config.optimizer.gradient_clipping
     settings = deepspeed_json(training.deepspeed, config.batch, clipping, world_size)
     compiled = compiles(training.compile, settings, device.type == "cuda")
-    objective = config.objective.build(vocabulary, compiled=compiled)
+    objective = config.objective.build(vocabulary)
     batches = RandomBatches(config, objective, vocab_size)
     torch.manual_seed(training.seed)
     engine = Engine(

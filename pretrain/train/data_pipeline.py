@@ -39,7 +39,7 @@ class DataPipeline:
         (manifest, *_), corpus = self._corpora.values(), blocks.sources[0].corpus.folder
         vocabulary = Vocabulary(manifest.vocab_size, architecture.vocab_size, corpus)
         objective = config.objective
-        self.objective = objective.build(vocabulary, compiled=setup.environment["compiled"])
+        self.objective = objective.build(vocabulary)
         validated = objective.for_validation()
         self._validated = validated.build(vocabulary)
         digests = [manifest.digest() for manifest in self._corpora.values()]

@@ -77,7 +77,7 @@ class Case:
 
     def objective(self) -> PretrainingObjective:
         vocabulary = Vocabulary(self.vocab_size, self.vocab_size - 1, Path())
-        return MaskedLMConfig().build(vocabulary, compiled=torch.cuda.is_available())
+        return MaskedLMConfig().build(vocabulary)
 
     def model(self, device: torch.device) -> LanguageModel:
         backend = "flex" if device.type == "cuda" else "dense"

@@ -80,7 +80,7 @@ def measured(words: list[str], name: str) -> dict[str, object]:
     architecture = config.architecture(vocab_size)
     backend = choose_backend(architecture, config.training.attention_backend, on_gpu=True)
     vocabulary = Vocabulary(vocab_size, architecture.vocab_size, None)
-    objective = config.objective.build(vocabulary, compiled=True)
+    objective = config.objective.build(vocabulary)
     recorder = Recorder()
     with FakeTensorMode(allow_non_fake_inputs=True), recorder:
         with torch.device("cuda"):

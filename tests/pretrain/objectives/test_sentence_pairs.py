@@ -172,9 +172,18 @@ class Stand:
         self.pairs = torch.randn(20, 2, generator=draw).requires_grad_()
 
     def __call__(
-        self, input_ids, document_ids, target_positions, *, segment_ids=None, with_pairs=False
+        self,
+        input_ids,
+        document_ids,
+        target_positions,
+        *,
+        segment_ids=None,
+        with_pairs=False,
+        labels=None,
     ):
         logits = self.tokens[: len(target_positions)]
+        if labels is not None:
+            logits = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
         if not with_pairs:
             return logits
         assert segment_ids.shape == input_ids.shape

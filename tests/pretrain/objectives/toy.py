@@ -29,7 +29,7 @@ class ToyConfig:
     def for_validation(self):
         return self
 
-    def build(self, vocabulary, *, compiled=False):
+    def build(self, vocabulary):
         return Toy(self, vocabulary.mask_id)
 
 
