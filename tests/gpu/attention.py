@@ -1,6 +1,7 @@
 """Attention by itself, as the layers call it: cases whose kernels are looked at and compared."""
 
 import dataclasses
+import json
 
 import torch
 
@@ -16,7 +17,10 @@ SPILLS = 200
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A position method and a mask that recipes have, and the size of a head."""
+    """A position method and a mask that recipes have, and the size of a head.
+
+    Methods that act on embeddings, queries or keys are "none": they add nothing to scores.
+    """
 
     position: str
     mask: str = "documents"
@@ -32,6 +36,13 @@ class Case:
         parts += [self.alibi] * (self.position == "alibi") + [self.slopes] * self.is_trained
         parts += ["causal"] * self.causal + [f"window {self.window}"] * bool(self.window)
         return ", ".join(parts)
+
+    def to_json(self):
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text):
+        return cls(**json.loads(text))
 
     @property
     def is_trained(self):
@@ -49,21 +60,6 @@ class Case:
             causal=self.causal,
             local_window=self.window,
         )
-
-
-HEAD_SIZES = 32, 64, 128
-CASES = [
-    *(Case("alibi", mask, head_size=s) for mask in ("padding", "documents") for s in HEAD_SIZES),
-    *(Case("alibi", alibi=kind) for kind in ("symmetric", "one-sided", "by-direction")),
-    Case("alibi", alibi="symmetric", mask="none", causal=True),
-    Case("alibi", slopes="trained"),
-    Case("t5-bias"),
-    Case("none", mask="padding"),
-    Case("none"),
-    Case("none", window=128),
-    Case("none", causal=True),
-]
-"""Methods that act on embeddings, queries or keys are "none" here: they add nothing to scores."""
 
 
 def ids_of(mask, batch, length):

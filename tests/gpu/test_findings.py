@@ -5,16 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.checks.recipe import check_device, check_settings
-from tests.gpu.attention import (
-    CASES,
-    SPILLS,
-    Case,
-    gradients,
-    ids_of,
-    mixed,
-    score_bias,
-    sees_a_key,
-)
+from tests.gpu.attention import Case, gradients, ids_of, mixed, score_bias, sees_a_key
 from tests.gpu.conftest import SETTINGS
 
 pytestmark = [
@@ -36,35 +27,6 @@ def inputs(case, device, dtype, batch=2, length=LENGTH, heads=4):
     ids = ids_of(case.mask, batch, length)
     weights = drawn(batch, length, heads, case.head_size, seed=2, device=device, dtype=dtype)
     return qkv, None if ids is None else ids.to(device), weights
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_kernels_of_flexattention_spill_few_registers(case, device, monkeypatch):
-    if device.type == "cpu":
-        pytest.skip("kernels are compiled for a GPU")
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    launchers, run = {}, CachingAutotuner.run
-
-    def watched(self, *arguments, **keywords):
-        result = run(self, *arguments, **keywords)
-        launchers[self.fn.__name__] = self.launchers[0]
-        return result
-
-    monkeypatch.setattr(CachingAutotuner, "run", watched)
-    qkv, ids, weights = inputs(case, device, torch.bfloat16, length=2048)
-    gradients(case, "flex", score_bias(case, 4, device), qkv, ids, weights)
-    kernels = {
-        "backward" if "backward" in name else "forward": launcher
-        for name, launcher in launchers.items()
-        if "_tem_" in name
-    }
-    for way, kernel in kernels.items():
-        # Triton counts spills in registers of four bytes.
-        print(f"{way}: {kernel.n_regs} registers, {4 * kernel.n_spills} bytes spilled, "
-              f"{kernel.shared / 1024:.0f} KB shared")  # fmt: skip
-    assert sorted(kernels) == ["backward", "forward"]
-    assert all(4 * kernel.n_spills < SPILLS for kernel in kernels.values())
 
 
 class Kernels(TorchDispatchMode):

@@ -1,8 +1,8 @@
-"""FlexAttention's kernels, forward and backward, compiled for a GPU: `tests.gpu.attention.CASES`.
+"""FlexAttention's kernels, forward and backward, compiled for a GPU.
 
-    python -m tests.gpu.rehearsal.attention_kernels a100|h100 NUMBER ...
+    python -m tests.gpu.rehearsal.attention_kernels a100|h100 CASE ...
 
-Prints a line of JSON for each case of these numbers.
+Takes cases (tests/gpu/attention.py) in JSON, and prints a line of JSON for each.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import torch  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from pretrain.model import flex  # noqa: E402
-from tests.gpu.attention import CASES, gradients, ids_of, score_bias  # noqa: E402
+from tests.gpu.attention import Case, gradients, ids_of, score_bias  # noqa: E402
 from tests.gpu.rehearsal import kernels  # noqa: E402
 from tests.gpu.rehearsal.recorder import Recorder  # noqa: E402
 
@@ -24,8 +24,8 @@ BATCH, HEADS, LENGTH = 4, 12, 2048
 MODE = FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def compiled(number: str) -> dict[str, object]:
-    case = CASES[int(number)]
+def compiled(name: str) -> dict[str, object]:
+    case = Case.from_json(name)
     kernels.KERNELS.clear()
     torch.compiler.reset()
     flex._kernel.cache_clear()

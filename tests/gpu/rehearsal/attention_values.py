@@ -1,8 +1,8 @@
 """What FlexAttention's kernels for a GPU compute, by Triton's interpreter, against fp64.
 
-    python -m tests.gpu.rehearsal.attention_values a100|h100 float32|bfloat16:NUMBER ...
+    python -m tests.gpu.rehearsal.attention_values a100|h100 float32|bfloat16:CASE ...
 
-Prints a line of JSON for each dtype and case of these numbers: relative errors of norms.
+Takes cases in JSON, and prints a line of JSON for each: relative errors of norms.
 """
 
 import functools
@@ -19,7 +19,7 @@ import torch  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from pretrain.model import flex  # noqa: E402
-from tests.gpu.attention import CASES, gradients, ids_of, score_bias  # noqa: E402
+from tests.gpu.attention import Case, gradients, ids_of, score_bias  # noqa: E402
 from tests.gpu.rehearsal import kernels, shadow  # noqa: E402
 
 BATCH, HEADS, LENGTH = 1, 2, 256
@@ -61,8 +61,8 @@ def errors(expected, name: str) -> dict[str, object]:
 
 
 def parsed(name: str):
-    dtype, _, number = name.partition(":")
-    return getattr(torch, dtype), CASES[int(number)]
+    dtype, _, case = name.partition(":")
+    return getattr(torch, dtype), Case.from_json(case)
 
 
 if __name__ == "__main__":

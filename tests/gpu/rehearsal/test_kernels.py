@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain.model.backends import choose_backend
-from tests.gpu.attention import CASES, SPILLS, Case
+from tests.gpu.attention import SPILLS, Case
 from tests.gpu.rehearsal.kinds import KINDS
 
 pytestmark = pytest.mark.slow
@@ -27,11 +27,9 @@ case takes nine seconds the first time. The H100's kernel of the recipes is one 
 def kernels(rehearse, table):
     """By GPU and case: the forward and the backward kernel."""
     found = {}
-    commands = [
-        ["attention_kernels", kind, *map(CASES.index, cases)] for kind, cases in RUNS.items()
-    ]
+    commands = [["attention_kernels", kind, *map(Case.to_json, of)] for kind, of in RUNS.items()]
     for kind, lines in zip(RUNS, rehearse(*commands), strict=True):
-        found |= {(kind, CASES[int(line["name"])]): line for line in lines}
+        found |= {(kind, Case.from_json(line["name"])): line for line in lines}
     rows = (
         f"{kind}  {case!s:42} {way:8}  {of['registers']:3} registers, {of['spills']:4} B spilled, "
         f"{of['shared'] / 1024:5.1f} KB shared, {of['warps']} warps, {of['atomics']:2} atomic adds"

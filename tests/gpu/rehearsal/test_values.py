@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gpu.attention import CASES, Case
+from tests.gpu.attention import Case
 
 pytestmark = pytest.mark.slow
 LARGEST = {"float32": 1e-5, "bfloat16": 1e-2}
@@ -19,7 +19,7 @@ RUNS = [
 @pytest.fixture(scope="module")
 def errors(rehearse, table):
     """By run and case, of the output and of each gradient."""
-    names = {f"{dtype}:{CASES.index(case)}": (dtype, case) for dtype, case in RUNS}
+    names = {f"{dtype}:{case.to_json()}": (dtype, case) for dtype, case in RUNS}
     (lines,) = rehearse(["attention_values", "a100", *names])
     found = {names[line["name"]]: line for line in lines}
     table(
