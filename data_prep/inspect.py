@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     folder: Path = options.folder
-    if options.plot:
-        pictures.check_name("--plot", options.plot)
+    pictures.check_name("--plot", options.plot)
     manifest = load_manifest(folder)
     for lines in (
         _facts(folder, manifest),

@@ -43,9 +43,9 @@ _STYLE: Mapping[Any, Any] = {
 }
 
 
-def check_name(option: str, path: Path) -> None:
-    """Raise ValueError, naming the option, if pictures of a file's kind cannot be written."""
-    if path.suffix not in FORMATS:
+def check_name(option: str, path: Path | None) -> None:
+    """Raise ValueError, naming the option, if its file's kind of picture cannot be written."""
+    if path and path.suffix not in FORMATS:
         raise ValueError(f"{option} {path}: the name has to end in {', '.join(FORMATS)}")
 
 

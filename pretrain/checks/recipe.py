@@ -15,11 +15,7 @@ from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config import deepspeed as deepspeed_settings
 from pretrain.config.run import RunConfig, Segment
 from pretrain.config.sections import DataConfig
-from pretrain.data.batches import (
-    check_packing,
-    check_targets,
-    validation_key,
-)
+from pretrain.data.batches import check_packing, check_targets, validation_key
 from pretrain.data.blocks import Blocks
 from pretrain.data.mixture import Mixture
 from pretrain.data.sources import SOURCES, open_source
@@ -246,17 +242,13 @@ def data_summary(config: RunConfig) -> list[str]:
 
 def _check_enough_blocks(train: Blocks, number: int, config: RunConfig) -> None:
     """Refuse the training split of corpus `number` if it has fewer blocks than an update reads."""
-    data, size, mixture = (
-        config.data,
-        config.batch.global_batch_size,
-        Mixture.of_run(config.segments),
-    )
+    size, mixture = config.batch.global_batch_size, Mixture.of_run(config.segments)
     share = max(mixture.shares(first)[number] for first, _ in mixture.stages)
     needed, blocks = math.ceil(share * size), len(train)
     if blocks < needed:
         raise ValueError(
             f"{train.corpus.folder}: its train split has {blocks:,} blocks of data.sequence_length "
-            f"{data.sequence_length}, fewer than the {needed:,} of batch.global_batch_size "
+            f"{train.sequence_length}, fewer than the {needed:,} of batch.global_batch_size "
             f"{size:,} that each update reads; use more text, shorter blocks, or a smaller batch "
             "or weight"
         )

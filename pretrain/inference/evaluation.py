@@ -16,12 +16,7 @@ from data_prep.common import pictures
 from data_prep.common.files import AtomicFile, write_json
 from data_prep.corpus import Corpus
 from pretrain.convert.model_folder import LoadedModel, load_model
-from pretrain.data.batches import (
-    check_packing,
-    check_targets,
-    evenly_spaced,
-    validation_note,
-)
+from pretrain.data.batches import check_packing, check_targets, evenly_spaced, validation_note
 from pretrain.data.sources import SOURCES
 from pretrain.engine.distributed import choose_device
 from pretrain.inference.evaluate import (
@@ -92,8 +87,7 @@ def _check_options(options: argparse.Namespace) -> None:
     for option, value in (("--stride", options.stride), ("--plot", options.plot)):
         if value is not None and not options.lengths:
             raise ValueError(f"{option} needs --lengths")
-    if options.plot:
-        pictures.check_name("--plot", options.plot)
+    pictures.check_name("--plot", options.plot)
 
 
 def _check_output_files(json: Path | None, plot: Path | None) -> None:

@@ -29,8 +29,7 @@ def replay(options: argparse.Namespace) -> None:
     """
     from pretrain.spikes.replay import replay
 
-    if options.plot:
-        pictures.check_name("--plot", options.plot)
+    pictures.check_name("--plot", options.plot)
     replay(options.curves, options.json, options.plot)
 
 

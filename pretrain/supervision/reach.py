@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -75,10 +76,6 @@ class Answer:
     """Address of this machine, as the other one sees it."""
 
 
-class _Unreachable(Exception):
-    """A machine that may become reachable later."""
-
-
 def connect(
     names: Sequence[str],
     run: Path,
@@ -129,25 +126,18 @@ def _ask_all(
     names: Sequence[str], arguments: Sequence[str]
 ) -> tuple[dict[str, Answer], dict[str, str]]:
     """Query machines; return their answers, and why others were not reached."""
-
-    def ask(name: str) -> Answer | str:
-        try:
-            return _ask(name, arguments)
-        except _Unreachable as error:
-            return str(error)
-
     with ThreadPoolExecutor(len(names)) as pool:
-        results = dict(zip(names, pool.map(ask, names), strict=True))
+        found = pool.map(_ask, names, itertools.repeat(arguments))
+        results = dict(zip(names, found, strict=True))
     answers = {name: result for name, result in results.items() if isinstance(result, Answer)}
     return answers, {name: text for name, text in results.items() if isinstance(text, str)}
 
 
-def _ask(name: str, arguments: Sequence[str]) -> Answer:
-    """Query a machine.
+def _ask(name: str, arguments: Sequence[str]) -> Answer | str:
+    """Query a machine; return why it was not reached if that may change.
 
     Raises:
         ValueError: A permanent error.
-        _Unreachable: It may become reachable later.
     """
     words = ("pretrain.supervision.reach", *arguments)
     try:
@@ -161,10 +151,10 @@ def _ask(name: str, arguments: Sequence[str]) -> Answer:
     except FileNotFoundError as error:
         raise ValueError("supervision.hostfile: no `ssh` on PATH; install OpenSSH") from error
     except subprocess.TimeoutExpired:
-        raise _Unreachable(f"{name} did not answer in {_CHECK_SECONDS:.0f} s") from None
+        return f"{name} did not answer in {_CHECK_SECONDS:.0f} s"
     said = (done.stderr.strip().splitlines() or [f"ssh ended with code {done.returncode}"])[-1]
     if done.returncode == hosts.SSH_FAILED and not hosts.is_permanent(done.stderr):
-        raise _Unreachable(f"{name} cannot be reached: {said}")
+        return f"{name} cannot be reached: {said}"
     if done.returncode:
         raise ValueError(f"supervision.hostfile: {name}: {said}")
     first, last = map(re.escape, _MARKS)
