@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.files import read_json
+
 FAIRSEQ_FILES = ("encoder.json", "vocab.bpe", "dict.txt")
 HUGGING_FACE_FILES = ("vocab.json", "merges.txt")
 # The tokens before and after those of a fairseq dictionary.
@@ -95,12 +97,8 @@ def read_added_tokens(folder: Path, settings: Mapping[str, Any]) -> list[dict[st
 
 
 def _read_ids(path: Path) -> Ids:
-    try:
-        ids = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not valid JSON: {error}") from error
-    # isinstance would accept bool.
-    if not isinstance(ids, dict) or not all(type(id) is int for id in ids.values()):
+    ids: Ids = read_json(path)
+    if not all(type(id) is int for id in ids.values()):  # isinstance would accept bool
         raise ValueError(f"{path}: is not one JSON object of tokens and their integer ids")
     return ids
 

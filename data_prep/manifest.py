@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import check_format, strict_json, write_atomically
+from data_prep.common.files import check_format, read_json, strict_json, write_atomically
 from data_prep.common.records import decode
 from data_prep.inputs import Input
 
@@ -316,12 +316,8 @@ def read_record(kind: type[T], file: Path) -> T:
         ValueError: Not JSON, of another format version, or a field is missing, unknown or of
             another type.
     """
-    try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: damaged, not JSON: {error}") from error
-    version = content.get("format_version", 1) if isinstance(content, dict) else FORMAT_VERSION
-    check_format(version, FORMAT_VERSION, file)
+    content = read_json(file)
+    check_format(content.get("format_version", 1), FORMAT_VERSION, file)
     try:
         return decode(kind, content)
     except ValueError as error:

@@ -116,6 +116,21 @@ def strict_json(value: object, **options: Any) -> str:  # noqa: ANN401
     return json.dumps(_finite(value), allow_nan=False, **options)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        ValueError: The file is damaged, or holds something else; it is named.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: is not a JSON object but {type(values).__name__}")
+    return values
+
+
 def json_lines(values: Iterable[object], **options: Any) -> bytes:  # noqa: ANN401
     """Return the content of a JSON Lines file; the options are those of `json.dumps`."""
     return "".join(f"{strict_json(value, **options)}\n" for value in values).encode()

@@ -6,11 +6,11 @@ Imports neither torch nor deepspeed, so that an invalid file is refused before a
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.files import read_json
 from data_prep.common.wording import changes
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import flatten, named_file
@@ -101,11 +101,7 @@ def read_settings(
 
 def _load(name: str) -> tuple[Path, dict[str, Any]]:
     path = named_file("training.deepspeed:", name, DS_CONFIGS, ".json")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not valid JSON: {error}") from error
-    _check_object(str(path), settings)
+    settings = read_json(path)
     for name in _SECTIONS:
         _check_object(f"{path}: {name}", settings.get(name, {}))
     for name in _OFFLOADS:  # DeepSpeed takes null for one that is not used

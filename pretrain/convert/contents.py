@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.tokenizer import Tokenizer
@@ -62,18 +60,3 @@ def check_declared_size(config: ModelConfig, size: int) -> None:
         raise ValueError(f"describes {least:,} weights or more, its file has {size:,} bytes")
     if layers > _MOST_LAYERS:
         raise ValueError(f"num_layers: {layers:,}; accepted: at most {_MOST_LAYERS:,}")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
-
-    Raises:
-        ValueError: the file is damaged, or holds something else.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: is not a JSON object but {type(values).__name__}")
-    return values

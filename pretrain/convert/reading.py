@@ -22,10 +22,11 @@ from torch import Tensor
 
 from data_prep.common import hub
 from data_prep.common.arguments import as_invoked
+from data_prep.common.files import read_json
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import names as layout
 from pretrain.convert import tokenizer_files
-from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size, read_json
+from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
 from pretrain.convert.weights import drop_copies, empty_weights, joined, load_pickled, weights_in
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import tokenizer as tokenizers
-from data_prep.common.files import write_json
+from data_prep.common.files import read_json, write_json
 from data_prep.tokenizer import Tokenizer
-from pretrain.convert.contents import read_json
 from pretrain.model.config import ModelConfig
 
 NAMES = (

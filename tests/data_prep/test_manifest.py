@@ -85,7 +85,7 @@ def test_files_outside_the_corpus_are_refused(tmp_path, manifest, stem):
 
 def test_invalid_json_is_refused(tmp_path):
     (tmp_path / "manifest.json").write_text('{"format_version": 1')
-    with pytest.raises(ValueError, match=r"manifest\.json: damaged, not JSON"):
+    with pytest.raises(ValueError, match=r"manifest\.json: is not valid JSON"):
         load_manifest(tmp_path)
 
 

@@ -79,7 +79,7 @@ def zero(stage, **values):
         ({"data_types": {"grad_acum_dtype": "fp32"}}, "did you mean grad_accum_dtype"),
         ({"checkpoint": {"load_universal": True}}, "unknown DeepSpeed key checkpoint"),
         ({"zero_optimization": 1}, "zero_optimization: is 1, not an object"),
-        ([1], "is .1., not an object"),
+        ([1], "is not a JSON object but list"),
     ],
 )
 def test_an_invalid_configuration_is_refused_by_name(settings, message, tmp_path):
