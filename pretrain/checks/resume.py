@@ -61,10 +61,11 @@ def check_run(config: RunConfig, source: Source | None = None) -> Course:
     may, may_not = differences(old[1], config)
     unchanged = Course(config, Segments.of([*recipes, (old[0], config)]), {})
     _check_vocabulary(unchanged, records)
-    may = may or _other_corpora(unchanged, records)
-    if may_not or (may and not source):
-        raise ValueError(_refusal(origin, may, may_not))
-    if why or may:
+    others = [] if may else _other_corpora(unchanged, records)
+    if may_not or ((may or others) and not source):
+        named, _ = differences(old[1], config, named=True)
+        raise ValueError(_refusal(origin, [*named, *others], may_not))
+    if why or may or others:
         assert source
         _check_step(source.step, config, old[1], records)
         recipes = [(first, recipe) for first, recipe in [*recipes, old] if first < source.step]

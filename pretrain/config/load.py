@@ -88,9 +88,17 @@ def find(recipe: str) -> Path:
     return named_file("recipe", recipe, RECIPES, ".yaml")
 
 
-def deciding(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide the weights, by dotted key, without the places of corpora."""
-    values = flatten(_with_paths(dataclasses.asdict(config), _PLACES, lambda path: ""))
+def deciding(config: RunConfig, named: bool = False) -> dict[str, Any]:
+    """The settings that decide the weights, by dotted key.
+
+    Args:
+        config: the recipe.
+        named: whether a corpus has the last name of its path, or "" wherever it is.
+    """
+    values = _with_paths(
+        dataclasses.asdict(config), _PLACES, lambda path: named * Path(path).absolute().name
+    )
+    values = flatten(values)
     return {key: value for key, value in values.items() if rule(key) not in FREE}
 
 
@@ -105,14 +113,20 @@ def digest(config: RunConfig, corpora: Sequence[str]) -> str:
     return hashlib.sha256(strict_json(values).encode()).hexdigest()[:12]
 
 
-def differences(old: RunConfig, new: RunConfig) -> tuple[list[str], list[str]]:
+def differences(old: RunConfig, new: RunConfig, named: bool = False) -> tuple[list[str], list[str]]:
     """How a recipe differs from the one before in what decides the weights.
+
+    Args:
+        old: the recipe before.
+        new: the recipe.
+        named: whether corpora with other names are a difference: for a reader, who is to see it.
 
     Returns:
         Sentences on what may change from a step on, and on what may not change.
     """
+    before, after = deciding(old, named), deciding(new, named)
     may, may_not = [], []
-    for key, was, now in sorted(changes(deciding(old), deciding(new)), key=lambda each: each[0]):
+    for key, was, now in sorted(changes(before, after), key=lambda each: each[0]):
         text, reason = f"{key}: {was!r}, now {now!r}", FIXED.get(rule(key))
         if reason:
             may_not.append(f"{text} ({reason})")

@@ -261,7 +261,7 @@ def table(segments: Segments, state: RunState) -> list[tuple[str, ...]]:
         begun = [record for record in state.segments if record["step"] == first]
         why = [record["why"] for record in begun]
         why += [part.name] if part.first_step == first and part.name else []
-        changes, _ = differences(before.config, part.config)
+        changes, _ = differences(before.config, part.config, named=True)
         changes += [text for record in begun for text in _changes(record)]
         recipe = [r["recipe"] for r in state.segments if "recipe" in r and r["step"] <= first][-1]
         seed = [seed for step, seed in state.seeds_by_step if step <= first][-1]

@@ -91,6 +91,21 @@ def test_another_recipe_is_refused_with_its_differences_and_the_way_out(began, w
         check_run(load(word))
 
 
+def test_another_corpus_is_among_the_differences_and_in_the_table(
+    began, other_corpus, corpus, tmp_path
+):
+    load = began()
+    words = f"data.corpus={other_corpus}", "optimizer.learning_rate=0.5"
+    change = f"data.corpus: '{corpus.name}', now '{other_corpus.name}'"
+    with pytest.raises(ValueError, match=f"another recipe: {change}; .*0.5; resume"):
+        check_run(load(*words))
+    course = check_run(load(*words), Source(20))
+    segments.begin(course)
+    records = ledger.read_ledger(tmp_path / "run" / ledger.FILE_NAME)
+    _, row = segments.table(course.segments, ledger.run_state(records))
+    assert change in row[-1]
+
+
 @pytest.mark.parametrize(
     ("step", "steps", "holds"),
     [(10, [0, 10], True), (20, [0, 20], True), (33, [0, 33], True), (60, [0, 60], True)]
