@@ -60,7 +60,7 @@ def check_run(config: RunConfig, source: Source | None = None) -> Course:
     old = recipes.pop()
     may, may_not = differences(old[1], config)
     unchanged = Course(config, Segments.of([*recipes, (old[0], config)]), {})
-    _check_vocabulary(unchanged, records)
+    _check_vocabulary(config, records)
     others = [] if may else _other_corpora(unchanged, records)
     if may_not or ((may or others) and not source):
         named, _ = differences(old[1], config, named=True)
@@ -74,11 +74,11 @@ def check_run(config: RunConfig, source: Source | None = None) -> Course:
     return _checked(unchanged, records)
 
 
-def _check_vocabulary(course: Course, records: Sequence[Record]) -> None:
+def _check_vocabulary(config: RunConfig, records: Sequence[Record]) -> None:
     """Check that a recipe's corpora have the run's vocabulary, which no step can change."""
     began = ledger.created(records)
     assert began
-    for source in course.segments.sources:
+    for source in config.segments.sources:
         manifest = load_manifest(Path(source.path))
         if began["tokenizer"] != manifest.tokenizer_digest:
             raise ValueError(

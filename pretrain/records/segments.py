@@ -130,9 +130,10 @@ def recipes_of(run: Path, records: Sequence[Record]) -> Recipes:
     for record in ledger.run_state(records).segments:
         if "recipe" in record:
             path = run / RECIPES / f"{record['recipe']}.yaml"
-            config = load(str(path))
-            if _name_of(config, record["corpora"]) != record["recipe"]:
-                raise ValueError(f"{path}: was changed; restore it from a backup of this folder")
+            config = load(str(path)) if path.is_file() else None
+            if config is None or _name_of(config, record["corpora"]) != record["recipe"]:
+                what = "was changed" if config else "is missing"
+                raise ValueError(f"{path}: {what}; restore it from a backup of this folder")
             found.append((record["step"], config))
     return found
 

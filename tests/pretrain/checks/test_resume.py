@@ -106,6 +106,20 @@ def test_another_corpus_is_among_the_differences_and_in_the_table(
     assert change in row[-1]
 
 
+def test_another_vocabulary_is_refused_also_where_the_recipe_ends_before_the_last_one_began(
+    began, other_vocabulary, tmp_path
+):
+    load = began()
+    segments.begin(check_run(load("optimizer.learning_rate=0.5"), Source(33)))
+    shorter = load(f"data.corpus={other_vocabulary}", "training.steps=30")
+    with pytest.raises(ValueError, match="vocabulary of 400 ids .*, now with one of 380"):
+        check_run(shorter, Source(10))
+    for path in (tmp_path / "run" / segments.RECIPES).iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match=r"recipes/\w+\.yaml: is missing; restore it"):
+        check_run(shorter, Source(10))
+
+
 @pytest.mark.parametrize(
     ("step", "steps", "holds"),
     [(10, [0, 10], True), (20, [0, 20], True), (33, [0, 33], True), (60, [0, 60], True)]
