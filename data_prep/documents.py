@@ -132,6 +132,9 @@ def reader_of(source: Input) -> Callable[[Fields], Records]:
         raise ValueError(f"{source}: no such file; accepted: {ACCEPTED}")
     if (path / "dataset_info.json").is_file() and not prefix:
         return partial(_read_saved_dataset, path)
+    if path.is_dir():
+        files = f"name the files in it, as in '{source}/*.jsonl'"
+        raise ValueError(f"{source}: is a folder; {files}; accepted: {ACCEPTED}")
     head = beginning(path) if path.is_file() else b""
     reader = _READER_OF_PREFIX.get(prefix) or _reader_of_file(path, head)
     if reader is None or not path.is_file():

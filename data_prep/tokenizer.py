@@ -379,7 +379,7 @@ def _find(name_or_path: str | Path) -> Path:
     file = path / FILE_NAME if path.is_dir() else path
     if file.is_file():
         return file
-    reason = "no such file"
+    reason = f"has no {FILE_NAME}" if path.is_dir() else "no such file"
     if isinstance(name_or_path, str) and hub.may_be_name(name_or_path):
         try:
             return hub.fetch(name_or_path, [FILE_NAME]) / FILE_NAME

@@ -251,7 +251,7 @@ def _summary(task: Task, splits: Mapping[str, list[Example]], request: Request) 
         shown = ", ".join(f"{name} {number:,}" for name, number in counts.most_common(20))
         yield f"  {request.label}: {shown}{' ...' if len(counts) > 20 else ''}"
         if rare := [name for name in task.labels if counts[name] <= 1]:
-            yield f"  WARNING: at most one training example of {', '.join(rare)}"
+            yield f"  WARNING: labels with at most one training example: {', '.join(rare)}"
     seen = {_hash(example) for example in splits["train"]}
     for name in task.dev:
         if shared := sum(_hash(example) in seen for example in splits[name]):

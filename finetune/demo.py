@@ -66,8 +66,8 @@ def stages(output: Path, world_size: int) -> dict[str, str]:
         "what the model predicts for a masked word": (
             f"pretrain fill-mask {out}/model 'Return the <mask> of the given object.' --top-k 3"
         ),
-        "fine-tuning: from which module of Python is a docstring? On 60 of them, with two seeds, "
-        "from the pretrained and from random weights": (
+        "fine-tuning to name the module of a docstring, on 60 examples: two seeds, from pretrained "
+        "and from random weights": (
             f"finetune finetune {out}/model --train {out}/{TASK}.csv --text docstring "
             f"--label module --dev-share 0.2 --name {TASK} --seeds 1,2 --weights both "
             f"--output {out}/scores max_train_examples=60 epochs=10 learning_rate=5e-4 "

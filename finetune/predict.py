@@ -70,7 +70,7 @@ def _task_of(loaded: LoadedModel) -> Task:
         raise ValueError(
             f"{loaded.folder}: has no classification head, so it predicts no labels; choose a "
             "fine-tuned model, such as the folder model/ in a run of "
-            f"`{as_invoked('finetune glue')}`"
+            f"`{as_invoked('finetune finetune')}`"
         )
     if own := loaded.recorded("custom_task"):
         return decode(Task, own)

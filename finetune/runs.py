@@ -320,8 +320,8 @@ def _with_start(output: Path, plan: RunPlan) -> RunPlan:
     ]
     if not runs:
         raise ValueError(
-            f"{plan.task} starts from the model of {source} (start_from), of which {output} has "
-            f"none; run {source} first, without --no-models"
+            f"{plan.task} starts from the model of {source} (start_from), and {output} has none; "
+            f"run {source} first, without --no-models"
         )
     *_, folder = min(runs)
     digest = _model_digest(folder / MODEL)

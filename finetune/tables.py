@@ -152,7 +152,8 @@ def load(source: str) -> Any:  # noqa: ANN401 - a Dataset
             return datasets.load_dataset(*folder.split(":"), split=split)
         table = datasets.load_from_disk(folder)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{source}: cannot be loaded: {error}") from None
+        accepted = f"{', '.join(_READERS)} files, or a folder of datasets.Dataset.save_to_disk"
+        raise ValueError(f"{source}: cannot be loaded: {error}; accepted: {accepted}") from None
     splits = table if isinstance(table, Mapping) else {"": table}
     if split not in splits:
         accepted = ", ".join(f"{folder}:{name}" if name else folder for name in splits)

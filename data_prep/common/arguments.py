@@ -77,6 +77,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit."""
+        for kind, name in ("int", "whole number"), ("float", "number"):
+            message = re.sub(f"invalid {kind} value: (.*)", rf"\1 is not a {name}", message)
         setting = re.match(r"unrecognized arguments: --(\w+\.[\w.]+)", message)
         hint = f"; a setting has no dashes: {setting[1]}=VALUE" if setting else ""
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message}{hint} (see {self.prog} -h)\n")

@@ -34,7 +34,7 @@ def fetch(name: str, patterns: Sequence[str]) -> Path:
         return Path(snapshot_download(name, allow_patterns=[*patterns], local_files_only=local))
     except (OSError, ValueError) as error:
         what, *_ = reason.splitlines() or str(error).splitlines() or [type(error).__name__]
-        raise ValueError(f"no such file, and not from the Hugging Face hub: {what}") from error
+        raise ValueError(f"no such file here, and none on the Hugging Face hub: {what}") from error
 
 
 def _reason_for_silence(endpoint: str) -> str:
@@ -48,4 +48,4 @@ def _reason_for_silence(endpoint: str) -> str:
     except urllib.error.HTTPError:
         return ""
     except OSError as error:
-        return f"{endpoint}: {error}"
+        return f"{endpoint} does not answer ({getattr(error, 'reason', error)})"

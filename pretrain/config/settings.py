@@ -161,7 +161,7 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     """
     path, equals, text = override.partition("=")
     if not equals or not path:
-        raise ValueError(f"{override!r} is not an override; write section.key=value")
+        raise ValueError(f"{override!r}: write section.key=value, without spaces")
     *sections, key = path.split(".")
     for section in sections:
         values = values.setdefault(section, {})

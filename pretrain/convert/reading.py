@@ -128,8 +128,10 @@ def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         what = "is not a model folder, it has no config.json"
-        makes = f"`{as_invoked('pretrain export')} RUN --output FOLDER` makes one"
-        raise ValueError(f"{folder}: {what if folder.exists() else 'no such folder'} ({makes})")
+        hint = f"`{as_invoked('pretrain export')} RUN --output FOLDER` makes one"
+        if (folder / "model" / path.name).is_file():  # a run of fine-tuning
+            hint = f"its model is in {folder / 'model'}"
+        raise ValueError(f"{folder}: {what if folder.exists() else 'no such folder'} ({hint})")
     settings = read_json(path)
     if (found := settings.get("model_type")) not in [*_FORMS]:
         accepted = ", ".join(map(repr, _FORMS))
@@ -282,7 +284,7 @@ def _roberta_weights(
     }
     result = _renamed(left, names, {**empty, **types}, notes)
     if number > 1:
-        notes.append(f"of {number} token types, 0 was taken: RoBERTa's tokenizer has no other")
+        notes.append("token types above 0 were left out: RoBERTa's tokenizer does not use them")
     result[layout.POSITIONS] += result.pop(layout.TOKEN_TYPES)[0]
     return result
 

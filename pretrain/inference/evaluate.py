@@ -260,7 +260,7 @@ def evaluate_lengths(
     if not isinstance(objective, DocumentObjective):
         raise ValueError(
             f"objective {objective.settings.name!r} cannot draw targets for whole documents, so "
-            "every length would measure others; evaluate without --lengths"
+            "each length would score different ones; evaluate without --lengths"
         )
     if model.config.latents and not one_text:
         raise ValueError(

@@ -138,13 +138,13 @@ def _note(loaded: LoadedModel, corpus: Corpus, options: argparse.Namespace) -> s
         return note
     lengths = corpus.lengths[evenly_spaced(len(corpus), options.blocks or 0)]
     longest = int(lengths.max()) + 1
-    kind = f"the longest of {longest:,} tokens with <s>"
+    kind = f"the longest has {longest:,} tokens with <s>"
     if (options.packing or loaded.packing) == "contiguous":
-        kind = f"read as one text of {int(lengths.sum()):,} tokens"
+        kind = f"they are read as one text of {int(lengths.sum()):,} tokens"
     elif max(options.lengths) > longest:
         kind += ", so longer windows change nothing"
     documents = f"{len(lengths):,} of {len(corpus):,} documents"
-    return f"{note}the same targets at every length, of {documents}, {kind}\n"
+    return f"{note}every length scores the same targets of {documents}; {kind}\n"
 
 
 def _raise_refused(measured: Sequence[Measured]) -> None:

@@ -119,7 +119,7 @@ def _compare_recipes(run: Path, records: Sequence[ledger.Record], found: Audit) 
     found.segments += lines(segments, ledger.run_state(records))
     order, sizes = order_of(records)
     if (order.mixture, sizes) == (Mixture.of_run(segments), segments.sizes):
-        found.checked.append("the recipes give the sizes of batches and the weights of the ledger")
+        found.checked.append("the recipes give the batch sizes and corpus weights of the ledger")
     else:
         found.problems.append("the recipes give other batches or weights than the ledger has")
     return segments

@@ -68,7 +68,7 @@ def _segment(r: Record) -> str:
     if r["why"] == USER:
         return f"from step {r['step']:,} on, the recipe is {r['recipe']}"
     if r["why"] == FORK:
-        return f"from here on, a fork of {r['run']} at step {r['step']:,}, recipe {r['recipe']}"
+        return f"continues as a fork of {r['run']} at step {r['step']:,}, recipe {r['recipe']}"
     target = f"the checkpoint of step {r['step']:,}" if r["step"] else "the initial weights"
     text = f"rolled back to {target}, continuing with seed {r['seed']}"
     if r["skip"]:

@@ -56,9 +56,7 @@ class SupervisorClient:
         # Every few seconds: a superseded attempt must not even go on writing metrics.
         if is_due and control.superseded(self._run, control.token_of(os.environ)):
             with contextlib.suppress(OSError):  # the log may be on a full disk
-                sys.stderr.write(
-                    "pretrain.train: another attempt has been ordered; this one stops\n"
-                )
+                sys.stderr.write("pretrain.train: a newer attempt was started; this one stops\n")
             return EXIT_FAILED
         if steps < self._last_step and control.stop_requested(self._run, self._token):
             self.stopped_after = steps

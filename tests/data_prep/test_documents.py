@@ -255,7 +255,7 @@ def test_an_input_of_any_name_is_read_by_what_it_holds(tmp_path, name):
         ("a.bin", b"\0\1", "of unknown kind; accepted"),
         ("a.csv", b"text", "of unknown kind; accepted"),
         ("b.parquet.zst", zstandard.compress(b"PAR1"), "of unknown kind; accepted"),
-        ("", b"", "of unknown kind; accepted"),  # a folder
+        ("", b"", r"is a folder; name the files in it, as in '.*/\*\.jsonl'"),
         ("nowhere.jsonl", b"", "no such file; accepted"),
     ],
 )

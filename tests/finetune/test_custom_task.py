@@ -67,7 +67,7 @@ def test_a_share_of_train_is_dev_without_equal_texts_or_lost_classes(table):
     assert {e.label for e in train} == {0, 1, 2}
     again = describe(Request("own", table(rows[::-1]), dev_share=0.2))
     assert {e.texts for e in again.splits["dev"]} == {e.texts for e in dev}
-    assert "WARNING: at most one training example of rare" in "\n".join(found.summary)
+    assert "WARNING: labels with at most one training example: rare" in "\n".join(found.summary)
 
 
 def test_dev_has_the_same_share_of_every_class(table):

@@ -243,7 +243,7 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     assert "14 steps survive, each once: 80 blocks of first@64 (" in said
     assert ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME)).checkpoints[0] == 6
     code, said = main("status", run)
-    assert f"from here on, a fork of {straight} at step 6" in said
+    assert f"continues as a fork of {straight} at step 6" in said
     main("status", run, "--report")
     row = f"| 6 to 9 | fork, phase 2 (short) | {recipe_of(run)} | 1 | from {straight} |"
     assert row in (run / "report.md").read_text()

@@ -62,8 +62,8 @@ def test_overrides_reach_any_depth_and_read_their_value_as_yaml():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("name", "'name' is not an override; write section.key=value"),
-        ("=3", "'=3' is not an override"),
+        ("name", "'name': write section.key=value, without spaces"),
+        ("=3", "'=3': write section.key=value"),
         ("inner.rate.x=1", "rate is a value, not a section"),
     ],
 )

@@ -382,6 +382,10 @@ def test_a_part_that_is_damaged_or_missing_is_named(part, copied):
 def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
     with pytest.raises(ValueError, match="has no config.json .*zeroclap export"):
         load_model(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    with pytest.raises(ValueError, match=f"its model is in {tmp_path}/model"):
+        load_model(tmp_path)  # the folder of a run of fine-tuning
 
 
 PERCEIVER = {"latents": 10**12, "position": "none", "causal": True, "layer_norm": "pre"}

@@ -73,7 +73,7 @@ def test_lengths_are_a_table_and_what_was_measured_is_kept(folder, corpus, tmp_p
     masks, note, head, *rows = out.splitlines()
     assert masks == "validation: 15 % of the tokens masked, the same draws for every model"
     documents = len(Corpus(corpus, "valid"))
-    assert f"the same targets at every length, of 7 of {documents} documents" in note
+    assert f"every length scores the same targets of 7 of {documents} documents" in note
     assert f"{head}\n" == evaluation.heading("windows")
     short, refused, whole = json.loads(written.read_text())
     reason = "the model's learned positions end at 64"
@@ -149,7 +149,7 @@ def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, 
         first, objective, note, head, *rows = block.splitlines()
         assert first == f"{name}, trained on blocks of 64 tokens"
         assert objective.startswith("validation: every token predicted from those before it")
-        assert "documents, read as one text of " in note
+        assert "documents; they are read as one text of " in note
         assert f"{head}\n" == evaluation.heading("windows")
     refused = "causal-learned, length 150: the model's learned positions end at 64"
     assert err.endswith(f"error: 1 of 6 lengths were not measured: {refused}\n")

@@ -56,4 +56,4 @@ def test_an_attempt_that_was_superseded_ends_and_says_so(tmp_path, monkeypatch, 
     assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(step_record(0)) == GO_ON
     control.write(tmp_path, ControlFile("u", 2, control.RUN))
     assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(step_record(0)) == EXIT_FAILED
-    assert "another attempt has been ordered" in capsys.readouterr().err
+    assert "a newer attempt was started" in capsys.readouterr().err
