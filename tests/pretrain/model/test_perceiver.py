@@ -10,7 +10,7 @@ from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from pretrain.model.layers import checkpoint_activations, compile_layers
+from pretrain.model.layers import checkpoint_activations
 
 VARIANTS = ("char-vanilla", "char-perceiver")
 POSITIONS = ("learned", "rotary", "t5-bias", "alibi")
@@ -137,26 +137,6 @@ def test_recomputed_layers_have_the_same_gradients_with_the_same_dropout(positio
         gradients.append([parameter.grad for parameter in model.parameters()])
     for plain, ours in zip(*gradients, strict=True):
         assert torch.equal(plain, ours)
-
-
-@pytest.mark.slow  # compiles C++
-@pytest.mark.parametrize("position", ["learned", "rotary", "t5-bias"])
-def test_compiled_layers_have_the_same_numbers_and_names(run_ranks, position):
-    def work():
-        results = []
-        for compiled in (False, True):
-            model = with_latents(position=position)
-            names = [*model.state_dict()]
-            if compiled:
-                compile_layers(model)
-            assert [*model.state_dict()] == names
-            logits = model(ids_of(4, 20), TEXT, torch.arange(0, 80, 3))
-            logits.square().sum().backward()
-            results.append([logits.detach(), *(p.grad for p in model.parameters())])
-        for plain, ours in zip(*results, strict=True):
-            assert float((ours - plain).norm()) <= 1e-4 * float(plain.norm())
-
-    run_ranks(1, work)
 
 
 def test_the_basis_is_a_parameter_that_moves_is_saved_and_is_drawn_by_xavier():
