@@ -27,6 +27,7 @@ from pretrain.model.presets import VARIANTS
 from pretrain.records import checkpoints, ledger, metrics
 from pretrain.spikes.policy import answer_to_spike
 from pretrain.train import __main__ as train
+from tests.pretrain.builders import slow
 
 RECORDED = Path(__file__).parent / "golden" / "curves.json"
 STEPS = 20
@@ -137,8 +138,12 @@ CASES["stages"] = Case(
     "fp32",
     tuple((f"zero{n}", (*DROPOUT, f"training.deepspeed=zero{n}_fp32")) for n in (0, 2, 3)),
 )
-FAST = ("fp32-1",)
+FAST = "fp32-1"
 """Of two ranks are the runs of `HISTORIES`."""
+SLOW = ["bf16-2", "causal-fp32-2", "causal-bf16-1", "stages"]
+"""With `FAST`, each pair of direction, precision and number of ranks. A comparison has all."""
+if os.environ.get("ZEROCLAP_CURVES"):
+    SLOW = [name for name in CASES if name != FAST]
 
 
 def train_all(case, run_ranks, recipe, folder):
@@ -199,9 +204,7 @@ def train_rolled_back(run_ranks, recipe, folder):
 HISTORIES = {"interrupted": train_interrupted, "rolled-back": train_rolled_back}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in CASES]
-)
+@pytest.mark.parametrize("name", [FAST, *slow(*([name] for name in SLOW))])
 def test_curves(name, run_ranks, recipe, tmp_path):
     found = train_all(CASES[name], run_ranks, recipe, tmp_path)
     compare(name, found, CASES[name].precision)
