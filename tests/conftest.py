@@ -41,8 +41,10 @@ RunRanks = Callable[..., list[Any]]
 
 
 FIRST = ["/test_hostfile.py", "/test_demo.py", "::test_faults_of_launchers", "/test_slurm.py"]
-FIRST += ["/test_guides.py", "/rehearsal/", "/chaos/", "/machines/", "/test_real_glue", "/studies/"]
-FIRST += ["/engine/", "/train/", "/supervision/", "/pretrain/test_", "/finetune/", "/convert/"]
+FIRST += ["/test_guides.py", "/test_study_run.py", "/test_engine.py", "/rehearsal/", "/chaos/"]
+FIRST += ["/pretrain/model/", "/finetune/test_runs.py", "/machines/", "/test_real_glue"]
+FIRST += ["/studies/", "/engine/", "/train/", "/supervision/", "/pretrain/test_", "/finetune/"]
+FIRST += ["/convert/"]
 """Parts of the names of tests that take long: one that begins last would keep workers waiting. The
 hostfile's and Slurm's wait more than they compute, so others compute beside them."""
 ALONE = "chaos"
