@@ -131,16 +131,13 @@ def test_a_run_has_its_share_of_the_cores_unless_the_environment_says_otherwise(
 
 
 @pytest.mark.slow
-def test_the_same_plan_gives_the_same_scores_and_another_seed_others(
-    finished, tmp_path, in_root, tiny_model
-):
+def test_the_same_plan_gives_the_same_scores_and_another_seed_others(run_ranks, finished, tmp_path):
     output, *_ = finished
     plan = read_plan(output / NAME)
     both = [plan, dataclasses.replace(plan, seed=2)]
-    for each in both:
-        each.write(tmp_path / each.name)
-    assert runs.run_all(tmp_path, both, load_model(tiny_model).model.config, jobs=2) == {}
-    again, other = (result_of(tmp_path, each.name)["epochs"] for each in both)
+    again, other = (
+        train_on(run_ranks, 1, each, tmp_path / each.name)[0]["epochs"] for each in both
+    )
     assert again == result_of(output, NAME)["epochs"]
     assert other != again
 

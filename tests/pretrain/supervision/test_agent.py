@@ -20,6 +20,7 @@ from pretrain.records.control import ControlFile
 from pretrain.supervision import launch, nodes
 from pretrain.supervision.agent import Agent
 from pretrain.supervision.nodes import Node, Report, Reporter, show_life
+from pretrain.supervision.supervisor import Supervisor
 from tests.pretrain.builders import slow
 from tests.pretrain.supervision.test_supervisor import HEAD
 
@@ -60,6 +61,19 @@ class Stage:
     def work(self):
         self.code = self.agent.run()
 
+    def start_attempt(self):
+        """Start the agent, and an attempt that lasts until it is ended."""
+        self.scripts[1, 1] = "time.sleep(60)"
+        self.start()
+        self.wait_for_state("", nodes.READY)
+        control.write(self.run, ControlFile("a", 1, control.RUN, nodes=2))
+        self.wait_for_state("a", nodes.RUNNING)
+
+    def supervisor(self, count=2, **limits):
+        """The supervisor of an agent's run, which is node 0 of so many."""
+        config, node = self.config(**limits), Node(0, count)
+        return Supervisor(config, node, lambda text: None, poll_seconds=0.05)
+
     def report(self):
         return read_report(self.run, 1)
 
@@ -92,26 +106,13 @@ def stage(tmp_path, monkeypatch):
 
 
 def test_an_agent_starts_and_ends_attempts_and_exits_with_the_code_of_the_control_file(stage):
-    stage.scripts[1, 1] = "time.sleep(60)"
-    stage.start()
-    stage.wait_for_state("", nodes.READY)
-    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
-    stage.wait_for_state("a", nodes.RUNNING)
+    stage.start_attempt()
     stage.wait_for(lambda: processes.members(stage.run, 1))
     control.write(stage.run, ControlFile("a", 1, control.STOP, nodes=2))
     stage.wait_for_state("a", nodes.READY)
     assert processes.members(stage.run, 1) == []
     control.write(stage.run, ControlFile("b", 0, control.EXIT, code=76))
     assert stage.join() == 76
-
-
-def test_the_end_of_a_launcher_is_reported(stage):
-    stage.scripts[1, 1] = "raise SystemExit(9)"
-    stage.start()
-    stage.wait_for_state("", nodes.READY)
-    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
-    stage.wait_for_state("a", nodes.ENDED)
-    assert stage.report()["problem"] == "its launcher ended with code 9"
 
 
 def test_a_node_that_hears_nothing_ends_its_processes_even_while_it_waits_for_files(
@@ -174,11 +175,7 @@ def test_an_attempt_of_an_old_control_file_is_not_started(stage):
 
 
 def test_a_request_to_stop_is_forwarded_and_a_second_one_ends_the_attempt(stage):
-    stage.scripts[1, 1] = "time.sleep(60)"
-    stage.start()
-    stage.wait_for_state("", nodes.READY)
-    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
-    stage.wait_for_state("a", nodes.RUNNING)
+    stage.start_attempt()
     stage.agent._stop_requests.count = 1
     stage.wait_for(lambda: control.stop_requested(stage.run, "a"))
     stage.agent._stop_requests.count = 2
@@ -192,11 +189,7 @@ def test_a_request_to_stop_is_forwarded_and_a_second_one_ends_the_attempt(stage)
 )
 def test_after_a_request_to_stop_the_supervisor_says_how_the_run_ended(stage, order, code):
     """In the last steps a request has no effect; if no supervisor is left, the agent goes."""
-    stage.scripts[1, 1] = "time.sleep(60)"
-    stage.start()
-    stage.wait_for_state("", nodes.READY)
-    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
-    stage.wait_for_state("a", nodes.RUNNING)
+    stage.start_attempt()
     stage.agent._stop_requests.count = 1
     control.write(stage.run, ControlFile("a", 1, control.STOP, nodes=2))
     stage.wait_for_state("a", nodes.READY)
@@ -213,11 +206,7 @@ def test_an_agent_of_a_finished_run_leaves_at_once(stage):
 
 def test_a_file_system_that_is_unavailable_for_a_while_does_not_end_an_agent(stage, monkeypatch):
     """Its attempt continues, and a request to stop is still forwarded."""
-    stage.scripts[1, 1] = "time.sleep(60)"
-    stage.start()
-    stage.wait_for_state("", nodes.READY)
-    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
-    stage.wait_for_state("a", nodes.RUNNING)
+    stage.start_attempt()
     monkeypatch.setattr(files, "_PAUSES", ())
 
     def unavailable(self, *_, **__):
@@ -280,15 +269,13 @@ def test_a_node_has_only_one_agent(stage):
 
 
 def test_a_supervisor_waits_for_the_agents_ends_attempts_on_all_nodes_and_releases_them(stage):
-    from pretrain.supervision.supervisor import Supervisor
-
     stage.scripts = {
         (1, 0): "record('attempt'); time.sleep(60)",
         (1, 1): "time.sleep(0.3); raise SystemExit(9)",
         (2, 0): "record('attempt'); record('done')",
         (2, 1): "time.sleep(60)",
     }
-    supervisor = Supervisor(stage.config(), Node(0, 2), lambda text: None, poll_seconds=0.05)
+    supervisor = stage.supervisor()
     threading.Timer(0.5, stage.start).start()
     assert supervisor.run() == 0
     assert stage.join() == 0
@@ -301,38 +288,26 @@ def test_a_supervisor_waits_for_the_agents_ends_attempts_on_all_nodes_and_releas
 
 
 def test_a_new_supervisor_makes_the_agents_end_the_last_attempt(stage):
-    from pretrain.supervision.supervisor import Supervisor
-
     stage.scripts = {
-        (1, 1): "time.sleep(60)",
         (2, 0): "record('attempt'); record('done')",
         (2, 1): "time.sleep(60)",
     }
-    stage.start()
-    stage.wait_for_state("", nodes.READY)
-    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
-    stage.wait_for_state("a", nodes.RUNNING)
+    stage.start_attempt()
     ledger.append(stage.run / "ledger.jsonl", "attempt", token="a", attempt=1, step=0)
-    supervisor = Supervisor(stage.config(), Node(0, 2), lambda text: None, poll_seconds=0.05)
+    supervisor = stage.supervisor()
     assert supervisor.run() == 0
     kinds = [record["kind"] for record in ledger.read_ledger(stage.run / "ledger.jsonl")]
     assert kinds == ["attempt", "crash", "attempt", "done"]
 
 
 def test_a_supervisor_gives_up_if_a_node_does_not_come(stage):
-    from pretrain.supervision.supervisor import Supervisor
-
-    config = stage.config(node_wait_seconds=0.3)
-    supervisor = Supervisor(config, Node(0, 3), lambda text: None, poll_seconds=0.05)
-    assert supervisor.run() == EXIT_FAILED
+    assert stage.supervisor(3, node_wait_seconds=0.3).run() == EXIT_FAILED
     (record,) = ledger.read_ledger(stage.run / "ledger.jsonl")
     assert "node 1, 2 did not report" in record["reason"]
 
 
 def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
-    from pretrain.supervision.supervisor import Supervisor
-
-    supervisor = Supervisor(stage.config(), Node(0, 2), lambda text: None, poll_seconds=0.05)
+    supervisor = stage.supervisor()
     supervisor._stop_requests.count = 1
     assert supervisor.run() == EXIT_PREEMPTED
     assert control.read_control_file(stage.run) == ControlFile(
@@ -342,12 +317,9 @@ def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
 
 def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage, monkeypatch):
     """Its agent may have been killed; Slurm would kill this supervisor 30 s later."""
-    from pretrain.supervision.supervisor import Supervisor
-
     stage.scripts = {(1, 0): "record('attempt'); time.sleep(3); raise SystemExit(9)"}
     monkeypatch.setattr(nodes, "SILENCE_SECONDS", 600.0)
-    config = stage.config(node_wait_seconds=1.0)
-    supervisor = Supervisor(config, Node(0, 2), lambda text: None, poll_seconds=0.05)
+    supervisor = stage.supervisor(node_wait_seconds=1.0)
     reporter = Reporter(stage.run, 1)
     reporter.write(Report("", nodes.READY))
     launched = threading.Timer(1.0, reporter.write, [Report("", nodes.RUNNING)])

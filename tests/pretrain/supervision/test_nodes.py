@@ -42,11 +42,6 @@ def test_a_node_is_the_only_one_unless_the_user_or_slurm_says_otherwise():
     assert this_node(None, None, None, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}) == Node()
 
 
-def test_a_node_rank_that_is_not_below_the_number_of_nodes_is_refused():
-    with pytest.raises(ValueError, match="--node-rank 2 with --nodes 2"):
-        Node(2, 2)
-
-
 def write_report(run, node, report):
     """As an agent that has just begun to report."""
     Reporter(run, node).write(report)

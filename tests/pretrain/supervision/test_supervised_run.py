@@ -151,12 +151,6 @@ def test_supervising_a_finished_run_again_changes_nothing(run, recipe, records, 
     assert ledger.read_ledger(run / ledger.FILE_NAME) == records
 
 
-def test_another_recipe_in_its_folder_is_refused(run, recipe, capsys):
-    overrides = [f"folder={run}", *WORDS, "training.seed=5"]
-    assert command_line.main(["supervise", str(recipe.path), *overrides]) == 2
-    assert "training.seed: 1, now 5" in capsys.readouterr().err
-
-
 # --- its model ----------------------------------------------------------------------------------
 
 
