@@ -153,6 +153,7 @@ def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
     """Return each test set: its task, the run that predicts it, its file's name, its examples."""
     results = {path.parent: read_result(path.parent) for path in sorted(runs.glob(f"*/{RESULT}"))}
     work, missing = list[tuple[Task, Path, str, list[Example]]](), list[str]()
+    without = list[str]()
     for task in TASKS.values():
         scored = {
             folder: scores.mean(result["best"], task.official)
@@ -161,7 +162,7 @@ def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
             and (folder / MODEL).is_dir()
         }
         if not scored:
-            missing.append(f"no run of {task.name} with a kept model")
+            without.append(task.name)
             continue
         folder = max(scored, key=lambda each: scored[each])
         for split, name in task.test.items():
@@ -171,6 +172,8 @@ def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
                 work.append((task, folder, name or task.name, rows))
             except ValueError as error:
                 missing.append(str(error))
+    if without:
+        missing.insert(0, f"no run with a kept model of {', '.join(without)}")
     if missing:
         raise ValueError(
             f"{runs}: nothing was predicted, because GLUE's server requires every test set: "

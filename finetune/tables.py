@@ -153,7 +153,7 @@ def load(source: str) -> Any:  # noqa: ANN401 - a Dataset
         table = datasets.load_from_disk(folder)
     except (OSError, ValueError, KeyError) as error:
         accepted = f"{', '.join(_READERS)} files, or a folder of datasets.Dataset.save_to_disk"
-        raise ValueError(f"{source}: cannot be loaded: {error}; accepted: {accepted}") from None
+        raise ValueError(f"{source}: cannot be loaded ({error}); accepted: {accepted}") from None
     splits = table if isinstance(table, Mapping) else {"": table}
     if split not in splits:
         accepted = ", ".join(f"{folder}:{name}" if name else folder for name in splits)

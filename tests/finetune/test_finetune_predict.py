@@ -91,7 +91,7 @@ def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_he
     output = ["--output", str(tmp_path / "submission")]
     for words, message in (
         (["submit", str(trained), *output, "--device", "cuda"], "--device cuda: this machine has"),
-        (["submit", str(tmp_path), *output], "no run of CoLA with a kept model; no run of SST-2"),
+        (["submit", str(tmp_path), *output], "no run with a kept model of CoLA, SST-2, MRPC"),
         (["predict", str(tiny_model), str(tmp_path / "new.tsv")], "has no classification head"),
     ):
         assert main(words) == 2
@@ -176,7 +176,7 @@ def test_all_that_a_submission_lacks_is_named_before_anything_is_predicted(
     monkeypatch.setattr(predict, "_outputs", pytest.fail)
     with pytest.raises(
         ValueError,
-        match=r"CoLA: has no test\.tsv.*no run of RTE .*no run of WNLI",
+        match=r"no run with a kept model of RTE, WNLI; .*CoLA: has no test\.tsv",
     ):
         predict.submit(runs, tmp_path / "submission")
     assert not (tmp_path / "submission").exists()
