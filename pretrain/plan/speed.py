@@ -26,6 +26,7 @@ from pretrain.checks import devices, needs
 from pretrain.config.deepspeed import compiles
 from pretrain.config.run import RunConfig
 from pretrain.data.sources import SOURCES
+from pretrain.engine import memory
 from pretrain.engine.distributed import Process
 from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.loop.loop import run as run_loop
@@ -236,7 +237,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     updates = _timed_updates(engine, batches, seconds)
     if process.rank:
         return None
-    peak_bytes = _peak_bytes(device)
+    peak_bytes = memory.most_bytes(device)
     del engine
     length, rows = config.data.sequence_length, config.batch.global_batch_size
     speed = rows * length / statistics.median(duration for duration, _ in updates[_WARM_UP:])
@@ -316,12 +317,3 @@ def _reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats()
     else:
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-
-
-def _peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    # Not getrusage: its peak starts at the memory of the parent process.
-    status = Path("/proc/self/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
-    return 1024 * int(line.split()[1])

@@ -1,34 +1,27 @@
 """One attempt at a run: train, evaluate, save, stop.
 
 Read `Attempt.run`; `setup.prepare` comes before it. The other parts of this room: `resume` (what
-an attempt begins with), `saver` (checkpoints), `log` (what rank 0 writes).
+an attempt begins with), `saver` (checkpoints), `measurements` (what each rank tells of itself) and
+`log` (what rank 0 writes).
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_PREEMPTED
-from pretrain.checks import needs
 from pretrain.config.run import Segment
 from pretrain.data.batches import SegmentedBatches
 from pretrain.data.prefetch import prefetched
 from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
-from pretrain.loop.protocols import GO_ON, Batches, MicroBatch
-from pretrain.records import checkpoints, ledger, pace
-from pretrain.records.figures import BETA, MEMORY, PAIRS, SECONDS
+from pretrain.loop.protocols import GO_ON, Batches
+from pretrain.records import checkpoints, ledger
 from pretrain.records.heartbeat import EVALUATE, SAVE
 from pretrain.train.data_pipeline import DataPipeline
 from pretrain.train.log import RunLog
 from pretrain.train.saver import Saver
 from pretrain.train.setup import Setup
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class NotLoaded(ValueError):
@@ -46,13 +39,12 @@ class Attempt:
             Failure: on every rank, if the records cannot be opened.
         """
         from pretrain.engine.engine import Engine
-        from pretrain.engine.forward_timer import ForwardTimer
         from pretrain.engine.profile import Profiler
+        from pretrain.train.measurements import Measurements
 
         self.setup, self.start, self.group = setup, setup.start, setup.group
         self.supervisor, training = setup.supervisor, setup.config.training
-        self.forward_timer = ForwardTimer(setup.model, setup.process.device)
-        self.beta: Tensor | None = getattr(setup.model.head, "beta", None)
+        self.measurements = Measurements(setup)
         self.engine = Engine(
             setup.model,
             setup.config.optimizer,
@@ -145,26 +137,8 @@ class Attempt:
                 Hook(training.evaluation_interval, self._evaluate),
                 Hook(training.checkpoint_interval, self._save),
             ],
-            measure=self._measure,
+            measure=self.measurements.take,
         )
-
-    def _measure(self, data_seconds: float, batches: Sequence[MicroBatch]) -> dict[str, float]:
-        """What this rank tells of itself before a step."""
-        from pretrain.engine import memory, workarounds
-
-        forward_seconds = self.forward_timer.take()  # none before the first step
-        backend = self.setup.environment["attention_backend"]
-        found = {
-            PAIRS: sum(
-                needs.computed_pairs(self.setup.architecture, backend, each.arrays["document_ids"])
-                for each in batches
-            ),
-            SECONDS: pace.own_seconds(data_seconds, forward_seconds or math.nan),
-            MEMORY: float(memory.most_bytes(self.setup.process.device)),
-        }
-        if self.beta is not None:
-            found[BETA] = workarounds.held_by_rank_0(self.beta).item()
-        return found
 
     def _save(self, step: int) -> None:
         with self.supervisor.stage(SAVE, step):
