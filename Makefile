@@ -16,7 +16,7 @@ help:
 	@echo "make setup     make .venv with everything that is needed"
 	@echo "make demo      the main job end to end on an embedded corpus, about 4 minutes on 2 cores"
 	@echo "make test      the fast tests, about 4 minutes on 2 cores"
-	@echo "make test-slow runs that are killed and continue, machines, kernels for GPUs: about 17 minutes"
+	@echo "make test-slow runs that are killed and continue, machines, kernels for GPUs: about 14 minutes"
 	@echo "make test-gpu  the tests that need a GPU, at most 8 minutes on one; they skip where there is none"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"

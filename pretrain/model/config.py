@@ -30,7 +30,8 @@ class PositionMethod:
     rotation: str | None = None
     """On queries and keys: positions to a function that is applied to both."""
     score_bias: str | None = None
-    """On attention scores: a function of (head, query, key), which is added."""
+    """On attention scores: a device, and whether a constant of each head matters, to a function of
+    (head, query, key), which is added."""
     bounded: bool = False
     """Whether inputs longer than `max_positions` are refused."""
     hidden_multiple: int = 1

@@ -116,4 +116,4 @@ def test_different_vocabulary_is_detected(copy):
     ]
     (copy / "tokenizer.json").unlink()
     [problem] = verify(copy)
-    assert "no such file" in problem
+    assert "has no tokenizer.json" in problem

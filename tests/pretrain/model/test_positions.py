@@ -80,8 +80,8 @@ def test_only_learned_and_sinusoidal_positions_say_where_a_text_stands(method, c
     if model.encoder.score_bias is not None:
         scores_on = model.encoder.score_bias.forward
 
-        def shifted(device):
-            scores = scores_on(device)
+        def shifted(device, exact):
+            scores = scores_on(device, exact)
             return lambda head, query, key: scores(head, query + 23, key + 23)
 
         monkeypatch.setattr(model.encoder.score_bias, "forward", shifted)
@@ -114,7 +114,7 @@ def test_a_new_method_is_one_entry_whose_classes_act_in_three_places(monkeypatch
             super().__init__()
             self.weight = nn.Parameter(torch.linspace(0, 1, config.num_heads))
 
-        def forward(self, device):
+        def forward(self, device, exact):
             return lambda head, query, key: self.weight[head] * (key > query)
 
     for one in (Ramp, Turn, Trained):
