@@ -64,9 +64,7 @@ def _run_arguments(command: argparse.ArgumentParser, default_seeds: str) -> None
     weights += "run once from each (default: pretrained)"
     kinds = ("pretrained", "random", "both")
     add("--weights", choices=kinds, default="pretrained", help=weights)
-    jobs = (
-        "runs at once (default: as many as two cores each and the GPUs' memory allow, or one per "
-    )
+    jobs = "runs at once (default: what the GPUs' memory and two cores for each allow, or one per "
     jobs += "core without GPUs)"
     add("--jobs", type=int, default=0, metavar="N", help=jobs)
     size = "processes, and GPUs, per run (default: 1)"

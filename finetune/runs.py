@@ -395,7 +395,7 @@ def run_all(
     """
     cores = len(os.sched_getaffinity(0))
     needed = max((run_bytes(plan.config, model, world_size) for plan in plans), default=1)
-    free = min((gpu.free * gpu.is_shared for gpu in describe()), default=0)
+    free = min((gpu.free if gpu.is_shared else 0 for gpu in describe()), default=0)
     fitting = int(HEADROOM * free / needed)
     devices = slots(visible_gpus(), cores, jobs, world_size, fitting)[: max(1, len(plans))]
     threads = max(1, cores // (len(devices) * world_size))

@@ -95,10 +95,11 @@ def deciding(config: RunConfig, named: bool = False) -> dict[str, Any]:
         config: the recipe.
         named: whether a corpus has the last name of its path, or "" wherever it is.
     """
-    values = _with_paths(
-        dataclasses.asdict(config), _PLACES, lambda path: named * Path(path).absolute().name
-    )
-    values = flatten(values)
+
+    def name_of(path: str) -> str:
+        return Path(path).absolute().name if named else ""
+
+    values = flatten(_with_paths(dataclasses.asdict(config), _PLACES, name_of))
     return {key: value for key, value in values.items() if rule(key) not in FREE}
 
 

@@ -321,8 +321,9 @@ def _current(weights: Weights, kind: str) -> dict[str, Tensor]:
     }
     modules = layout.MODULES[kind]
     (head,), (tokens,) = modules["head"], modules["encoder.embeddings.tokens"]
-    sources = {"weight": f"{tokens}.weight", "bias": f"{head}.bias"}
-    drop_copies(result, {f"{head}.decoder.{kind}": of for kind, of in sources.items()})
+    decoder = f"{head}.decoder"
+    sources = {f"{decoder}.weight": f"{tokens}.weight", f"{decoder}.bias": f"{head}.bias"}
+    drop_copies(result, sources)
     return result
 
 

@@ -2,7 +2,7 @@
 
 A source has a length and gives a block by its index; order, lineage and audit know it by these two
 alone. Special tokens (`<s>`, `</s>`) are the source's to add, but for blocks of sentences. A new
-way to cut is a class, named in _KINDS. Blocks of sentences are in sentence_pairs.py, what all
+way to cut is a class and a line in SOURCES. Blocks of sentences are in sentence_pairs.py, what all
 classes have in common is in blocks.py.
 """
 
@@ -226,11 +226,17 @@ class OneDocumentBlocks(Blocks):
         return int(np.minimum(self.corpus.lengths, self.sequence_length - 1).sum(dtype=np.int64))
 
 
-_KINDS: tuple[type[Blocks], ...] = (
-    *(ChunkedBlocks, BestFitBlocks, CompleteBlocks),
-    *(ContiguousBlocks, OneDocumentBlocks, SentencePairs),
-)
-SOURCES: Mapping[str, type[Blocks]] = {kind.name: kind for kind in _KINDS}
+SOURCES: Mapping[str, type[Blocks]] = {
+    kind.name: kind
+    for kind in (
+        ChunkedBlocks,
+        BestFitBlocks,
+        CompleteBlocks,
+        ContiguousBlocks,
+        OneDocumentBlocks,
+        SentencePairs,
+    )
+}
 """The values of `data.packing` in a recipe."""
 
 
