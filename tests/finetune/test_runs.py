@@ -118,6 +118,16 @@ def test_the_memory_of_a_run_is_that_of_its_weights_states_and_activations():
     assert of_states + 2**30 < less < needed - 1e9
 
 
+@pytest.mark.parametrize(("is_shared", "expected"), [(True, 3), (False, 0)])
+def test_a_gpu_in_exclusive_mode_has_room_for_one_run(is_shared, expected, tmp_path, monkeypatch):
+    model, fitting = presets.build("tiny", "baseline", 50, {}), []
+    gpu = gpus.Gpu("0", 9.0, 1 << 40, 4, is_shared)
+    monkeypatch.setattr(runs, "describe", lambda: [gpu])
+    monkeypatch.setattr(runs, "slots", lambda *given: fitting.append(given[-1]) or [["0"]])
+    runs.run_all(tmp_path, [], model)  # a run of one byte, as there is none
+    assert fitting == [expected]
+
+
 def test_a_run_has_its_share_of_the_cores_unless_the_environment_says_otherwise(
     tmp_path, monkeypatch
 ):

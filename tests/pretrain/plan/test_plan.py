@@ -426,6 +426,14 @@ def test_the_hours_follow_from_tokens_a_second_that_were_measured(words, kind, m
     assert of(*words, gpus=8, kind=kind).seconds == pytest.approx(planned.seconds / 8)
 
 
+@pytest.mark.parametrize(("device", "gain"), [(plan.CPU, 1), ("NVIDIA A100", 2)])
+def test_more_ranks_than_were_measured_gain_nothing_on_the_cores_of_one_machine(device, gain):
+    measured = plan.Measured(device, 10**12, world_size=2, flops=1e12)
+    two, four = (plan.plan(recipes.load("pile-base"), ranks, "here", measured) for ranks in (2, 4))
+    assert two.seconds == two.flops / 2e12
+    assert four.seconds == two.seconds / gain
+
+
 @pytest.mark.parametrize(
     ("words", "kind"),
     [([], "a100"), (["training.deepspeed=zero1_fp32"], "h100"), ([], "h200")],

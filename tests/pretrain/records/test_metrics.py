@@ -220,8 +220,9 @@ def test_the_time_left_is_of_the_usual_step_not_of_the_last_one():
 def test_the_step_that_compiles_kernels_does_not_make_the_end_an_hour_away():
     lines = [{"step": step, "seconds": 60.0 if step < 2 else 1.0} for step in range(3)]
     assert progress.seconds_left(lines, 103) == 100
-    first = {"attempt": 2, "step": 3, "seconds": 0.1}  # a relaunch compiles again
-    assert progress.seconds_left([*lines, first], 103) == 99
+    first, again = ({"attempt": n, "step": 3, "seconds": 0.1} for n in (2, 3))
+    # Relaunches compile again.
+    assert progress.seconds_left([*lines, first, again], 103) == 99
     assert progress.seconds_left([first], 103) is progress.seconds_left([], 103) is None
 
 
