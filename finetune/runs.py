@@ -28,6 +28,7 @@ from data_prep.common.records import decode
 from data_prep.common.wording import changes
 from finetune import examples, tasks
 from finetune.config import FinetuneConfig
+from finetune.graphs import GRAPH_MULTIPLE
 from finetune.protocols import DEFAULT, PROTOCOLS
 from finetune.tasks import BenchmarkTask, Task
 from pretrain.checks import needs
@@ -345,7 +346,9 @@ def run_bytes(config: FinetuneConfig, model: ModelConfig, world_size: int) -> in
     length = min(length, model.longest_input or length)
     bias = needs.bias_bytes(model, rows, length, width, packed=False)
     activations = needs.activations(model, rows, length, 0.0, width, False, bias)
-    return _CUDA_BYTES + sum(states) + activations
+    weights, *_ = states
+    graphs = weights * -(-length // GRAPH_MULTIPLE)  # gradients of each
+    return _CUDA_BYTES + sum(states) + activations + graphs
 
 
 def slots(

@@ -22,8 +22,10 @@ from finetune import classifiers, examples, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.evaluation import DevEvaluator
+from finetune.graphs import replay_passes
 from finetune.runs import MODEL, RESULT, RunPlan, read_plan
 from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
+from pretrain.config.deepspeed import stage_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.engine.distributed import Process, gather
@@ -184,7 +186,15 @@ def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) ->
         gradient_clipping=config.gradient_clipping,
     )
     settings = deepspeed_json(name, batch, config.gradient_clipping, world_size=process.world_size)
-    return Engine(classifier, optimizer, settings, process)
+    engine = Engine(classifier, optimizer, settings, process)
+    has_whole_weights = stage_of(settings) < 3
+    if (
+        process.device.type == "cuda"
+        and has_whole_weights
+        and not classifier.encoder.config.latents
+    ):
+        replay_passes(classifier)
+    return engine
 
 
 if __name__ == "__main__":

@@ -3,7 +3,14 @@
 import json
 
 import pytest
+import torch
 
+from finetune import graphs
+from pretrain.model import presets
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.classifier import Classifier
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
 from tests.finetune.conftest import tiny_model  # noqa: F401 - a fixture
 from tests.gpu.conftest import finish, run
 
@@ -64,3 +71,33 @@ def test_glue_is_learned_on_the_device_and_predicted_alike(
     for name in (device.type, "cpu"):
         lines = run("finetune", "predict", folder / "model", tmp_path / "new.tsv", "--device", name)
         assert [line.split("\t")[0] for line in lines.splitlines()[-2:]] == ["0", "1"]
+
+
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
+def test_graphs_have_the_bits_of_the_passes_that_they_replay(variant, device, monkeypatch):
+    """With dropout of a generator that is seeded before each batch, as the engine does."""
+    if device.type == "cpu":
+        pytest.skip("a GPU's feature")
+
+    def batches():
+        torch.manual_seed(0)
+        architecture = presets.build("small", variant, 320, {})
+        head = ClassificationHead(architecture.hidden_size, ClassificationConfig(2))
+        classifier = Classifier(LanguageModel(architecture).encoder, head)
+        graphs.replay_passes(classifier.to(device, torch.bfloat16).train())
+        for seed, length in enumerate([20, 40, 20, 25, 40]):
+            torch.cuda.manual_seed(seed)
+            ids = torch.arange(4 * length, device=device).view(4, length)
+            logits = classifier(
+                ids, ids % length < length - torch.arange(4, device=device)[:, None]
+            )
+            classifier.zero_grad()
+            logits.float().square().sum().backward()
+            gradients = [p.grad.clone() for p in classifier.parameters() if p.grad is not None]
+            yield [logits.detach().clone(), *gradients]
+
+    replayed = list(batches())
+    monkeypatch.setattr(graphs, "_capture", lambda module, inputs, pool: module)
+    assert not torch.equal(replayed[0][0], replayed[2][0])  # dropout of another seed
+    for ours, theirs in zip(replayed, batches(), strict=True):
+        assert [torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)] == [True] * len(ours)

@@ -1,0 +1,105 @@
+"""Fine-tuning by graphs, with a node of autograd in the place of torch's graphs, which need a GPU.
+
+tests/gpu has the same with graphs.
+"""
+
+import json
+
+import pytest
+import torch
+
+from finetune import graphs, train
+from pretrain.model import presets
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.classifier import Classifier
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
+from tests.finetune.conftest import plans, train_on
+
+
+class Replayed(torch.autograd.Function):
+    """The node that `torch.cuda.make_graphed_callables` makes of a module."""
+
+    @staticmethod
+    def forward(ctx, module, weights, *inputs):
+        with torch.enable_grad():
+            ctx.output, ctx.weights = module(*inputs[: len(inputs) - len(weights)]), weights
+        return ctx.output.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        found = torch.autograd.grad(ctx.output, ctx.weights, gradient, allow_unused=True)
+        return (*[None] * (len(ctx.needs_input_grad) - len(found)), *found)
+
+
+def replayed(module, inputs, allow_unused_input, pool):
+    module(*inputs)  # as torch does first: it draws dropout
+    weights = tuple(module.parameters())
+    return lambda *given: Replayed.apply(module, weights, *given, *weights)
+
+
+def trained(run_ranks, plan, folder, graphed):
+    """The losses of a run whose passes are replayed, or only padded; and the shapes captured."""
+    shapes = []
+
+    def capture(module, inputs, **options):
+        shapes.append(tuple(inputs[0].shape))
+        return replayed(module, inputs, **options) if graphed else module
+
+    def run():
+        make = train._engine
+
+        def engine(config, classifier, process):
+            made = make(config, classifier, process)
+            graphs.replay_passes(classifier)
+            return made
+
+        train._engine, torch.cuda.graph_pool_handle = engine, lambda: None
+        torch.cuda.make_graphed_callables = capture
+        torch.cuda.get_rng_state = lambda device: torch.get_rng_state()
+        torch.cuda.set_rng_state = lambda state, device: torch.set_rng_state(state)
+        train.train(plan, folder)
+        return shapes
+
+    plan.write(folder)
+    (found,) = run_ranks(1, run)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines], found
+
+
+@pytest.mark.parametrize("stage", ["zero0_fp32", "zero1_fp32", "zero2_bf16"])
+def test_replayed_passes_have_the_bits_of_the_same_passes(
+    stage, run_ranks, segment_model, easy_glue, tmp_path
+):
+    """With dropout, and with inputs of two padded lengths."""
+    words = ["epochs=1", "learning_rate=1e-2", f"deepspeed={stage}", "length_window=1"]
+    (plan,) = plans(segment_model, easy_glue, *words, names=["RTE"])
+    losses, shapes = trained(run_ranks, plan, tmp_path / "replayed", True)
+    expected, _ = trained(run_ranks, plan, tmp_path / "plain", False)
+    assert losses == expected
+    assert sorted(shapes) == sorted(set(shapes))
+    assert {length % 32 for _, length in shapes} == {0}
+
+
+def test_padding_changes_no_loss(run_ranks, tiny_model, easy_glue, tmp_path):
+    words = ["epochs=1", "dropout=0", "attention_dropout=0", "pooling=mean"]
+    (plan,) = plans(tiny_model, easy_glue, *words)
+    losses, _ = trained(run_ranks, plan, tmp_path / "padded", False)
+    train_on(run_ranks, 1, plan, tmp_path / "as-it-is")
+    lines = (tmp_path / "as-it-is" / "metrics.jsonl").read_text().splitlines()
+    assert losses == pytest.approx([json.loads(line)["loss"] for line in lines], rel=1e-5)
+
+
+def test_padding_ends_where_positions_do_and_scoring_has_none(monkeypatch):
+    architecture = presets.build("tiny", "baseline", 320, {"max_positions": 40})
+    head = ClassificationHead(architecture.hidden_size, ClassificationConfig(2))
+    classifier = Classifier(LanguageModel(architecture).encoder, head)
+    lengths = []
+    classifier.encoder.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(graphs, "_capture", lambda module, inputs, pool: module)
+    graphs.replay_passes(classifier)
+    for length in (3, 32, 33, 40):
+        classifier(torch.full((2, length), 7), None)
+    classifier.eval()(torch.full((2, 33), 7), None)
+    assert lengths == [32, 32, 40, 40, 33]
