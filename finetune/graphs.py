@@ -1,7 +1,7 @@
 """CUDA graphs of a classifier's training passes.
 
-A batch of fine-tuning is small: a GPU computes its kernels, some two thousand, faster than the host
-launches them. A graph launches all of a pass at once.
+A batch of fine-tuning is small: a GPU computes its kernels, 431 in a base model, faster than the
+host launches them. A graph launches all of a pass at once.
 """
 
 from __future__ import annotations
