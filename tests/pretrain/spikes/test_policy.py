@@ -64,11 +64,6 @@ def test_the_first_target_for_non_finite_updates_is_the_newest_before_them(chann
     assert [getattr(decision, "step", None) for decision in decisions] == [5000, 4900, 4800, None]
 
 
-def test_a_checkpoint_after_the_onset_is_never_a_target():
-    assert decide(500, checkpoints=(501, 520)).step == 0
-    assert decide(500, checkpoints=()).step == 0
-
-
 def test_a_long_run_without_an_early_checkpoint_does_not_start_again_from_step_0():
     given_up = decide(95_001, checkpoints=range(96_000, 105_001, 500), delay=9999)
     assert isinstance(given_up, GiveUp)

@@ -58,10 +58,6 @@ def as_record(answer, onset):
     )
 
 
-def test_without_a_spike_there_is_no_response():
-    assert answer_to_spike(records(commit(50)), CONFIG) is None
-
-
 def test_a_spike_is_answered_once_and_climbs_the_ladder_when_it_recurs():
     events = [commit(50), commit(100), spike(130)]
     answers = []

@@ -15,7 +15,7 @@ from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import observation
 from pretrain.spikes.observations import Evaluation, Observation
 from pretrain.spikes.replay import detect, read_curve
-from tests.benchmarks.spikes import SPIKES, curve
+from tests.benchmarks.spikes import curve
 from tests.pretrain.builders import step_record
 
 
@@ -225,15 +225,6 @@ def test_user_errors_are_described_and_exit_with_code_2(words, message, files, c
 def found_on(losses, every=1):
     seen = [Observation(every * step, loss) for step, loss in enumerate(losses)]
     return detect("made", seen, SpikeConfig(), 500).events
-
-
-@pytest.mark.parametrize("every", [1, 5])
-@pytest.mark.parametrize("kind", SPIKES)
-def test_spikes_are_found_in_records_whatever_their_steps(kind, every):
-    labelled = curve(kind, 3)
-    events = found_on(labelled.losses.tolist(), every)
-    onsets = [event["onset"] / every for event in events if event["kind"] == "spike"]
-    assert len([onset for onset in onsets if abs(onset - labelled.onset) <= 100]) == 1
 
 
 def test_nearby_spikes_climb_the_ladder_of_the_policy():
