@@ -15,13 +15,7 @@ import numpy as np
 import torch
 
 from tests.pretrain.golden import albert, causal, characters, modern
-from tests.pretrain.model.test_parity import (
-    ENCODER,
-    HEAD,
-    logits_by_formula,
-    positions_by_formula,
-    slopes_by_formula,
-)
+from tests.pretrain.model.test_parity import ENCODER, HEAD, logits_by_formula
 
 FOLDER = Path(__file__).parent
 VOCABULARY, MASK_ID = 50, 49
@@ -263,52 +257,6 @@ def figures(parameters, logits_of):
     }
 
 
-# --- tables -------------------------------------------------------------------------------------
-
-HEAD_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 20)
-SINUSOIDS = ((8, 5), (64, 40), (768, 4))
-"""Sizes, and numbers of places."""
-ROTATED = {"size": 8, "places": [0, 1, 2, 63, 3000]}
-T5_DISTANCES = 140
-
-
-def tables():
-    """Slopes, 6 x 6 tables in units of a slope, sines, turned numbers, and buckets.
-
-    `alibi_sides` are the tables of the keys up to the query and from it on; null where a one-sided
-    head sees nothing. `rotary` are the numbers 1 to 8 at each place. `t5_buckets` are those of the
-    keys from 140 places before the query to 140 after it.
-    """
-    numbers = torch.arange(1.0, ROTATED["size"] + 1, dtype=torch.float64)
-    return {
-        "alibi_sides": {
-            "before": [[j - i if j <= i else None for j in range(6)] for i in range(6)],
-            "after": [[i - j if j >= i else None for j in range(6)] for i in range(6)],
-        },
-        "rotary": causal.rotated(
-            numbers.expand(len(ROTATED["places"]), -1), places=ROTATED["places"]
-        ).tolist(),
-        "t5_buckets": {
-            kind: [
-                causal.t5_bucket(distance, kind == "causal")
-                for distance in range(-T5_DISTANCES, T5_DISTANCES + 1)
-            ]
-            for kind in ("causal", "both ways")
-        },
-        "slopes": {str(heads): slopes_by_formula(heads) for heads in HEAD_COUNTS},
-        "alibi": {
-            kind: [[-abs(i - j) + nearer * (j > i) for j in range(6)] for i in range(6)]
-            for kind, nearer in (("offset", 0.5), ("symmetric", 0.0))
-        },
-        "sinusoidal": {
-            str(size): positions_by_formula({}, {"encoder_learned_pos": False}, places, size)[
-                -1
-            ].tolist()
-            for size, places in SINUSOIDS
-        },
-    }
-
-
 # --- masking ------------------------------------------------------------------------------------
 
 MASKINGS = {
@@ -367,72 +315,7 @@ def masking():
     }
 
 
-# --- schedules and the optimizer ----------------------------------------------------------------
-
-SCHEDULES = {
-    # name, peak, minimum, warm-up, steps, steps of the cosine's half period
-    "pile-base": ("cosine", 6e-4, 6e-5, 10_000, 133_082, 146_390),
-    "pile-large": ("cosine", 4e-4, 4e-5, 10_000, 133_082, 146_390),
-    "wikitext103": ("linear", 5e-4, 0.0, 10_000, 125_000, None),
-    "linear to a minimum": ("linear", 1e-3, 1e-4, 100, 1_000, None),
-    "no warm-up": ("cosine", 1e-3, 1e-4, 0, 1_000, 1_100),
-}
-
-
-def points(warmup, steps):
-    """Steps at the borders and between."""
-    near = [warmup - 1, warmup, warmup + 1, (warmup + steps) // 2, steps - 1]
-    return sorted({0, 1, warmup // 2, *near} & set(range(steps)))
-
-
-def schedules():
-    """Of each schedule: [step, learning rate] at some steps."""
-    made = {}
-    for label, (name, peak, minimum, warmup, steps, period) in SCHEDULES.items():
-        made[label] = []
-        for step in points(warmup, steps):
-            if step < warmup:
-                share = step / warmup
-            elif name == "linear":
-                share = 1 - (step - warmup) / (steps - warmup)
-            else:
-                share = (1 + math.cos(math.pi * (step - warmup) / period)) / 2
-            made[label].append([step, minimum + (peak - minimum) * share])
-    return made
-
-
-RATES = (6e-4, 5e-4, 4e-4)
-STARTS = [0.1 * n - 0.5 for n in range(12)]
-ADAM = {"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "weight_decay": 0.01}
-
-
-def gradient(step):
-    """Gradients of a step, from large ones to ones that epsilon outweighs."""
-    return [math.sin(1.0 + 3.0 * n + step) * 10.0 ** (-n) for n in range(len(STARTS))]
-
-
-def adam():
-    """Twelve weights after each of three updates: decoupled decay, epsilon beside the root."""
-    beta1, beta2, weights = ADAM["beta1"], ADAM["beta2"], list(STARTS)
-    first, second, made = [0.0] * len(STARTS), [0.0] * len(STARTS), []
-    for step, rate in enumerate(RATES):
-        for n, g in enumerate(gradient(step)):
-            first[n] = beta1 * first[n] + (1 - beta1) * g
-            second[n] = beta2 * second[n] + (1 - beta2) * g * g
-            scale = rate * math.sqrt(1 - beta2 ** (step + 1)) / (1 - beta1 ** (step + 1))
-            weights[n] -= rate * ADAM["weight_decay"] * weights[n]
-            weights[n] -= scale * first[n] / (math.sqrt(second[n]) + ADAM["epsilon"])
-        made.append(list(weights))
-    return made
-
-
-MAKERS = {
-    "models": models,
-    "tables": tables,
-    "masking": masking,
-    "schedules": schedules,
-    "adam": adam,
-}
+MAKERS = {"models": models, "masking": masking}
 
 
 def read(name):
