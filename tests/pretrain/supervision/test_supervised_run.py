@@ -1,6 +1,5 @@
 """A run with the real `deepspeed` launcher: spike, rollback, new seed, end; then its model."""
 
-import dataclasses
 import json
 
 import pytest
@@ -8,10 +7,7 @@ import pytest
 from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
 from pretrain.convert.model_folder import load_model
-from pretrain.data.batches import validation_note
 from pretrain.records import checkpoints, ledger, metrics
-from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.replay import read_curve
 from tests.data_prep.common.test_children import hostile_folder
 
 pytestmark = pytest.mark.slow
@@ -101,22 +97,6 @@ def test_the_run_folder_describes_the_run(run):
     assert validation[1]["perplexity"] < validation[0]["perplexity"]
 
 
-def test_a_replay_of_its_curve_gives_the_events_of_its_ledger(run, records, tmp_path):
-    config = recipes.load(str(run / "run.yaml"))
-    for name in (metrics.METRICS, metrics.VALIDATION):
-        lines = [line for line in metrics.read_metrics(run / name) if line["attempt"] == 1]
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    detector = SpikeDetector(config.spike)
-    events = [event for seen in read_curve(tmp_path) for event in detector.update(seen)]
-    recorded = [r for r in records if r["kind"] in ("suspect", "healed", "spike")]
-    fields = ("kind", "channel", "step", "onset", "loss", "baseline")
-    live = [
-        {name: record[name] for name in fields} for record in recorded if record["attempt"] == 1
-    ]
-    assert live == [dataclasses.asdict(event) for event in events]
-    assert live[-1]["kind"] == "spike"
-
-
 def test_its_tensorboard_run_has_each_step_once_and_the_rollback(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -159,24 +139,6 @@ def exported(run, tmp_path_factory):
     output = tmp_path_factory.mktemp("exported") / "model"
     assert command_line.main(["export", str(run), "--output", str(output)]) == 0
     return output
-
-
-def test_the_exported_model_has_the_perplexity_that_training_measured(
-    exported, run, corpus, tmp_path, capsys
-):
-    out = tmp_path / "figures.json"
-    options = ["--data", str(corpus), "--blocks", "6", "--json", str(out)]
-    assert command_line.main(["evaluate", str(exported), *options]) == 0
-    note = validation_note(recipes.load(str(run / "run.yaml")).objective) + "\n"
-    assert capsys.readouterr().out.startswith(note)
-    assert note in (run / "logs" / "attempt-001.log").read_text()
-    (figures,) = json.loads(out.read_text())
-    last = metrics.read_metrics(run / metrics.VALIDATION)[-1]
-    assert figures["length"] == 64
-    assert figures["blocks"] == 6
-    assert figures["total"]["perplexity"] == pytest.approx(last["perplexity"], rel=1e-4)
-    assert list(last["subsets"]) == ["unknown"]
-    assert last["subsets"]["unknown"]["perplexity"] == last["perplexity"]
 
 
 def test_an_older_checkpoint_can_be_exported_by_its_step(run, exported, tmp_path, capsys):

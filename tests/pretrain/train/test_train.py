@@ -20,11 +20,9 @@ import pytest
 from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_SPIKE
 from data_prep.common.files import write_json
-from data_prep.corpus import Corpus
 from pretrain.__main__ import main as pretrain
 from pretrain.config.load import load
 from pretrain.convert.export import export_checkpoint
-from pretrain.data.sources import SOURCES
 from pretrain.plan import plan
 from pretrain.records import audit, checkpoints, control, ledger, metrics, status
 from pretrain.records import folder as run_folder
@@ -33,7 +31,6 @@ from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import read_curve
 from pretrain.train import __main__ as train
 from pretrain.train import resume
-from tests.pretrain.builders import slow
 
 SHORT = [
     "training.steps=6",
@@ -357,30 +354,6 @@ def test_an_evaluation_that_a_stop_left_out_is_judged_before_the_next_step(attem
     assert found_live(tmp_path)[-1] == ("spike", "validation", 3, 0)
 
 
-CAUSAL = [
-    "model.variant=causal-alibi",
-    "model.overrides.alibi_slopes=trained",
-    "objective.name=causal-lm",
-    "data.packing=contiguous",
-]
-
-
-PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=sentence-pairs"]
-
-
-def test_an_evaluation_is_not_repeated_on_resume(attempt, tmp_path):
-    words = ["training.evaluation_interval=2"]
-    with pytest.raises(pytest.fail.Exception, match="rank"):
-        attempt(tmp_path, *words, sabotage=failing_save(4, killed))
-    assert attempt(tmp_path, *words)[0][0] == 0
-    assert [line["step"] for line in metrics.read_metrics(tmp_path / metrics.VALIDATION)] == [
-        2,
-        4,
-        4,
-        6,
-    ]
-
-
 # --- what it writes ------------------------------------------------------------------------------
 
 
@@ -415,40 +388,6 @@ def test_a_finished_run_is_left_as_it_is(straight, attempt):
     assert [code for code, _, _ in answers] == [0, 0]
     assert "done already" in answers[0][1]
     assert {path: path.read_bytes() for path in before} == before
-
-
-LATENTS = [*CAUSAL, "model.variant=char-perceiver", "model.overrides.latents=16"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "ranks"),
-    [
-        (["objective.probability=0.4"], 2),
-        (PAIRS, 1),
-        (LATENTS, 2),
-        *slow((["objective.longest_ngram=3"], 1), (CAUSAL, 2)),
-    ],
-)
-def test_a_run_s_validation_is_that_of_its_exported_model(
-    attempt, corpus_for, tmp_path, overrides, ranks
-):
-    """Whatever tokens the recipe predicts, and however many ranks share the blocks."""
-    from pretrain.convert.model_folder import load_model
-    from pretrain.inference.evaluate import evaluate_blocks, validation_objective
-
-    corpus = corpus_for("sentence-pairs" if overrides is PAIRS else "chunked")
-    words = [f"data.corpus={corpus}", *overrides]
-    for code, _, output in attempt(tmp_path / "run", *words, ranks=ranks):
-        assert code == 0, output
-    export_checkpoint(tmp_path / "run", tmp_path / "model")
-    loaded = load_model(tmp_path / "model")
-    valid, digest = Corpus(corpus, "valid"), loaded.tokenizer.digest()
-    objective = validation_objective(loaded.model, digest, valid, loaded.objective)
-    found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
-    line = metrics.read_metrics(tmp_path / "run" / metrics.VALIDATION)[-1]
-    assert line["targets"] == found.total.targets
-    # Ranks add their sums in another order.
-    assert line["loss"] == pytest.approx(found.total.loss, rel=1e-14 if ranks > 1 else 0, abs=0)
 
 
 # --- a finished run is extended ------------------------------------------------------------------
