@@ -10,7 +10,6 @@ import pytest
 
 from data_prep.corpus import Corpus
 from data_prep.engines import ENGINES
-from data_prep.indexed import import_megatron
 from data_prep.manifest import FILE_NAME, Settings, write_record
 from data_prep.run import prepare
 from data_prep.sentences import sentences
@@ -156,18 +155,3 @@ def test_ids_beyond_the_vocabulary_are_refused_when_they_are_read(tokenizer_fold
     if unit == "sentence":
         with pytest.raises(ValueError, match=message):
             corpus.sentences(7)
-
-
-def test_megatrons_builder_merges_our_shards(corpus_and_manifest, tmp_path):
-    """Make the two calls of Megatron-LM's merge_datasets.py."""
-    folder, manifest = corpus_and_manifest
-    megatron = import_megatron()
-    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "merged.bin"), dtype=np.uint16)
-    for files in manifest.shards["train"]:
-        builder.add_index(str(folder / files.stem))
-    builder.finalize(str(tmp_path / "merged.idx"))
-    merged = megatron.IndexedDataset(str(tmp_path / "merged"))
-    corpus = Corpus(folder, "train")
-    assert len(merged) == len(merged.document_indices) - 1 == len(corpus)
-    assert merged.sequence_lengths.tolist() == corpus.lengths.tolist()
-    assert all(np.array_equal(merged[i], corpus.document(i)) for i in range(len(corpus)))

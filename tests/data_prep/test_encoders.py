@@ -112,15 +112,6 @@ def test_runs_of_a_megabyte_are_encoded(tokenizer):
     assert_same_ids(Encoder(tokenizer), tokenizer, texts)
 
 
-def test_batches_of_any_size_give_the_same_ids(tokenizer):
-    texts = [*make_texts(300, 30), *random_texts(20)]
-    encoder = Encoder(tokenizer)
-    assert encoder.encode([]) == []
-    singly = [encoder.encode([text])[0] for text in texts]
-    for one, bulk in zip(singly, encoder.encode(texts), strict=True):
-        assert np.array_equal(one, bulk)
-
-
 def test_cache_that_has_grown_is_released_and_the_ids_stay(tokenizer, monkeypatch):
     built = []
     build = encoders._Gigatoken._build

@@ -140,16 +140,6 @@ def test_alibi_is_trained_on_longer_blocks_than_its_preset(recipe, tmp_path):
     assert check(recipe.load(tmp_path, "data.sequence_length=100"), 2)
 
 
-def test_a_corpus_without_validation_documents_is_refused(corpus, recipe, tmp_path, capsys):
-    from data_prep.__main__ import main as data_prep
-
-    raw = str(corpus.parent / "topics.jsonl")
-    words = ["--tokenizer", str(corpus), "--max-tokens", "64", "--valid-fraction", "0"]
-    assert data_prep(["prepare", "--input", raw, "--output", str(tmp_path / "c"), *words]) == 0
-    with pytest.raises(ValueError, match="its valid split has no documents"):
-        check(recipe.load(tmp_path / "run", f"data.corpus={tmp_path / 'c'}"), 2)
-
-
 PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=sentence-pairs"]
 
 
@@ -176,11 +166,6 @@ def test_a_recipe_of_pairs_gives_a_model_with_a_pair_head(task, sentence_corpus,
     assert check(config, 2).pair_head
     train, _ = recipe_checks.data_summary(config)
     assert re.search(r"[\d,]+ tokens of documents of one sentence, .* are dropped", train)
-
-
-def test_pairs_of_a_corpus_of_documents_are_refused(recipe, corpus, tmp_path):
-    with pytest.raises(ValueError, match=f"{corpus}: its sequences are documents; .*--sentences"):
-        check(recipe.load(tmp_path, *PAIRS), 2)
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from data_prep.corpus import Corpus
 from pretrain.config.run import Sizes
@@ -18,8 +17,6 @@ from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
 from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks, ConcatenatedBlocks
-from pretrain.model import presets
-from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
@@ -122,24 +119,6 @@ def test_a_packed_batch_numbers_its_documents_and_counts_tokens_without_padding(
         assert (mask.ravel()[used] > 0).all()
 
 
-def test_documents_of_a_packed_block_do_not_see_each_other(packed, objective):
-    """The loss of a block is the same when another document in it changes."""
-    size = packed.corpus.manifest.vocab_size
-    torch.manual_seed(0)
-    model = LanguageModel(presets.build("tiny", "baseline", size, {})).eval()
-    block = next(b for b in range(len(packed)) if len(packed.documents(b)) > 1)
-    arrays = objective.collate([packed[block]], [(1, 0, block)], LENGTH)
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    other = {**tensors, "input_ids": tensors["input_ids"].clone()}
-    other["input_ids"][tensors["document_ids"] == 2] = 7
-    with torch.no_grad():
-        before = model(tensors["input_ids"], tensors["document_ids"], tensors["target_positions"])
-        after = model(other["input_ids"], other["document_ids"], other["target_positions"])
-    of_first = tensors["document_ids"].flatten()[tensors["target_positions"]] != 2
-    assert torch.equal(before[of_first], after[of_first])
-    assert not torch.equal(before, after)
-
-
 @pytest.mark.parametrize("packing", [n for n in SOURCES if not SOURCES[n].pairs])
 def test_each_target_has_the_subset_of_its_document(packing, corpus, objective):
     blocks = SOURCES[packing](Corpus(corpus, "valid"), LENGTH)
@@ -178,25 +157,6 @@ def test_an_objective_that_reads_one_text_a_block_refuses_documents_that_are_apa
         check_packing(SOURCES[packing], settings)
 
 
-def test_losses_by_subset_add_up_to_the_loss(validation, objective):
-    size = validation.corpus.manifest.vocab_size
-    torch.manual_seed(0)
-    model = LanguageModel(presets.build("tiny", "zero-clap", size, {})).eval()
-    batch = next(validation_batches(validation, objective, 4, 4, 0, 1))
-    tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
-    tensors["subsets"] = torch.arange(len(tensors["labels"])) % 2
-    with torch.no_grad():
-        sums = objective.evaluate(model, tensors, 2)
-        whole = objective.loss(model, tensors)
-    assert sums.dtype == torch.float64
-    assert sums.shape == (2, 1, 3)
-    nats, correct, targets = sums.sum(dim=(0, 1)).tolist()
-    assert targets == batch.targets[0]
-    assert nats == pytest.approx(whole.item(), rel=1e-6)
-    assert 0 <= correct < targets
-    assert (sums[..., [0, 2]] > 0).all()
-
-
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 2), (2, 4), (4, 2), (8, 1)])
 def test_the_global_batch_does_not_depend_on_ranks_or_micro_batches(ranks, micro, any_batches):
     split = dataclasses.replace(any_batches, batch=BatchConfig(8, micro))
@@ -231,15 +191,6 @@ def test_ranks_take_turns_and_a_micro_batch_keeps_its_index(any_batches):
         for batch in any_batches.micro_batches(7, rank, 2):
             same = alone[batch.index].arrays
             assert all(np.array_equal(batch.arrays[name], same[name]) for name in same)
-
-
-def test_tokens_are_counted_without_padding_and_targets_by_labels(batches, blocks):
-    total = sum(len(blocks[int(b)].ids) for b in batches.order.blocks(0, 8)[0])
-    some = batches.micro_batches(0, 0, 1)
-    assert sum(batch.tokens for batch in some) == total
-    for batch in some:
-        assert batch.targets == ((batch.arrays["labels"] != IGNORED).sum(),)
-        assert batch.tokens == (batch.arrays["input_ids"] != 1).sum()
 
 
 def test_a_batch_may_cross_epochs_and_every_block_is_read_once_per_epoch(batches, blocks):

@@ -1,6 +1,5 @@
 """Which corpus a place reads: in proportion to the weights, and each corpus without gaps."""
 
-import pickle
 import random
 from collections import Counter
 from fractions import Fraction
@@ -188,11 +187,3 @@ def test_corpora_of_the_same_size_have_different_orders():
     blocks, _ = order.blocks(0, 100)
     assert set(blocks.tolist()) == set(range(100))
     assert (blocks[blocks < 50]).tolist() != (blocks[blocks >= 50] - 50).tolist()
-
-
-def test_an_order_travels_to_other_processes():
-    order = Order.begin(mixture([(0, [1, 2])]), [5, 7], 1).rolled_back(4, 2, (4, 6))
-    order.blocks(0, 30)
-    travelled = pickle.loads(pickle.dumps(order))
-    assert travelled == order
-    assert np.array_equal(travelled.blocks(0, 30), order.blocks(0, 30))

@@ -65,15 +65,6 @@ def test_packed_blocks_hold_each_document_once_with_its_own_start(packed):
     assert sorted(seen) == list(range(len(packed.corpus)))
 
 
-def test_packed_blocks_are_fewer_and_fuller(packed, complete):
-    assert len(packed) < len(complete)
-    for source in (packed, complete):
-        tokens = sum(len(block.ids) for block in source)
-        assert source.fill == pytest.approx(tokens / (len(source) * LENGTH))
-        assert source.share_of_tokens == 1.0
-    assert packed.fill > 0.9 > complete.fill
-
-
 class Texts:
     """A split whose token n, counted over all documents, has the id n + 10."""
 

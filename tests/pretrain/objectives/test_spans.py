@@ -12,7 +12,6 @@ from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM, Wo
 from pretrain.objectives.tokens import IGNORED, DocumentObjective
 
 MASK_ID, LENGTH = 999, 64
-FITTING = ("complete", "contiguous", "one-document")
 
 
 def objective(**settings):

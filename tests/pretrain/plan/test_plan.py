@@ -178,11 +178,6 @@ def test_tokens_and_flops_of_the_pile_recipes():
         assert round(planned.flops / planned.tokens / 1e6) == each
 
 
-def test_a_batch_that_grows_reads_fewer_tokens():
-    growing = "phases=[{steps: 1000, batch: {global_batch_size: 128}}, {}]"
-    assert of("pile-base", growing).tokens == (133_082 * 512 - 1000 * 384) * 2048
-
-
 def live_bytes():
     """Bytes of all storages of live tensors."""
     gc.collect()

@@ -198,13 +198,6 @@ def test_a_launch_that_failed_before_its_attempt_began_does_no_harm():
     assert history.state.attempts == 2
 
 
-def test_the_next_launch_has_a_number_that_no_launch_had():
-    history = after_a_launch_that_never_began(2, 3)
-    assert history.state.next_attempt == 4
-    history.add("crash", attempt=4, step=4, reason="the launcher was killed")
-    assert history.state.next_attempt == 5
-
-
 def test_a_record_by_an_attempt_that_had_not_begun_is_found():
     history = after_a_launch_that_never_began(2, 3)
     next(r for r in history.records if r["kind"] == "commit")["attempt"] = 2
