@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from data_prep import tokenizer as tokenizers
 from data_prep.__main__ import main as data_prep
+from data_prep.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +34,12 @@ def make_corpus(folder: Path) -> Path:
     output = ["--output", str(folder / "made"), "--tokenizer", str(folder / "vocabulary")]
     run(["prepare", "--input", str(raw), *output, *settings])
     return folder / "made"
+
+
+@pytest.fixture(scope="session")
+def tokenizer(corpus: Path) -> Tokenizer:
+    """The vocabulary of `corpus`."""
+    return tokenizers.load(corpus)
 
 
 @pytest.fixture(scope="session")

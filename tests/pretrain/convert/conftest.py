@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from data_prep import tokenizer as tokenizers
 from pretrain.convert.model_folder import build
 from pretrain.convert.writing import save_model
 from pretrain.model import presets
@@ -90,11 +89,6 @@ def imports_of(dynamic_module_utils):
         return found[content]
 
     return get_imports
-
-
-@pytest.fixture(scope="module")
-def tokenizer(corpus):
-    return tokenizers.load(corpus)
 
 
 @pytest.fixture(scope="module")

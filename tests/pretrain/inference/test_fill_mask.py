@@ -3,14 +3,8 @@
 import pytest
 import torch
 
-from data_prep import tokenizer as tokenizers
 from pretrain.inference.fill_mask import fill_mask
 from pretrain.model import presets
-
-
-@pytest.fixture(scope="module")
-def tokenizer(corpus):
-    return tokenizers.load(corpus)
 
 
 class Reader(torch.nn.Module):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from data_prep import tokenizer as tokenizers
 from pretrain.convert.writing import save_model
 from pretrain.inference.pretrained import Pretrained
 from pretrain.model import presets
@@ -11,11 +10,6 @@ from tests.pretrain.convert.conftest import HEADS
 from tests.pretrain.convert.contents import random_contents
 
 TEXTS = ["the value of a name", "a", "an object is a value; so is what it holds", "of"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(corpus):
-    return tokenizers.load(corpus)
 
 
 @pytest.fixture(scope="module")
