@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from pretrain.__main__ import main
-from pretrain.config.load import dump, load
+from pretrain.config.load import load
 from pretrain.config.run import Segments
 from pretrain.config.schedules import learning_rate
 from pretrain.data.mixture import Mixture
@@ -58,14 +57,6 @@ def test_a_phase_changes_the_recipe_and_not_the_phase_before(phased):
     assert sizes == [16, 8, 8]
 
 
-def test_what_is_shown_is_a_recipe_of_the_same_run(phased, tmp_path, capsys):
-    config = phased(f"[{{steps: 60}}, {LONG}]")
-    dump(config, tmp_path / "again.yaml")
-    assert main(["show", str(tmp_path / "again.yaml")]) in (0, None)
-    (tmp_path / "shown.yaml").write_text(capsys.readouterr().out)
-    assert load(str(tmp_path / "shown.yaml"), [f"folder={config.folder}"]) == config
-
-
 @pytest.mark.parametrize(
     ("phases", "message"),
     [
@@ -106,14 +97,6 @@ def test_a_schedule_of_a_phase_counts_from_its_first_step(phased):
     assert rates[64:70] == [1e-3] * 6
     assert rates[70:80] == pytest.approx([1e-3 - 9e-4 * (n / 10) ** 0.5 for n in range(10)])
     assert rates[80:] == [2e-3] * 20
-
-
-def test_places_follow_each_other_over_phases(phased):
-    config = phased("[{steps: 40}, {steps: 30, batch: {global_batch_size: 16}}, {steps: 30}]")
-    sizes = config.segments.sizes
-    for step in range(120):
-        assert sizes.first_block(step + 1) - sizes.first_block(step) == sizes.size(step)
-    assert [sizes.size(step) for step in (0, 39, 40, 69, 70)] == [8, 8, 16, 16, 8]
 
 
 def test_a_corpus_goes_on_where_it_was_cut_alike(phased):

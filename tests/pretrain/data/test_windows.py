@@ -78,34 +78,6 @@ def test_every_length_and_batch_size_has_the_same_targets(split, settings):
                 assert targets_of(batches) == sorted(expected), (length, rows, reading)
 
 
-@pytest.mark.parametrize("length", [2, 17, 64, 301])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_every_token_is_read_once_behind_the_s_of_its_window(split, length, rows):
-    # Every token is a target, so the labels say what stands under the masks.
-    split_batches = batches_of(split, length, rows, objective(targets="all"))
-    document_of = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-    seen, windows = [], 0
-    for arrays in split_batches:
-        ids = arrays["input_ids"].copy()
-        assert ids.shape[0] <= rows
-        assert ids.shape[1] == length
-        used = arrays["labels"] != IGNORED
-        ids.ravel()[arrays["target_positions"][used]] = arrays["labels"][used]
-        for row, numbers in zip(ids, arrays["document_ids"].astype(int), strict=True):
-            for number in range(1, numbers.max() + 1):
-                start, *window = row[numbers == number].tolist()
-                assert start == Tokenizer.bos_id
-                assert window == list(range(window[0], window[0] + len(window)))
-                places = np.array(window) - FIRST_WORD_ID
-                assert len(set(document_of[places])) == 1
-                first = places[0] - np.flatnonzero(document_of == document_of[places[0]])[0]
-                assert first % (length - 1) == 0
-                seen += window
-                windows += 1
-    assert sorted(seen) == list(range(FIRST_WORD_ID, FIRST_WORD_ID + TOKENS))
-    assert windows == len(windows_of(split, length))
-
-
 def test_short_documents_share_rows(split):
     full = batches_of(split, 64, 4)
     rows = sum(len(arrays["input_ids"]) for arrays in full)
@@ -166,13 +138,10 @@ def test_windows_begin_a_stride_apart_and_score_what_no_window_before_them_did()
         stride, one_text = int(draw.integers(1, length + 1)), bool(draw.integers(2))
         windows = windows_of(split, length, stride, one_text)
         rows = int(draw.integers(1, 4))
-        found = list(
-            windows_with_targets(
-                batches_of(
-                    split, length, rows, causal_objective(), stride=stride, one_text=one_text
-                )
-            )
-        )
+        reading = {"stride": stride, "one_text": one_text}
+        batches = batches_of(split, length, rows, causal_objective(), **reading)
+        assert max(len(arrays["input_ids"]) for arrays in batches) <= rows
+        found = list(windows_with_targets(batches))
         expected = []
         ends = np.cumsum(split.lengths)
         texts = [(0, ends[-1])] if one_text else list(zip(ends - split.lengths, ends, strict=True))
@@ -189,31 +158,6 @@ def test_windows_begin_a_stride_apart_and_score_what_no_window_before_them_did()
         assert windows.ids == sum(len(tokens) + 1 for tokens, _ in found)
         ids = sorted(target for _, targets in found for target in targets)
         assert ids == list(range(FIRST_WORD_ID, FIRST_WORD_ID + int(ends[-1])))
-
-
-@pytest.mark.parametrize("one_text", [False, True])
-@pytest.mark.parametrize("chosen", [objective(), causal_objective()], ids=["masked", "causal"])
-def test_a_stride_of_a_whole_window_is_no_overlap(split, chosen, one_text):
-    """Bit by bit; a window of L ids has L - 1 tokens."""
-    for length in (2, 17, 64, 128):
-        whole, *others = (
-            batches_of(split, length, 3, chosen, stride=stride, one_text=one_text)
-            for stride in (length, length - 1)
-        )
-        for arrays, expected in zip(others[0], whole, strict=True):
-            assert arrays.keys() == expected.keys()
-            for name, array in arrays.items():
-                np.testing.assert_array_equal(array, expected[name])
-
-
-def test_one_text_is_the_concatenation_of_the_documents(split):
-    joined = split_of([TOKENS])
-    for length, stride in ((17, 17), (64, 20), (1000, 1000)):
-        found = batches_of(split, length, 2, causal_objective(), stride=stride, one_text=True)
-        expected = batches_of(joined, length, 2, causal_objective(), stride=stride)
-        for arrays, same in zip(found, expected, strict=True):
-            for name in arrays.keys() - {"subsets"}:
-                np.testing.assert_array_equal(arrays[name], same[name])
 
 
 def test_targets_of_a_block_as_a_whole_are_not_a_document_s(split):

@@ -232,26 +232,12 @@ def test_a_step_committed_again_replaces_what_lies_beyond_it():
     assert state(*commits(20, 30, 40), *commits(30)).checkpoints == (20, 30)
 
 
-def test_a_rollback_drops_what_lies_beyond_its_step():
-    rolled = state(*commits(10, 20, 30), rollback(20, 2))
-    assert rolled.checkpoints == (10, 20)
-    assert rolled.seeds_by_step == [(0, 1), (20, 2)]
-    assert rolled.seeds == {1, 2}
-    assert rolled.resume_step() == 20
-
-
 def test_a_rollback_past_an_earlier_reseed_forgets_its_segment_but_not_its_seed():
     rolled = state(*commits(10, 20, 30), rollback(20, 2), *commits(30), rollback(10, 3))
     assert rolled.checkpoints == (10,)
     assert rolled.seeds_by_step == [(0, 1), (10, 3)]
     assert rolled.seeds == {1, 2, 3}
     assert [record["step"] for record in rolled.rollbacks] == [20, 10]
-
-
-def test_a_rollback_to_the_initial_weights_leaves_one_segment():
-    rolled = state(*commits(10), rollback(0, 2))
-    assert rolled.seeds_by_step == [(0, 2)]
-    assert rolled.checkpoints == ()
 
 
 def test_two_rollbacks_to_one_step_leave_the_newer_seed():
@@ -316,31 +302,6 @@ def test_suspicions_of_several_channels_heal_one_by_one():
     assert state(*events, suspicion("suspect", 12)).suspected_since == 8, "the first one counts"
     assert state(*events, suspicion("healed", 8)).suspected_since == 15
     assert state(*events, suspicion("healed", 15, "gradient-norm")).suspected_since == 8
-
-
-def test_an_attempt_that_does_the_suspected_steps_again_forgets_the_suspicion():
-    events = [attempt(), *commits(10), suspicion("suspect", 12)]
-    assert state(*events, attempt(10)).suspected == ()
-    assert state(*events, *commits(20), attempt(20)).suspected == (12,)
-
-
-def test_suspicions_at_steps_that_are_done_again_are_dropped_though_their_onset_is_earlier():
-    """The onset is 18, recorded at step 25; the attempt that resumes at 20 records it again."""
-    suspect = ("suspect", {"onset": 18, "channel": "fast", "step": 25})
-    events = [attempt(), *commits(10, 20), suspect]
-    assert state(*events).suspected == (18,)
-    resumed = state(*events, attempt(20), *commits(30))
-    assert resumed.suspected == resumed.tainted == ()
-
-
-def test_a_suspicion_whose_healing_is_done_again_is_open_again():
-    healed = ("healed", {"onset": 12, "channel": "fast", "step": 25})
-    events = [attempt(), *commits(10), suspicion("suspect", 12), *commits(20), healed]
-    assert state(*events).suspected == ()
-    assert state(*events, attempt(20)).suspected == (12,)
-    assert state(*events, attempt(20), healed).suspected == ()
-    assert state(*events, *commits(30), attempt(30)).suspected == ()
-    assert state(*events, rollback(20, 2), attempt(20)).suspected == (12,)
 
 
 @pytest.mark.parametrize("seed", range(25))

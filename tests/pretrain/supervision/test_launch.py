@@ -17,7 +17,6 @@ from pretrain.records.control import ControlFile
 from pretrain.supervision import launch
 from pretrain.supervision.nodes import Node
 
-PYTHON = sys.executable
 RUN = Path("/runs/a")
 ONE = ControlFile("aa", 3, control.RUN, nodes=1, processes_per_node=2, port=999)
 TWO = ControlFile("aa", 3, control.RUN, nodes=2, processes_per_node=4, address="10.0.0.1", port=999)

@@ -153,9 +153,3 @@ def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_stage(
         now[0] += 1
         assert watch.silence() == "no heartbeat for 300 s in stage save, step 7"
     assert "in stage save, step 7" in watch.silence()  # reading it again is not a heartbeat
-
-
-def test_an_invalid_line_of_metrics_is_skipped(tmp_path, watch):
-    (tmp_path / metrics.METRICS).write_text('{"step": 1}\n{"step": 1, "seconds": 2.0}\n{"st')
-    assert watch.silence() == ""
-    assert watch.lines == []

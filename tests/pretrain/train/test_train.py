@@ -140,6 +140,7 @@ def test_what_auto_stands_for_is_said_on_a_screen_line_and_recorded(attempt, tmp
     ((code, output, _),) = attempt(tmp_path / "run", ranks=1)
     (line,) = (line for line in output.splitlines() if line.startswith("attempt 1: "))
     assert (code, line.endswith(", dense)"), len(line) <= 120) == (0, True, True)
+    assert "validation: 15 % of the tokens masked" in output
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert (environment["attention_backend"], environment["compiled"]) == ("dense", False)
 
