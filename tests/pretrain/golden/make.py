@@ -1,15 +1,13 @@
-"""Makes the golden files beside it: `python -m tests.pretrain.golden.make`.
+"""Figures of models and masks, against which test_golden.py holds the code.
 
-Every figure follows from formulas that are written out here or in test_parity.py, in fp64 and
-without the code under test, nor torch's generator: weights and inputs are formulas as well. So the
-files are the same on every machine up to the last digits, and test_golden.py holds the code against
-them where recordings of EIFY/fairseq are not at hand.
+Every figure follows from formulas that are written out here, beside this file or in test_parity.py,
+in fp64 and without the code under test, nor torch's generator: weights and inputs are formulas as
+well. So they are the same on every machine up to the last digits, also where recordings of
+EIFY/fairseq are not at hand.
 """
 
 import functools
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +15,6 @@ import torch
 from tests.pretrain.golden import albert, causal, characters, modern
 from tests.pretrain.model.test_parity import ENCODER, HEAD, logits_by_formula
 
-FOLDER = Path(__file__).parent
 VOCABULARY, MASK_ID = 50, 49
 LENGTHS = (12, 7)
 SIZE, INNER, LAYERS, HEADS, MAX_POSITIONS = 32, 64, 2, 4, 64
@@ -208,7 +205,7 @@ def in_their_names(weights):
 
 
 def models():
-    """Of each variant: the loss in nats, some logits, and the norm of each gradient."""
+    """Of each variant: its parameters, and the function of them and a text to its logits."""
     made = {}
     for variant, delta in VARIANTS.items():
         settings = {**BASELINE, **delta}
@@ -216,28 +213,28 @@ def models():
         def logits(weights, input_ids, settings=settings):
             return logits_by_formula(in_their_names(weights), settings, input_ids)
 
-        made[variant] = figures(shapes(settings), logits)
+        made[variant] = shapes(settings), logits
     for position in causal.POSITIONS:
 
         def logits(weights, input_ids, position=position):
             return causal.logits(weights, position, HEADS, input_ids)
 
-        made[f"causal-{position}"] = figures(causal_shapes(position), logits)
-    made["modern"] = figures(modern_shapes(), functools.partial(modern.logits, HEADS))
+        made[f"causal-{position}"] = causal_shapes(position), logits
+    made["modern"] = modern_shapes(), functools.partial(modern.logits, HEADS)
     for model in characters.MODELS:
         logits = functools.partial(characters.logits, model, HEADS)
-        made[model] = figures(character_shapes(model), logits)
+        made[model] = character_shapes(model), logits
     for name in albert.SHARING:
 
         def logits(weights, input_ids, name=name):
             return albert.logits(weights, name, HEADS, LAYERS, input_ids)
 
-        made[name] = figures(albert_shapes(name), logits)
+        made[name] = albert_shapes(name), logits
     return made
 
 
 def figures(parameters, logits_of):
-    """Loss, logits and gradients of a model: of the weights and a text to its logits."""
+    """Of a model: the loss in nats, some logits, and the norm of each gradient."""
     weights = {
         name: torch.tensor(weight(name, shape), requires_grad=True)
         for name, shape in parameters.items()
@@ -305,30 +302,3 @@ def masked(ids, key, settings):
     for place, u in zip(replaced, draw.random_sample(len(replaced)), strict=True):
         result[place] = 4 + int(u * (WORDS - 4))
     return {"ids": result, "places": list(places) if settings["targets"] == "all" else chosen}
-
-
-def masking():
-    """Of each setting and key: the ids as they are read, and the places to predict."""
-    return {
-        name: {str(list(key)): masked(block(key), key, settings) for key in KEYS}
-        for name, settings in MASKINGS.items()
-    }
-
-
-MAKERS = {"models": models, "masking": masking}
-
-
-def read(name):
-    """The figures of a golden file."""
-    return json.loads((FOLDER / f"{name}.json").read_text())["figures"]
-
-
-if __name__ == "__main__":
-    for name, make in MAKERS.items():
-        content = {
-            "made": "by python -m tests.pretrain.golden.make, in fp64 from the formulas there; "
-            "read by tests/pretrain/model/test_golden.py",
-            "what": make.__doc__,
-            "figures": make(),
-        }
-        (FOLDER / f"{name}.json").write_text(json.dumps(content, separators=(",", ":")) + "\n")
