@@ -95,12 +95,6 @@ def test_exact_best_fit_follows_its_definition(seed):
     assert sorted(sizes) == sorted(slow_best_fit(lengths.tolist(), 40))
 
 
-def test_exact_best_fit_fills_blocks_with_short_documents_of_one_size():
-    lengths = np.full(1000, 9)
-    assert len(best_fit(lengths, 100, exact=True)[1]) == 100
-    assert len(best_fit(lengths, 100)[1]) == 1000
-
-
 def test_no_documents_or_only_too_long_ones_give_no_blocks():
     for lengths in (np.array([], dtype=np.int32), np.array([8, 9, 100])):
         assert complete(lengths, 8).shape == (0, 2)

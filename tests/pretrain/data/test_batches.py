@@ -316,11 +316,6 @@ def test_a_growing_batch_reads_every_block_once_per_epoch(blocks, growing):
         assert sorted(read[epoch * total : (epoch + 1) * total]) == list(range(total))
 
 
-def test_a_growing_global_batch_does_not_depend_on_the_number_of_ranks(growing):
-    for step in (0, 3, 8):
-        assert rows_of(growing, step, 2) == rows_of(growing, step, 1)
-
-
 def test_after_a_rollback_the_seed_changes_at_the_first_block_of_the_step(growing):
     lineage = growing.order.rolled_back(GROWING.first_block(5), 9)
     again = dataclasses.replace(growing, order=lineage)

@@ -65,12 +65,6 @@ def test_it_is_exact_far_from_the_beginning(weights, place):
     assert counts == made.counts(place + 100)
 
 
-def test_one_corpus_with_weight_is_read_as_it_would_be_alone():
-    corpora, draws = mixture([(0, [0, 0.3])]).draws(7, 9)
-    assert corpora.tolist() == [1] * 9
-    assert draws.tolist() == list(range(7, 16))
-
-
 def test_places_of_a_known_mixture_stay():
     """A run of this version is continued by later ones."""
     corpora, draws = mixture([(0, [3, 1, 2.5]), (10, [1, 1, 1])]).draws(0, 20)
