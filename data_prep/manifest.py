@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import check_format, read_json, strict_json, write_atomically
+from data_prep.common.files import (
+    check_format,
+    named_errors,
+    read_json,
+    strict_json,
+    write_atomically,
+)
 from data_prep.common.records import decode
 from data_prep.inputs import Input
 
@@ -318,7 +324,5 @@ def read_record(kind: type[T], file: Path) -> T:
     """
     content = read_json(file)
     check_format(content.get("format_version", 1), FORMAT_VERSION, file)
-    try:
+    with named_errors(file):
         return decode(kind, content)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None

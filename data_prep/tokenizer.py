@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from data_prep import gpt2_vocabulary, unigram
 from data_prep.common import hub
-from data_prep.common.files import retried, write_atomically
+from data_prep.common.files import named_errors, retried, write_atomically
 from data_prep.gpt2_vocabulary import FIRST_TOKENS, MASK_TOKEN
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def load_with_order(name_or_path: str | Path) -> tuple[Tokenizer, list[int]]:
     """
     place = _find(name_or_path)
     folder = place if place.is_dir() else place.parent
-    try:
+    with named_errors(f"tokenizer {place}"):
         if place.is_dir():
             backend = _bpe(*gpt2_vocabulary.read_vocabulary(place))
         else:
@@ -185,8 +185,6 @@ def load_with_order(name_or_path: str | Path) -> tuple[Tokenizer, list[int]]:
         settings = gpt2_vocabulary.read_settings(folder)
         _apply(settings, backend)
         return _with_our_ids(backend, gpt2_vocabulary.read_added_tokens(folder, settings))
-    except ValueError as error:
-        raise ValueError(f"tokenizer {place}: {error}") from error
 
 
 def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.files import named_errors
 from finetune import tables
 from finetune.tasks import HUB_REPOSITORY, BenchmarkTask, Task
 
@@ -105,10 +106,8 @@ def read_rows(path: Path) -> list[list[str]]:
     Raises:
         ValueError: the file is not UTF-8, or is empty.
     """
-    try:
+    with named_errors(f"{path}: is not UTF-8"):
         text = path.read_bytes().decode("utf-8-sig")  # read_text would end a line at each "\r"
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8: {error}") from error
     if not text:
         raise ValueError(f"{path}: is empty")
     lines = text.removesuffix("\n").split("\n")

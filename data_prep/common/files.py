@@ -280,6 +280,15 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def named_errors(source: object) -> Iterator[None]:
+    """Put the name of what is read or checked before the message of a ValueError; "" adds none."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}" if source else str(error)) from None
+
+
 def fsync(path: Path) -> None:
     """Flush a file, or a folder, so that renames in it survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.files import named_errors
 from data_prep.common.records import NonNegativeInt, PositiveInt, decode
 from data_prep.common.wording import changes
 from finetune import runs, tasks
@@ -213,7 +214,7 @@ def load(name: str, *, toy: bool) -> Study:
         ValueError: there is no such study, or a key or value is not accepted; names the file.
     """
     path = named_file("study", name, STUDIES, ".yaml")
-    try:
+    with named_errors(path):
         values = parse(path.read_text(encoding="utf-8"), "YAML")
         if not isinstance(values, dict):
             raise ValueError("is not a mapping of keys to values")
@@ -228,8 +229,6 @@ def load(name: str, *, toy: bool) -> Study:
         if isinstance(levels := small.get("factors"), dict):
             merged["factors"] = values["factors"] | levels
         return decode(Study, merged)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def arms_of(factors: Factors, settings: Settings) -> list[Arm]:
@@ -261,12 +260,10 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
     """
     found, ways = list[CheckedArm](), finetuning_arms(study)
     for arm in pretraining_arms(study):
-        try:
+        with named_errors(arm.name):
             config = recipes.load(arm.recipe, [*arm.words, *changes])
             ranks = world_size(config.supervision, 1)
             model = check(config, ranks)
-        except ValueError as error:
-            raise ValueError(f"{arm.name}: {error}") from None
         found.append(CheckedArm(arm, config, model, ranks))
     chosen = tasks.find(study.finetune.tasks) if study.finetune else []
     settings = [runs.check_settings(chosen, way.words) for way in ways]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.common.arguments import as_invoked
+from data_prep.common.files import named_errors
 from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config import deepspeed as deepspeed_settings
-from pretrain.config.run import RunConfig, Segment
+from pretrain.config.run import RunConfig
 from pretrain.config.sections import DataConfig
 from pretrain.data.batches import check_packing, check_targets, validation_key
 from pretrain.data.blocks import Blocks
@@ -57,7 +56,7 @@ def check_settings(config: RunConfig, world_size: int = 1) -> None:
         ValueError: something does not fit; both values are named, and the phase.
     """
     for part in config.segments.parts:
-        with _naming(part):
+        with named_errors(part.name):
             _check_settings(part.config, part.config.architecture(USUAL_VOCABULARY), world_size)
 
 
@@ -77,18 +76,9 @@ def check_recipe(config: RunConfig, world_size: int) -> ModelConfig:
     known: dict[str, tuple[str, CorpusManifest]] = {}
     models = []
     for part in config.segments.parts:
-        with _naming(part):
+        with named_errors(part.name):
             models.append(_check_phase(part.config, world_size, known))
     return models[0]
-
-
-@contextlib.contextmanager
-def _naming(part: Segment) -> Iterator[None]:
-    """Put the phase, of a recipe that has some, before the messages of errors."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{part.name}: {error}" if part.name else str(error)) from None
 
 
 def _check_phase(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.files import check_format, strict_json, write_atomically
+from data_prep.common.files import check_format, named_errors, strict_json, write_atomically
 from data_prep.common.records import decode
 from data_prep.common.wording import changes
 from pretrain.config.changes import FIXED, FREE, rule
@@ -45,10 +45,8 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
             wrong type, or values that contradict each other; names the recipe and the overrides.
     """
     values, _ = _merged(recipe, overrides)
-    try:
+    with named_errors(" ".join([recipe, *overrides])):
         config = decode(RunConfig, values)
-    except ValueError as error:
-        raise ValueError(f"{' '.join([recipe, *overrides])}: {error}") from error
     folder = config.folder or f"runs/{find(recipe).stem}"
     return dataclasses.replace(config, folder=folder)
 

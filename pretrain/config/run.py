@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
+from data_prep.common.files import named_errors
 from data_prep.common.records import OneOf, decode
 from pretrain.config import sections
 from pretrain.config.block_sources import BlockSource, named
@@ -245,10 +246,8 @@ def resolve(config: RunConfig) -> tuple[Segment, ...]:
     for number, settings in enumerate(config.phases, start=1):
         name = f"phase {number}" + (f" ({settings.name})" if settings.name else "")
         last = number == len(config.phases)
-        try:
+        with named_errors(name):
             found.append(_resolve_one(config, base, settings, name, first, last))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
         first = found[-1].end_step
     if first != steps:
         raise ValueError(

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from data_prep.common.files import named_errors
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import weights as tensors
 from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
@@ -150,10 +151,8 @@ def read_checkpoint(
             settings or no such head; the model is not supported; weights or vocabulary do not fit.
     """
     content = tensors.load_pickled(path, [argparse.Namespace])
-    try:
+    with named_errors(path):
         return _contents(content, path.name, vocabulary, head)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _contents(

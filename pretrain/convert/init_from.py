@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors.torch import save
 
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import sha256_of, write_atomically
+from data_prep.common.files import named_errors, sha256_of, write_atomically
 from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain.config.run import RunConfig
 from pretrain.convert import reading
@@ -92,10 +92,8 @@ def read_initial_model(
             the recipe's; or it has no head over the vocabulary. Both sides are named.
     """
     name = f"model.init_from {config.model.init_from}"
-    try:
+    with named_errors("model.init_from"):
         contents = reading.read_folder(Path(config.model.init_from))
-    except ValueError as error:
-        raise ValueError(f"model.init_from: {error}") from None
     _check_vocabulary(name, contents, config.segments.sources[0].path, manifest)
     contents = _without_padding(name, contents)
     _check_architecture(name, contents.config, architecture)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import tokenizer as tokenizers
+from data_prep.common.files import named_errors
 from data_prep.common.records import decode
 from pretrain.config.run import RunConfig
 from pretrain.convert.contents import CLASSIFIER, ModelContents
@@ -109,10 +110,8 @@ class LoadedModel:
         default = "causal-lm" if self.model.config.causal else "masked-lm"
         default = "sentence-pairs" if self.model.config.pair_head else default
         section = {"name": default, **self.recipe_section("objective")}
-        try:
+        with named_errors(self.folder):
             return decode(RunConfig, {"objective": section}).objective
-        except ValueError as error:
-            raise ValueError(f"{self.folder}: {error}") from None
 
 
 def load_model(folder: Path) -> LoadedModel:

@@ -8,10 +8,9 @@ the classes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from data_prep.common import hub
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import read_json
+from data_prep.common.files import named_errors, read_json
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import names as layout
 from pretrain.convert import tokenizer_files
@@ -62,12 +61,10 @@ def located(model: Path) -> Path:
     name = str(model)
     if not hub.may_be_name(name):
         return model
-    try:
+    with named_errors(name):
         folder = hub.fetch(name, _FETCHED)
         found = any(folder.glob("*.safetensors"))
         return folder if found else hub.fetch(name, ["pytorch_model*"])
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 def read_folder(folder: Path) -> ModelContents:
@@ -93,12 +90,12 @@ def read_folder(folder: Path) -> ModelContents:
     if not any(name.startswith(form.prefix) for name in theirs):  # an encoder alone
         theirs = {form.prefix + name: weight for name, weight in theirs.items()}
     notes: list[str] = []
-    with _naming(folder / "config.json"):
+    with named_errors(folder / "config.json"):
         config = _architecture(form, settings, theirs)
         classifier = _classifier(settings, theirs)
         check_declared_size(config, sum(weight.nbytes for weight in theirs.values()))
     empty = empty_weights(config, classifier)
-    with _naming(file):
+    with named_errors(file):
         weights = form.weights(theirs, empty, config, notes)
     kind = form.prefix.removesuffix(".")
     vocabulary, order = tokenizer_files.read_vocabulary(folder, kind, config, notes)
@@ -112,15 +109,6 @@ def read_folder(folder: Path) -> ModelContents:
     if not isinstance(provenance, dict):  # not one of ours
         provenance = {"source": folder.resolve().name, "model_type": settings["model_type"]}
     return ModelContents(config, weights, vocabulary, provenance, classifier, tuple(notes))
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Name a file in the errors about what it holds."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common import children
-from data_prep.common.files import strict_json
+from data_prep.common.files import named_errors, strict_json
 from pretrain.config.run import RunConfig
 from pretrain.records import control
 from pretrain.supervision import nodes
@@ -85,10 +85,8 @@ def _lines(path: Path, setting: str) -> list[str]:
     """Return the lines of a hostfile that are not empty or comments."""
     if not path.is_file():
         raise ValueError(f"{setting}: no such file")
-    try:
+    with named_errors(f"{setting}: is not UTF-8"):
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{setting}: is not UTF-8: {error}") from None
     return [line for line in lines if line.partition("#")[0].strip()]
 
 

@@ -161,8 +161,11 @@ class Supervisor:
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)
         run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read_failures(self.run_folder, control_file.token) if control_file else []
-        unrecorded = "its end was not recorded: its supervisor was killed, or the disk was full"
-        self._record_open(CRASH, failures.explain(errors) or unrecorded)
+        if attempt := decide.open_attempt(self._records()):
+            unrecorded = "its end was not recorded: its supervisor was killed, or the disk was full"
+            reason = failures.explain(errors) or unrecorded
+            number, step = attempt["attempt"], attempt["step"]
+            self._record(CRASH, attempt=number, step=step, reason=reason)
         run_folder.reject_damaged_result(self.run_folder, self._state())
         self._print_news()
         return None
@@ -342,12 +345,6 @@ class Supervisor:
             self._print(f"{details.rstrip()}\n(log: {job.log})".lstrip())
         stopped = self._stop_requests.count or decide.PREEMPTED in kinds
         return EXIT_PREEMPTED if stopped and "done" not in kinds else None
-
-    def _record_open(self, kind: str, reason: str) -> None:
-        """Record the end of the newest attempt, if it is not recorded."""
-        if attempt := decide.open_attempt(self._records()):
-            number, step = attempt["attempt"], attempt["step"]
-            self._record(kind, attempt=number, step=step, reason=reason)
 
     def _release_nodes(self, code: int) -> None:
         """Make the agents of the other nodes exit."""
