@@ -172,10 +172,8 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> list[tuple[Path, dict
     """Read a recipe and the recipes that it extends, base first: each file with its own values."""
     if path.resolve() in extending:
         raise ValueError(f"{path}: extends itself, through {', '.join(map(str, extending))}")
-    try:
+    with named_errors(f"{path}: is not UTF-8"):
         text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8: {error}") from None
     values = parse(text, str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: does not hold a mapping of keys to values")

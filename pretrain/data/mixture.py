@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from data_prep.common.files import named_errors
 from pretrain.config.run import Segments
 from pretrain.data.permutation import Indices
 
@@ -111,11 +112,9 @@ class Mixture:
         Raises:
             ValueError: weights that no place could follow.
         """
-        try:
+        names = ", ".join(source.name for source in segments.sources)
+        with named_errors(f"data.corpora ({names})"):
             return cls.by_step(segments.weights(), segments.sizes.first_block)
-        except ValueError as error:
-            names = ", ".join(source.name for source in segments.sources)
-            raise ValueError(f"data.corpora ({names}): {error}") from None
 
     def shares(self, place: int) -> list[float]:
         """Each corpus's share of the weights at a place."""
