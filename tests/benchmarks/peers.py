@@ -89,8 +89,8 @@ class Clock:
         self.ends.append(time.perf_counter())
 
     def seconds(self) -> float:
-        """Of an update: the mean, as lengths may differ."""
-        return (self.ends[-1] - self.ends[WARM_UP]) / (len(self.ends) - WARM_UP - 1)
+        """Of an update: the median, as the first of a length takes longer."""
+        return float(np.median(np.diff(self.ends[WARM_UP:])))
 
 
 class TightLayer(nn.Module):
