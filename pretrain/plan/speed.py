@@ -40,7 +40,7 @@ from pretrain.plan.plan import CPU, Measured, vocabulary_size
 from pretrain.processes.launching import free_port
 
 _WARM_UP = 2
-_LEAST_UPDATES = _WARM_UP + 3
+_LEAST_UPDATES = 3
 _ENOUGH = 1
 """Exit code of the loop that ends the measurement."""
 _DOCUMENTS = 4
@@ -73,8 +73,6 @@ class Speed(Measured):
     """FLOP/s of a large matrix product on one device, measured in the same process."""
     peak_bytes: int
     """Peak memory in training: of a GPU, or of a process on the CPU."""
-    start_seconds: float
-    """Time to build and compile the model, with the first updates."""
 
 
 def table(speed: Speed) -> str:
@@ -92,8 +90,7 @@ def table(speed: Speed) -> str:
             "positions that attention computes"
             for peak, name in peaks
         ),
-        f"{speed.peak_bytes / 1e9:.2f} GB peak memory; {speed.start_seconds:.1f} s to the "
-        "end of the second update",
+        f"{speed.peak_bytes / 1e9:.2f} GB peak memory",
     ]
     return "\n".join(lines) + "\n"
 
@@ -214,7 +211,7 @@ def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
 
 
 def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Process) -> Speed | None:
-    training, device, began = config.training, process.device, time.perf_counter()
+    training, device = config.training, process.device
     architecture = config.architecture(vocab_size)
     backend = choose_backend(architecture, training.attention_backend, device.type == "cuda")
     folder = Path(next((source.path for source in config.segments.sources), ""))
@@ -234,13 +231,13 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         compiled=compiled,
     )
     _reset_peak(device)
-    updates = _timed_updates(engine, batches, seconds)
+    durations = _timed_updates(engine, batches, seconds)
     if process.rank:
         return None
     peak_bytes = memory.most_bytes(device)
     del engine
     length, rows = config.data.sequence_length, config.batch.global_batch_size
-    speed = rows * length / statistics.median(duration for duration, _ in updates[_WARM_UP:])
+    speed = rows * length / statistics.median(durations)
     share = config.objective.target_share
     ids = batches.made[0].arrays["document_ids"]
     pairs = needs.computed_pairs(architecture, backend, ids) / ids.size
@@ -268,20 +265,17 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         computed_flops=computed,
         matmul_flops=_matmul_peak(device),
         peak_bytes=peak_bytes,
-        start_seconds=updates[_WARM_UP - 1][1] - began,
     )
 
 
-def _timed_updates(
-    engine: Engine, batches: RandomBatches, seconds: float
-) -> list[tuple[float, float]]:
-    """Train for about `seconds` after the warm-up; return duration and end of each update."""
-    updates: list[tuple[float, float]] = []
+def _timed_updates(engine: Engine, batches: RandomBatches, seconds: float) -> list[float]:
+    """Train for about `seconds` after the warm-up; return how long each update took."""
+    durations: list[float] = []
 
     def observe(record: StepRecord) -> int:
-        updates.append((record.seconds, time.perf_counter()))
-        enough = len(updates) >= _LEAST_UPDATES
-        enough = enough and updates[-1][1] >= updates[_WARM_UP - 1][1] + seconds
+        if record.step >= _WARM_UP:
+            durations.append(record.seconds)
+        enough = len(durations) >= _LEAST_UPDATES and sum(durations) >= seconds
         return _ENOUGH if enough else GO_ON
 
     run_loop(
@@ -292,7 +286,7 @@ def _timed_updates(
         steps=range(sys.maxsize),
         observers=[observe],
     )
-    return updates
+    return durations
 
 
 def _matmul_peak(device: torch.device) -> float:
