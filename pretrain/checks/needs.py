@@ -236,6 +236,7 @@ def activations(
     width: int,
     checkpointing: bool,
     bias: tuple[int, int],
+    compiled: bool = False,
 ) -> int:
     """Return the bytes that the forward pass of a micro-batch saves for the backward pass.
 
@@ -244,8 +245,9 @@ def activations(
     attention output; input and output of the first norm; two feed-forward tensors, with a gate
     four; input of the second norm) and one byte per element under dropout. After its attention the
     last layer saves masked tokens only. The logits take 12 bytes: they exist three times in fp32,
-    and in half precision twice in that and twice in fp32 (the loss and its gradient). Latents count
-    as tokens; where there are fewer, less is saved.
+    and in half precision twice in that and twice in fp32 (the loss and its gradient). Compiled with
+    their loss they exist once, and their gradient takes their place. Latents count as tokens; where
+    there are fewer, less is saved.
 
     Args:
         model: the architecture.
@@ -256,6 +258,7 @@ def activations(
         checkpointing: whether each layer saves its input only and is recomputed, one at a time.
         bias: result of `bias_bytes`. The bias is built before the first layer, when only the
             layer's input is saved, and is read by all layers.
+        compiled: whether the loss is compiled together with the head.
     """
     tokens = rows * length
     hidden, inner = model.hidden_size, model.intermediate_size
@@ -268,7 +271,7 @@ def activations(
         saved = model.num_layers * tokens * width * hidden + layer
     else:
         saved = (model.num_layers - 1) * layer + tokens * attention + predicted * rest
-    logits = predicted * model.vocab_size * 12
+    logits = predicted * model.vocab_size * (width if compiled else 12)
     bias_kept, bias_peak = bias
     return max(saved + logits + bias_kept, tokens * width * hidden + bias_peak)
 

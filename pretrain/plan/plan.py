@@ -163,13 +163,13 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
     count, trained = needs.parameters(model), needs.parameters(model, VOCABULARY_MULTIPLE)
     backend = choose_backend(model, training.attention_backend, on_gpu)
     phases = [phase.config for phase in config.segments.parts]
+    compiled = deepspeed_settings.compiles(training.compile, settings, on_gpu)
     saved = functools.partial(_activations, model=model, backend=backend, width=width)
-    heaviest = max(phases, key=saved)
+    heaviest = max(phases, key=lambda phase: saved(phase, compiled))
     blocks, tokens, flops = needs.work(config, model)
     if measured:
         rate: float | None = measured.flops
     else:
-        compiled = deepspeed_settings.compiles(training.compile, settings, on_gpu)
         case = "rotary" if backend == "flex" and model.method.rotation else backend
         case = case if compiled else "not compiled"
         rate = RATES.get(kind, {}).get(case) if width == 2 else None
@@ -186,7 +186,11 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
         backend=backend,
         micro_batch_size=heaviest.batch.micro_batch_size,
         memory={
-            n: Memory(*needs.states(trained, n, world_size, settings), saved(heaviest), offloaded)
+            n: Memory(
+                *needs.states(trained, n, world_size, settings),
+                saved(heaviest, compiled and n < 3),  # stage 3 compiles nothing
+                offloaded,
+            )
             for n in (range(4) if width == 4 else range(1, 4))
         },
         checkpoint=needs.checkpoint_bytes(trained, width, stage),
@@ -200,13 +204,15 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
     )
 
 
-def _activations(config: RunConfig, model: ModelConfig, backend: str, width: int) -> int:
+def _activations(
+    config: RunConfig, compiled: bool, *, model: ModelConfig, backend: str, width: int
+) -> int:
     """Return the bytes of `needs.activations` of a phase."""
     length, packed = config.data.sequence_length, SOURCES[config.data.packing].documents_apart
     rows, checkpointing = config.batch.micro_batch_size, config.training.activation_checkpointing
     bias = needs.bias_bytes(model, rows, length, width, packed) if backend == "dense" else (0, 0)
     share = config.objective.target_share
-    return needs.activations(model, rows, length, share, width, checkpointing, bias)
+    return needs.activations(model, rows, length, share, width, checkpointing, bias, compiled)
 
 
 def most_gpus(config: RunConfig) -> int:
