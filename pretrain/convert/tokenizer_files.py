@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,21 @@ def write_vocabulary(
         config: of the model; with segments, pairs of texts are laid out in these.
         generates: whether the model continues texts, so that these have no `</s>`.
     """
+    from tokenizers import processors
+
     content = vocabulary.content()
     segments = config.segments > 0
+    start, end = ("<s>", vocabulary.bos_id), ("</s>", vocabulary.eos_id)
+    processor: processors.PostProcessor
     if generates:  # the text may go on
-        content["post_processor"] = _template(("<s>", 0), ("A", 0), ("B", 0))
+        processor = processors.TemplateProcessing("<s> $A", "<s> $A $B", [start, end])
     elif segments:
         last = min(1, config.segments - 1)
-        parts = [("<s>", 0), ("A", 0), ("</s>", 0), ("B", last), ("</s>", last)]
-        content["post_processor"] = _template(*parts)
+        pair = f"<s> $A </s> $B:{last} </s>:{last}"
+        processor = processors.TemplateProcessing("<s> $A </s>", pair, [start, end])
     else:
-        content["post_processor"] = {
-            "type": "RobertaProcessing",
-            "sep": ["</s>", vocabulary.eos_id],
-            "cls": ["<s>", vocabulary.bos_id],
-            "trim_offsets": True,
-            "add_prefix_space": False,
-        }
+        processor = processors.RobertaProcessing(end, start, add_prefix_space=False)
+    content["post_processor"] = json.loads(processor.__getstate__())
     for token in content["added_tokens"]:
         # The space before a mask belongs to the predicted token, as in fill_mask.
         token["lstrip"] |= token["id"] == vocabulary.mask_id
@@ -70,27 +70,6 @@ def write_vocabulary(
         "model_max_length": config.max_positions,
     }
     write_json(folder / "tokenizer_config.json", settings)
-
-
-def _template(*pair: tuple[str, int]) -> dict[str, Any]:
-    """Return a post-processor for texts A and B: A alone has the parts before B.
-
-    Args:
-        *pair: A, B and special tokens, each with its segment.
-    """
-    ids = {"<s>": Tokenizer.bos_id, "</s>": Tokenizer.eos_id}
-    parts = [
-        {"SpecialToken" if name in ids else "Sequence": {"id": name, "type_id": segment}}
-        for name, segment in pair
-    ]
-    return {
-        "type": "TemplateProcessing",
-        "single": parts[: [name for name, _ in pair].index("B")],
-        "pair": parts,
-        "special_tokens": {
-            token: {"id": token, "ids": [id], "tokens": [token]} for token, id in ids.items()
-        },
-    }
 
 
 def read_vocabulary(
