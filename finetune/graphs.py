@@ -1,7 +1,7 @@
 """CUDA graphs of a classifier's training passes.
 
-A batch of fine-tuning is small: a GPU computes its kernels, 431 in a base model, faster than the
-host launches them. A graph launches all of a pass at once.
+A batch of fine-tuning is small: a GPU computes its kernels faster than the host launches them. A
+graph launches all of a pass at once.
 """
 
 from __future__ import annotations
@@ -14,9 +14,18 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from pretrain.model.classifier import Classifier
+from pretrain.model.config import ModelConfig
 
 GRAPH_MULTIPLE = 32
 """Inputs are padded to a multiple of so many tokens, so that a graph serves several lengths."""
+
+
+def can_replay(model: ModelConfig, stage: int) -> bool:
+    """Return whether a model's weights keep their place, and its function ignores the padding.
+
+    ZeRO 3 gathers the weights anew for each pass, and latents depend on the padding in number.
+    """
+    return stage < 3 and not model.latents
 
 
 def replay_passes(classifier: Classifier) -> None:
@@ -26,8 +35,7 @@ def replay_passes(classifier: Classifier) -> None:
     without graphs. Each keeps gradients of its own for all weights.
 
     Args:
-        classifier: on a GPU, with the weights that are trained, which may change in place only;
-            without latents, whose number depends on the padding.
+        classifier: on a GPU, with the weights that are trained; see `can_replay`.
     """
     compute, longest = classifier.forward, classifier.encoder.config.longest_input
     pool = torch.cuda.graph_pool_handle()  # of all: one batch's passes end before another's begin

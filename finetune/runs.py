@@ -28,7 +28,7 @@ from data_prep.common.records import decode
 from data_prep.common.wording import changes
 from finetune import examples, tasks
 from finetune.config import FinetuneConfig
-from finetune.graphs import GRAPH_MULTIPLE
+from finetune.graphs import GRAPH_MULTIPLE, can_replay
 from finetune.protocols import DEFAULT, PROTOCOLS
 from finetune.tasks import BenchmarkTask, Task
 from pretrain.checks import needs
@@ -347,8 +347,8 @@ def run_bytes(config: FinetuneConfig, model: ModelConfig, world_size: int) -> in
     bias = needs.bias_bytes(model, rows, length, width, packed=False)
     activations = needs.activations(model, rows, length, 0.0, width, False, bias)
     weights, *_ = states
-    graphs = weights * -(-length // GRAPH_MULTIPLE)  # gradients of each
-    return _CUDA_BYTES + sum(states) + activations + graphs
+    graphs = -(-length // GRAPH_MULTIPLE) if can_replay(model, stage) else 0
+    return _CUDA_BYTES + sum(states) + activations + graphs * weights  # each has gradients
 
 
 def slots(

@@ -22,7 +22,7 @@ from finetune import classifiers, examples, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.evaluation import DevEvaluator
-from finetune.graphs import replay_passes
+from finetune.graphs import can_replay, replay_passes
 from finetune.runs import MODEL, RESULT, RunPlan, read_plan
 from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
 from pretrain.config.deepspeed import stage_of
@@ -187,12 +187,8 @@ def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) ->
     )
     settings = deepspeed_json(name, batch, config.gradient_clipping, world_size=process.world_size)
     engine = Engine(classifier, optimizer, settings, process)
-    has_whole_weights = stage_of(settings) < 3
-    if (
-        process.device.type == "cuda"
-        and has_whole_weights
-        and not classifier.encoder.config.latents
-    ):
+    is_fixed = can_replay(classifier.encoder.config, stage_of(settings))
+    if is_fixed and process.device.type == "cuda":
         replay_passes(classifier)
     return engine
 

@@ -90,6 +90,14 @@ def test_padding_changes_no_loss(run_ranks, tiny_model, easy_glue, tmp_path):
     assert losses == pytest.approx([json.loads(line)["loss"] for line in lines], rel=1e-5)
 
 
+def test_nothing_is_replayed_whose_weights_move_or_whose_function_reads_the_padding():
+    base, latents = (
+        presets.build("base", each, 320, {}) for each in ("baseline", "char-perceiver")
+    )
+    assert [graphs.can_replay(base, stage) for stage in range(4)] == [True, True, True, False]
+    assert not graphs.can_replay(latents, 1)
+
+
 def test_padding_ends_where_positions_do_and_scoring_has_none(monkeypatch):
     architecture = presets.build("tiny", "baseline", 320, {"max_positions": 40})
     head = ClassificationHead(architecture.hidden_size, ClassificationConfig(2))

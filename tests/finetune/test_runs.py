@@ -119,6 +119,8 @@ def test_the_memory_of_a_run_is_that_of_its_weights_states_and_activations():
     assert of_states + 2**30 < needed - 16 * of_a_graph < 8e9
     less = runs.run_bytes(dataclasses.replace(config, max_tokens=128), base, 1)
     assert of_states + 2**30 < less - 4 * of_a_graph < needed - 16 * of_a_graph - 1e9
+    without = runs.run_bytes(dataclasses.replace(config, deepspeed="zero3_bf16"), base, 1)
+    assert without < needed - 10 * of_a_graph
 
 
 @pytest.mark.parametrize(("is_shared", "expected"), [(True, 3), (False, 0)])
