@@ -9,7 +9,8 @@ matrix of n x m, with Nesterov's momentum and five Newton-Schulz iterations:
     w = w - rate decay w - 0.2 sqrt(max(n, m)) rate O
 
 The factor gives an update the size of AdamW's, so that both take one learning rate and one weight
-decay. Query, key and value, which are one parameter here, are three matrices (Jordan et al.).
+decay. Query, key and value, which are one parameter here, are three matrices (Jordan et al.), and a
+gated expansion is two.
 
 torch's own takes whole matrices only, and DeepSpeed's (0.19.8) replaces the gradients, so that the
 norm of the gradient that is reported, clipped and watched for spikes is that of the update; it also

@@ -37,23 +37,21 @@ class Kind(NamedTuple):
     """Takes parameter groups, `lr`, `betas` and `eps`."""
     epsilon: Callable[[OptimizerConfig, int], float] = lambda config, step: config.epsilon
     """`eps` of an update, counted from 0."""
-    options: Callable[[str, nn.Parameter, OptimizerConfig], dict[str, Any]] = lambda *_: {}
-    """Options of the group of a parameter, given its name, beside the weight decay."""
+    options: Callable[[str, nn.Parameter, nn.Module], dict[str, Any]] = lambda *_: {}
+    """Options of a parameter's group beside the weight decay, given its name and the model."""
 
 
 _MOMENTUM = 0.95
 """Decay rate of Muon's momentum, as in Jordan et al. 2024 and Liu et al. 2025; nobody has gained by
 another one, and beta1 and beta2 are those of its AdamW."""
-QUERY_KEY_VALUE = 3
-"""Matrices in the weight of that name."""
 
 
-def _muon_options(name: str, parameter: nn.Parameter, config: OptimizerConfig) -> dict[str, Any]:
+def _muon_options(name: str, parameter: nn.Parameter, model: nn.Module) -> dict[str, Any]:
     """Of weights of linear layers in the layers: how many matrices they are, above each other."""
     if parameter.ndim != 2 or ".layers." not in name:
         return {"matrices": 0}
-    matrices = QUERY_KEY_VALUE if name.endswith("query_key_value.weight") else 1
-    return {"matrices": matrices, "momentum": _MOMENTUM}
+    layer = model.get_submodule(name.removesuffix(".weight"))
+    return {"matrices": getattr(layer, "matrices", 1), "momentum": _MOMENTUM}
 
 
 OPTIMIZERS = {
@@ -89,7 +87,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         decays = config.weight_decay_on == "all" or parameter.ndim >= 2
         options = {
             "weight_decay": config.weight_decay if decays else 0.0,
-            **OPTIMIZERS[config.name].options(name, parameter, config),
+            **OPTIMIZERS[config.name].options(name, parameter, model),
         }
         for group in groups:
             if {**group, "params": None} == {**options, "params": None}:

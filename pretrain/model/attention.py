@@ -43,6 +43,15 @@ class AttentionContext:
         return [local if window else self for window in windows]
 
 
+class StackedLinear(nn.Linear):
+    """Linear layers of one input, their matrices above each other: one product computes them."""
+
+    def __init__(self, size: int, output_size: int, matrices: int, *, bias: bool) -> None:
+        """Make `matrices` layers from `size` to `output_size` each."""
+        super().__init__(size, matrices * output_size, bias=bias)
+        self.matrices = matrices
+
+
 class SelfAttention(nn.Module):
     """softmax(q k^T / sqrt(K) + bias) v, with query, key and value in one projection."""
 
@@ -52,7 +61,7 @@ class SelfAttention(nn.Module):
         self.num_heads = config.num_heads
         self.dropout = config.attention_dropout
         hidden, bias = config.hidden_size, config.biases
-        self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=bias)
+        self.query_key_value = StackedLinear(hidden, hidden, 3, bias=bias)
         self.output = nn.Linear(hidden, hidden, bias=bias)
 
     def forward(

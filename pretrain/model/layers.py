@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .attention import AttentionContext, SelfAttention, at_targets
+from .attention import AttentionContext, SelfAttention, StackedLinear, at_targets
 from .config import ModelConfig
 from .embeddings import layer_norm
 from .flex import check_no_fallback
@@ -30,8 +30,7 @@ class EncoderLayer(nn.Module):
 
     attention: SelfAttention
     attention_norm: nn.LayerNorm
-    expand: nn.Linear
-    gate: nn.Linear | None
+    expand: StackedLinear
     contract: nn.Linear
     output_norm: nn.LayerNorm
 
@@ -56,12 +55,11 @@ class EncoderLayer(nn.Module):
         else:
             self._share(attention_of, "attention", "attention_norm")
         if feed_forward_of is None:
-            self.expand = nn.Linear(hidden, inner, bias=bias)
-            self.gate = nn.Linear(hidden, inner, bias=bias) if config.gated else None
+            self.expand = StackedLinear(hidden, inner, 1 + config.gated, bias=bias)
             self.contract = nn.Linear(inner, hidden, bias=bias)
             self.output_norm = layer_norm(config)
         else:
-            self._share(feed_forward_of, "expand", "gate", "contract", "output_norm")
+            self._share(feed_forward_of, "expand", "contract", "output_norm")
         self.dropout = nn.Dropout(config.dropout)
         self.norm_first = config.layer_norm == "pre"
         self.activation = ACTIVATIONS[config.activation]
@@ -92,9 +90,10 @@ class EncoderLayer(nn.Module):
         return output
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        inner = self.activation(self.expand(x))
-        if self.gate is not None:
-            inner = inner * self.gate(x)
+        inner, *gate = self.expand(x).chunk(self.expand.matrices, dim=-1)
+        inner = self.activation(inner)
+        if gate:
+            inner = inner * gate[0]
         output: Tensor = self.dropout(self.contract(inner))
         return output
 

@@ -37,9 +37,9 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
-from .attention import AttentionContext, at_targets, masked
+from .attention import AttentionContext, StackedLinear, at_targets, masked
 from .config import ModelConfig
 from .layers import EncoderLayer
 from .positions import Rotation
@@ -117,7 +117,7 @@ def check_one_document_per_row(document_ids: Tensor | None) -> None:
         )
 
 
-class QueryKeyValue(nn.Linear):
+class QueryKeyValue(StackedLinear):
     """The fused projection of `SelfAttention`, whose queries read another input than the rest.
 
     A module, because ZeRO 3 gathers weights in the forward pass of the module that has them.
@@ -137,7 +137,7 @@ class CrossLayer(EncoderLayer):
         """Make one layer of the sizes in `config`."""
         super().__init__(config)
         hidden = config.hidden_size
-        self.attention.query_key_value = QueryKeyValue(hidden, 3 * hidden)
+        self.attention.query_key_value = QueryKeyValue(hidden, hidden, 3, bias=True)
 
     def _cross(
         self,

@@ -100,7 +100,7 @@ def test_a_piece_of_stacked_matrices_is_divided_among_them_with_the_padding_last
 def test_muon_is_torch_s_own_for_the_matrices_of_layers_and_adamw_for_the_rest(
     variant, monkeypatch
 ):
-    """Bit for bit in bf16, as on a GPU. Query, key and value are matrices of their own."""
+    """Bit for bit in bf16, as on a GPU. Query, key, value and gate are matrices of their own."""
     monkeypatch.setattr(muon, "_precision", lambda device: torch.bfloat16)
     config = OptimizerConfig(name="muon", weight_decay=0.1, weight_decay_on="matrices")
     torch.manual_seed(1)
@@ -110,7 +110,8 @@ def test_muon_is_torch_s_own_for_the_matrices_of_layers_and_adamw_for_the_rest(
     matrices, names = {}, []
     for name, parameter in model.named_parameters():
         if "encoder.layers." in name and parameter.ndim == 2:
-            count = 3 if "query_key_value" in name else 1
+            gated = variant == "modern" and "expand" in name
+            count = 3 if "query_key_value" in name else 2 if gated else 1
             matrices[name] = [nn.Parameter(m.clone()) for m in parameter.detach().chunk(count)]
         else:
             names.append(name)

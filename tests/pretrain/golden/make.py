@@ -146,8 +146,8 @@ def modern_shapes():
         for name, shape in shapes(settings).items()
         if not name.endswith(".bias") or name == "head.bias"
     }
-    gates = {f"encoder.layers.{number}.gate.weight": (INNER, SIZE) for number in range(LAYERS)}
-    return table | gates | {"encoder.final_norm.weight": (SIZE,)}
+    expand = {f"encoder.layers.{n}.expand.weight": (2 * INNER, SIZE) for n in range(LAYERS)}
+    return table | expand | {"encoder.final_norm.weight": (SIZE,)}
 
 
 def albert_shapes(name):

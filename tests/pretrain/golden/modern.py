@@ -31,7 +31,7 @@ def logits(heads, weights, input_ids):
             mixed.append(scores.softmax(dim=1) @ value)
         x = x + torch.cat(mixed, dim=1) @ weights[layer + "attention.output.weight"].T
         read = norm(x, weights, layer + "output_norm")
-        expanded, gate = (read @ weights[f"{layer}{name}.weight"].T for name in ("expand", "gate"))
+        expanded, gate = (read @ weights[layer + "expand.weight"].T).chunk(2, dim=1)
         x = x + (gelu(expanded) * gate) @ weights[layer + "contract.weight"].T
     x = norm(x, weights, "encoder.final_norm")
     x = norm(gelu(x @ weights["head.dense.weight"].T), weights, "head.norm")
