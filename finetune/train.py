@@ -28,7 +28,7 @@ from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
 from pretrain.config.deepspeed import stage_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.convert.model_folder import LoadedModel, load_model
-from pretrain.engine.distributed import Process, gather
+from pretrain.engine.distributed import Process, gather, leave
 from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
@@ -111,6 +111,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     ended = time.perf_counter()
     tokens = sum(record.result.tokens for record in records)
     gather(None)  # wait until every rank has written its part
+    leave()
     if engine.rank > 0:
         return {}
     metrics.sync()

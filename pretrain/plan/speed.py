@@ -27,7 +27,7 @@ from pretrain.config.deepspeed import compiles
 from pretrain.config.run import RunConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import memory
-from pretrain.engine.distributed import Process
+from pretrain.engine.distributed import Process, leave
 from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON, MicroBatch, StepRecord
@@ -206,7 +206,7 @@ def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
             f"batch.micro_batch_size {batch.micro_batch_size}: does not fit the device's "
             f"memory ({str(error).splitlines()[0]}); set a smaller one"
         ) from error
-    torch.distributed.destroy_process_group()  # NCCL warns of groups that are left
+    leave()
     return speed
 
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(__doc__)
         return EXIT_DONE if arguments else EXIT_USAGE
     from pretrain.engine import workarounds
-    from pretrain.engine.distributed import PortInUse, adopt_launcher
+    from pretrain.engine.distributed import PortInUse, adopt_launcher, leave
 
     run = Path(arguments[0]).parent  # the supervisor puts its copy of the recipe there
     local_rank, code = 0, EXIT_USAGE
@@ -56,7 +56,9 @@ def main(arguments: Sequence[str]) -> int:
         source = Source.parse(sources[-1].removeprefix(_FROM)) if sources else None
         setup = prepare(config, source, int(os.environ["WORLD_SIZE"]))
         code, expected = EXIT_FAILED, (NotLoaded, Failure)
-        return Attempt(setup).run() if setup else EXIT_DONE
+        code = Attempt(setup).run() if setup else EXIT_DONE
+        leave()
+        return code
     except expected as error:
         # A supervisor chose the port and will choose another one.
         is_retried = isinstance(error, PortInUse) and control.token_of(os.environ)

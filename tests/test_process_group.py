@@ -1,11 +1,13 @@
-"""Every program that has ranks sets each rank's GPU before the first collective.
+"""Every program that has ranks sets its device before the first collective, and leaves its group.
 
 The ranks are real processes and so is their process group, over gloo. Only torch.cuda is replaced:
 it has two GPUs and records which one is chosen.
 """
 
 import contextlib
+import io
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,7 +95,7 @@ def benchmark():
         from pretrain.__main__ import main
 
         sizes = ["batch.global_batch_size=2", "batch.micro_batch_size=1", "model.size=tiny"]
-        main(["bench", "small", "data.sequence_length=8", *sizes])
+        main(["bench", "small", "--seconds", "0", "data.sequence_length=8", *sizes])
 
     return program
 
@@ -105,3 +107,17 @@ def test_each_rank_sets_its_device_before_the_first_collective(program, request,
         *before, first = calls
         assert before == [f"cuda:{rank}", ("init_process_group nccl", str(rank))]
         assert first in COLLECTIVES
+
+
+@pytest.mark.parametrize("program", ["pretraining", "fine_tuning", "benchmark"])
+def test_a_program_that_ends_has_waited_for_the_threads_of_its_group(program, request, run_ranks):
+    """Else they may abort the interpreter's exit. DeepSpeed keeps a group with two, which idle."""
+    program = request.getfixturevalue(program)
+
+    def work():
+        with contextlib.redirect_stdout(io.StringIO()):
+            program(None)
+        names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+        return names.count("pt_gloo_runloop\n")
+
+    assert run_ranks(2, work) == [2, 2]
