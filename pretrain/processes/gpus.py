@@ -96,10 +96,14 @@ class Gpu:
     free: int
     """Bytes of memory that no process uses now."""
     is_shared: bool = True
-    """Whether several processes may use it at once: its compute mode is not exclusive."""
+    """Whether several processes may use it at once, all of its memory: its compute mode is not
+    exclusive, and it is not divided (MIG)."""
 
 
-_FIELDS = ("index", "compute_cap", "memory.total", "memory.free", "compute_mode")
+_FIELDS = (
+    *("index", "compute_cap", "memory.total", "memory.free"),
+    *("compute_mode", "mig.mode.current"),
+)
 
 
 def describe() -> list[Gpu]:
@@ -114,9 +118,10 @@ def describe() -> list[Gpu]:
             ["nvidia-smi", *query], capture_output=True, text=True, timeout=30, check=True
         )
         for line in done.stdout.splitlines():
-            number, capability, *sizes, mode = (cell.strip() for cell in line.split(","))
+            number, capability, *sizes, mode, mig = (cell.strip() for cell in line.split(","))
             total, free = (int(size) << 20 for size in sizes)
-            found.append(Gpu(number, float(capability), total, free, mode == "Default"))
+            is_shared = mode == "Default" and mig != "Enabled"
+            found.append(Gpu(number, float(capability), total, free, is_shared))
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     visible = visible_gpus()

@@ -17,8 +17,9 @@ from pretrain.spikes.policy import max_checkpoints_kept
 
 GB = 10**9
 NVIDIA_SMI = """\
-0, 9.0, 143771, 143128, Default
-1, 9.0, 143771, 20, Exclusive_Process
+0, 9.0, 143771, 143128, Default, Disabled
+1, 9.0, 143771, 20, Exclusive_Process, [N/A]
+2, 9.0, 81559, 81559, Default, Enabled
 """
 """What nvidia-smi prints for `gpus._FIELDS`, in the form of its manual; not from a real machine."""
 Disk = namedtuple("Disk", "free")
@@ -83,8 +84,9 @@ def test_gpus_whose_memory_is_unknown_are_not_judged(machine, monkeypatch, tmp_p
     assert gpus.describe() == [
         gpus.Gpu("0", 9.0, 143771 << 20, 143128 << 20),
         gpus.Gpu("1", 9.0, 143771 << 20, 20 << 20, is_shared=False),
+        gpus.Gpu("2", 9.0, 81559 << 20, 81559 << 20, is_shared=False),
     ]
-    program.write_text("#!/bin/sh\necho '0, [N/A], 1, 1, Default'\n")
+    program.write_text("#!/bin/sh\necho '0, [N/A], 1, 1, Default, [N/A]'\n")
     assert gpus.describe() == []
 
 
@@ -107,6 +109,10 @@ def test_gpus_that_are_hidden_by_number_are_left_out(monkeypatch, tmp_path):
     program.write_text(f"#!/bin/sh\ncat <<END\n{NVIDIA_SMI}END\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    for visible, numbers in ((["1"], ["1"]), (["0", "1"], ["0", "1"]), (["GPU-a"], ["0", "1"])):
+    for visible, numbers in (
+        (["1"], ["1"]),
+        (["0", "1"], ["0", "1"]),
+        (["GPU-a"], ["0", "1", "2"]),
+    ):
         monkeypatch.setattr(gpus, "visible_gpus", lambda visible=visible: visible)
         assert [gpu.number for gpu in gpus.describe()] == numbers
