@@ -17,6 +17,7 @@ spike.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -266,8 +267,10 @@ def protected(
     for first, last in onsets:
         once = _target(first, policy.margin_steps, checkpoints)
         twice = _target(once, policy.margin_steps, checkpoints)
-        depth = max(first - once, once - twice, policy.margin_steps)
-        deepest = _target(twice, 2 * depth, checkpoints)
+        # The newest checkpoint a margin before an onset is less than a margin and a gap before it.
+        places = [twice, *(step for step in sorted(checkpoints) if twice < step < last), last]
+        gap = max(after - before for before, after in itertools.pairwise(places))
+        deepest = _target(twice, 2 * (policy.margin_steps + gap), checkpoints)
         kept.update(step for step in checkpoints if deepest <= step <= last)
     return kept
 
