@@ -389,6 +389,7 @@ def test_another_recipe_goes_back_to_its_step_and_ends_the_recipes_from_there_on
         *((0, "start"), (20, "spike"), (20, "user"))
     ]
     assert found.seeds_by_step == [(0, 1), (20, 2)]
+    assert state(user(0)).seeds_by_step == [(0, 1)]  # a recipe has no seed of its own
     # A rollback ends no recipe: what holds from step 25 on will hold there again.
     assert [r["step"] for r in state(*events, rollback(10, 3)).segments] == [0, 25, 40, 10]
 

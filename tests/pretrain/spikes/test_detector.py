@@ -9,7 +9,7 @@ import pytest
 from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Evaluation, Observation, in_order
-from pretrain.spikes.statistics import TOLERANCE, SortedWindow
+from pretrain.spikes.statistics import TOLERANCE, SortedWindow, change_point
 from tests.benchmarks import non_finite
 from tests.benchmarks.spikes import SPIKES, curve, detections
 
@@ -663,3 +663,7 @@ def test_deviations_say_how_the_next_record_is_judged_and_change_nothing():
     assert {norm for _, norm in usual} == {0.0}
     bad = Observation(400, math.nan, math.inf)
     assert all(math.isnan(each) for each in asked.deviations(bad))
+
+
+def test_one_low_value_does_not_date_a_rise_after_it():
+    assert change_point([0.0, 0.0, *[3.0] * 6, -100.0, *[3.0] * 3], height=2.0) == 2

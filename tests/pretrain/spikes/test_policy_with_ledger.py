@@ -105,6 +105,13 @@ def test_a_checkpoint_of_a_stop_is_kept_while_it_is_one_of_the_newest_two(kind):
     assert checkpoints_to_keep(records(*regular), 150, CONFIG) == {50, 100, 150}
 
 
+def test_the_targets_of_an_open_suspicion_are_kept_however_old_it_is():
+    events = [commit(step) for step in range(50, 6001, 50)]
+    suspected = [*events, ("suspect", {"onset": 390, "step": 420, "channel": "validation"})]
+    assert 350 not in checkpoints_to_keep(records(*events), 6000, CONFIG)
+    assert {250, 300, 350} <= checkpoints_to_keep(records(*suspected), 6000, CONFIG)
+
+
 @pytest.mark.parametrize("interval", [7, 50, 400])
 @pytest.mark.parametrize("steps", [30, 345, 5000])
 def test_the_usual_number_of_checkpoints_is_what_a_run_without_a_spike_keeps(interval, steps):
