@@ -132,6 +132,8 @@ def _comparison(title: str, study: Study, checked: Sequence[CheckedArm], measure
         rows.append([pair, *map(_difference, found["mean"], found["half_width"])])
         if len(settings := _settings_that_differ(checked, one, other)) > 1:
             confounded.append(f"- {pair}: {', '.join(settings)}")
+    if not rows:
+        return ""
     notes = [
         f"Mean over at most {seeds} seeds that both arms have, with the 95 % interval of Student's "
         f"t; **bold** where it leaves out 0. One in twenty of these {intervals} intervals leaves "

@@ -7,9 +7,9 @@ NAME.jsonl.zst.00, .01, ..., which `split -d -b 30M` makes. The command prepares
 the learning rate, and trains, evaluates and fine-tunes one arm after the other until the minutes
 are over. Called again with the same folder, it goes on. At its end work/travels.tar.gz has what a
 next visit, which finds an empty machine, needs: the records, metrics and scores of the arms that
-are finished, and the report, but no weights. `--carried travels.tar.gz` goes on from it there, with the
-same words for the folder and for GLUE, which belong to the settings of an arm. An arm that is not
-finished at the end of a visit begins again in the next one.
+are finished, and the report, but no weights. `--carried travels.tar.gz` goes on from it there, with
+the same words for the folder and for GLUE, which belong to the settings of an arm. An arm that is
+not finished at the end of a visit begins again in the next one.
 
 `--toy` rehearses everything at the size `tiny` on a CPU, in a quarter of an hour.
 """

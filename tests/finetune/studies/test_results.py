@@ -60,6 +60,9 @@ def test_of_the_best_factor_the_level_with_the_lowest_mean_loss_is_left():
     found = results._best(Results(tables, {}, tables, {}, []), "rate")
     assert [*found.pretraining] == [arm("RoBERTa", "2e-3"), arm("CLAP", "1e-3")]
     assert comparisons(found.pretraining, "rate") == [(arm("RoBERTa", "2e-3"), arm("CLAP", "1e-3"))]
+    alone = {OURS: found.pretraining[arm("RoBERTa", "2e-3")]}
+    study = SimpleNamespace(best="rate", pairs=())
+    assert report._comparison("Differences", study, [], alone) == ""
 
 
 def test_a_run_that_diverged_has_an_infinite_loss_and_ends_no_report():
