@@ -4,11 +4,13 @@ tests/gpu has the same with graphs.
 """
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from finetune import graphs, train
+from finetune.config import FinetuneConfig
 from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
@@ -90,14 +92,6 @@ def test_padding_changes_no_loss(run_ranks, tiny_model, easy_glue, tmp_path):
     assert losses == pytest.approx([json.loads(line)["loss"] for line in lines], rel=1e-5)
 
 
-def test_nothing_is_replayed_whose_weights_move_or_whose_function_reads_the_padding():
-    base, latents = (
-        presets.build("base", each, 320, {}) for each in ("baseline", "char-perceiver")
-    )
-    assert [graphs.can_replay(base, stage) for stage in range(4)] == [True, True, True, False]
-    assert not graphs.can_replay(latents, 1)
-
-
 def test_padding_ends_where_positions_do_and_scoring_has_none(monkeypatch):
     architecture = presets.build("tiny", "baseline", 320, {"max_positions": 40})
     head = ClassificationHead(architecture.hidden_size, ClassificationConfig(2))
@@ -111,3 +105,27 @@ def test_padding_ends_where_positions_do_and_scoring_has_none(monkeypatch):
         classifier(torch.full((2, length), 7), None)
     classifier.eval()(torch.full((2, 33), 7), None)
     assert lengths == [32, 32, 40, 40, 33]
+
+
+@pytest.mark.parametrize(
+    ("device", "deepspeed", "variant", "expected"),
+    [
+        ("cuda", "", "baseline", True),
+        ("cuda", "zero0_fp32", "baseline", True),
+        ("cuda", "zero2_bf16", "baseline", True),
+        ("cuda", "zero3_bf16", "baseline", False),
+        ("cuda", "", "char-perceiver", False),  # latents depend on the padding in number
+        ("cpu", "", "baseline", False),
+    ],
+)
+def test_passes_are_replayed_on_a_gpu_where_weights_keep_their_place(
+    device, deepspeed, variant, expected, monkeypatch
+):
+    found = []
+    monkeypatch.setattr(train, "Engine", lambda *arguments: None)
+    monkeypatch.setattr(train, "replay_passes", found.append)
+    encoder = SimpleNamespace(config=presets.build("base", variant, 320, {}))
+    classifier = SimpleNamespace(encoder=encoder)
+    process = SimpleNamespace(world_size=1, device=torch.device(device))
+    train._engine(FinetuneConfig(deepspeed=deepspeed), classifier, process)
+    assert found == [classifier] * expected
