@@ -20,24 +20,38 @@ from tests.finetune.conftest import plans, train_on
 
 
 class Replayed(torch.autograd.Function):
-    """The node that `torch.cuda.make_graphed_callables` makes of a module."""
+    """The node that `torch.cuda.make_graphed_callables` makes of a module.
+
+    As there, each replay writes the output and the gradients to the memory of the one before.
+    """
 
     @staticmethod
-    def forward(ctx, module, weights, *inputs):
+    def forward(ctx, module, weights, static, *inputs):
         with torch.enable_grad():
             ctx.output, ctx.weights = module(*inputs[: len(inputs) - len(weights)]), weights
-        return ctx.output.detach()
+        ctx.static = static
+        return written(static, "output", [ctx.output])[0]
 
     @staticmethod
     def backward(ctx, gradient):
         found = torch.autograd.grad(ctx.output, ctx.weights, gradient, allow_unused=True)
-        return (*[None] * (len(ctx.needs_input_grad) - len(found)), *found)
+        gradients = written(ctx.static, "gradients", found)
+        return (*[None] * (len(ctx.needs_input_grad) - len(found)), *gradients)
+
+
+def written(static, name, tensors):
+    """Write to the tensors of that name, made at first, and return them without their history."""
+    made = static.setdefault(name, [None if t is None else t.detach().clone() for t in tensors])
+    for tensor, new in zip(made, tensors, strict=True):
+        if new is not None:
+            tensor.copy_(new.detach())
+    return [None if tensor is None else tensor.detach() for tensor in made]
 
 
 def replayed(module, inputs, allow_unused_input, pool):
     module(*inputs)  # as torch does first: it draws dropout
-    weights = tuple(module.parameters())
-    return lambda *given: Replayed.apply(module, weights, *given, *weights)
+    weights, static = tuple(module.parameters()), {}
+    return lambda *given: Replayed.apply(module, weights, static, *given, *weights)
 
 
 def trained(run_ranks, plan, folder, graphed):
