@@ -35,13 +35,23 @@ _SECONDS_TO_BE_ENDED = 3.0
 
 @console.survive_broken_pipe(is_result=False)
 def main(arguments: Sequence[str]) -> int:
-    """Train until the run is done or has spiked; returns the exit code."""
+    """Train until the run is done or has spiked, and leave the group; returns the exit code."""
     arguments = [word for word in arguments if not word.startswith("--local_rank")]
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(__doc__)
         return EXIT_DONE if arguments else EXIT_USAGE
+    code = attempt(arguments)
+    if code not in (EXIT_FAILED, EXIT_USAGE):  # after an error others may be in a collective
+        from pretrain.engine.distributed import leave
+
+        leave()
+    return code
+
+
+def attempt(arguments: Sequence[str]) -> int:
+    """Train until the run is done or has spiked; returns the exit code."""
     from pretrain.engine import workarounds
-    from pretrain.engine.distributed import PortInUse, adopt_launcher, leave
+    from pretrain.engine.distributed import PortInUse, adopt_launcher
 
     run = Path(arguments[0]).parent  # the supervisor puts its copy of the recipe there
     local_rank, code = 0, EXIT_USAGE
@@ -56,9 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         source = Source.parse(sources[-1].removeprefix(_FROM)) if sources else None
         setup = prepare(config, source, int(os.environ["WORLD_SIZE"]))
         code, expected = EXIT_FAILED, (NotLoaded, Failure)
-        code = Attempt(setup).run() if setup else EXIT_DONE
-        leave()
-        return code
+        return Attempt(setup).run() if setup else EXIT_DONE
     except expected as error:
         # A supervisor chose the port and will choose another one.
         is_retried = isinstance(error, PortInUse) and control.token_of(os.environ)

@@ -73,7 +73,7 @@ def recipe(tmp_path_factory):
 def attempt(recipe, run, *words):
     """One attempt by the calling rank; its exit code."""
     with contextlib.redirect_stdout(io.StringIO()):
-        return train.main([str(recipe), f"folder={run}", *words])
+        return train.attempt([str(recipe), f"folder={run}", *words])
 
 
 def curve(run):
