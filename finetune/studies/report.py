@@ -61,10 +61,11 @@ def write_report(
 
 def _sections(study: Study, checked: Sequence[CheckedArm], found: Results) -> list[str]:
     seeds = max(map(len, found.pretraining.values()))
+    over = f"Median over at most {seeds} seeds (lowest to highest)." if seeds > 1 else "Of one seed."
     best = f" Of {study.best} the best level is shown, chosen by the loss." if study.best else ""
     sections = [
         _table("Pretraining", found.pretraining, _median),
-        f"Median over at most {seeds} seeds (lowest to highest).{best}\n",
+        f"{over}{best}\n",
         _comparison("Differences in pretraining", study, checked, found.pretraining),
     ]
     if found.finetuning:
@@ -127,7 +128,8 @@ def _comparison(title: str, study: Study, checked: Sequence[CheckedArm], measure
     rows, confounded, intervals, seeds = [], list[str](), 0, 0
     for one, other in comparisons(measured, study.best, study.pairs):
         found = results.paired(measured, one, other).reindex(names, fill_value=math.nan)
-        intervals, seeds = intervals + found["mean"].count(), max(seeds, int(found["seeds"].max()))
+        seeds = max(seeds, int(found["seeds"].max()))
+        intervals += found["half_width"].count()
         pair = f"{other.name} − {one.name}"
         rows.append([pair, *map(_difference, found["mean"], found["half_width"])])
         if len(settings := _settings_that_differ(checked, one, other)) > 1:
@@ -138,6 +140,8 @@ def _comparison(title: str, study: Study, checked: Sequence[CheckedArm], measure
         f"Mean over at most {seeds} seeds that both arms have, with the 95 % interval of Student's "
         f"t; **bold** where it leaves out 0. One in twenty of these {intervals} intervals leaves "
         "out 0 by chance.\n"
+        if seeds > 1
+        else "Of one seed, which gives no interval.\n"
     ]
     if confounded:
         notes.append(

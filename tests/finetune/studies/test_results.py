@@ -201,6 +201,7 @@ def test_arms_that_differ_in_several_settings_are_confounded_setting_by_setting(
     clap = "model.embedding_norm, model.head, model.normalize_embeddings"
     assert set(listed.values()) == {clap}
     assert len(listed) == 2  # with and without dropout, which alone is one setting
+    assert "Of one seed, which gives no interval." in text
     ways = [
         Arm((*arms[0].levels, *way.levels), {**arms[0].settings, **way.settings})
         for way in finetuning_arms(loaded)
