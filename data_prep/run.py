@@ -29,6 +29,7 @@ _LOCK = ".lock"
 """In a corpus folder, from the beginning of its first prepare on."""
 _SHARDS = "shards/shard-*.json"
 _FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
+_LEFT_BY_KILLED = tuple(f"{folder}.*{PARTIAL_SUFFIX}" for folder in _FOLDERS)
 # The manifest is removed first: a folder without it is not a corpus, whatever else is left.
 _OUTPUTS = (
     records.FILE_NAME,
@@ -76,7 +77,7 @@ def prepare(
     tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
     output.mkdir(parents=True, exist_ok=True)
     with _locked(output):
-        _remove(output, *(f"{folder}.*{PARTIAL_SUFFIX}" for folder in _FOLDERS))
+        _remove(output, *_LEFT_BY_KILLED)
         if overwrite:
             _remove(output, *_OUTPUTS)
         shards = _existing_shards(tasks)
@@ -89,7 +90,7 @@ def prepare(
             shards |= _make(missing, engine, workers)
         finally:
             if not any(output.glob(_SHARDS)):  # it failed, and left nothing to go on from
-                _remove(output, TOKENIZER_FILE, _LOCK)
+                _remove(output, *_LEFT_BY_KILLED, *_OUTPUTS, _LOCK)
                 for folder in reversed(_FOLDERS):
                     with suppress(OSError):  # it is missing, or holds something else
                         (output / folder).rmdir()

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from data_prep.common.files import AtomicFile, sha256_of
+from data_prep.engines import ENGINES, WorkerDied
 from data_prep.manifest import Count, Settings, ShardManifest, load_manifest, read_record
 from data_prep.run import merge, plan, prepare
 from data_prep.verify import verify
@@ -76,8 +77,8 @@ def test_rerun_of_a_finished_corpus_changes_nothing(corpus_folder, inputs, token
     }
 
 
-def killed(number, *arguments):
-    """Run a prepare in a process that is killed at a file, before it has its name, or after."""
+def killed(number, work, *arguments):
+    """Run work in a process that is killed at a file, before it has its name, or after."""
     left, commit = itertools.count(number, -1), AtomicFile.commit
 
     def commit_or_end(file):
@@ -91,7 +92,7 @@ def killed(number, *arguments):
 
     def run():
         AtomicFile.commit = commit_or_end
-        prepare(*arguments)
+        work(*arguments)
 
     child = multiprocessing.get_context("fork").Process(target=run)
     child.start()
@@ -106,7 +107,7 @@ def test_a_run_killed_at_any_file_tears_nothing_and_continues_to_the_same_bytes(
     """The vocabulary is the first file of a run, and nine are those of a shard."""
     arguments = inputs, tmp_path, tokenizer_folder, SETTINGS
     for number in (*range(1, 12), 11):
-        assert killed(number, *arguments)
+        assert killed(number, prepare, *arguments)
         assert not (tmp_path / "manifest.json").exists()
         shards = [read_record(ShardManifest, file) for file in tmp_path.glob("shards/shard-*")]
         for files in itertools.chain(*(shard.files.values() for shard in shards)):
@@ -115,6 +116,23 @@ def test_a_run_killed_at_any_file_tears_nothing_and_continues_to_the_same_bytes(
     assert len(shards) == 3
     prepare(*arguments)
     assert content(tmp_path) == content(corpus_folder)
+
+
+def test_a_run_whose_worker_is_killed_in_its_first_shard_leaves_nothing(
+    inputs, tokenizer_folder, tmp_path, monkeypatch
+):
+    """Anything left would keep the same command from running again."""
+
+    def engine(work, tasks, *_):
+        assert killed(number, work, tasks[0])
+        raise WorkerDied
+        yield
+
+    monkeypatch.setitem(ENGINES, "local", engine)
+    for number in range(1, 10):
+        with pytest.raises(WorkerDied):
+            prepare(inputs, tmp_path / "corpus", tokenizer_folder, SETTINGS)
+        assert not (tmp_path / "corpus").exists()
 
 
 @pytest.mark.usefixtures("in_process")
