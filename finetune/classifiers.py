@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
 from pathlib import Path
 
 import torch
@@ -88,8 +87,7 @@ def save(folder: Path, parts: Path, loaded: LoadedModel, plan: RunPlan, task: Ta
     for name in weights:
         if task.is_regression and name.startswith(f"{CLASSIFIER}projection."):
             weights[name] = weights[name] * task.scale
-    shutil.rmtree(folder / MODEL, ignore_errors=True)  # left by an interrupted run
-    remove_partial_folders(folder / MODEL)
+    remove_partial_folders(folder / MODEL)  # left by an interrupted run
     contents = ModelContents(
         dataclasses.replace(loaded.model.config, pair_head=False),
         weights,

@@ -21,7 +21,7 @@ from data_prep.common.files import json_lines, write_atomically
 from data_prep.common.wording import count
 from finetune.examples import Example
 from finetune.tables import TableRow, check_columns, read_rows, text
-from finetune.tasks import Kind, Task
+from finetune.tasks import TASKS, Kind, Task
 
 _MOST_CLASSES = 1000
 _ALMOST_NUMBER = re.compile(r"[-+]?(\d*,\d+|nan|inf|infinity)", re.IGNORECASE)
@@ -67,8 +67,14 @@ def describe(request: Request) -> CustomTask:
 
     Raises:
         ValueError: a file or column is missing, a text is empty, a label is missing or of another
-            kind, or only dev has it; names file, line and what would be accepted.
+            kind, or only dev has it; names file, line and what would be accepted. Or the name is
+            not that of a folder, or that of a task of GLUE.
     """
+    if not re.fullmatch(r"\w[\w .-]*", request.name) or request.name in TASKS:
+        raise ValueError(
+            f"--name {request.name!r}: accepted: letters, digits, spaces, '.', '-' and '_', and no "
+            "name of a task of GLUE"
+        )
     sources = {"train": request.train, "dev": request.dev, "test": request.test}
     rows = {split: read_rows(source) for split, source in sources.items() if source}
     for row in itertools.chain(*rows.values()):
@@ -173,7 +179,8 @@ def _names(request: Request, rows: Sequence[TableRow]) -> tuple[str, ...]:
             "regression"
         )
     are_numbers = all(name.removeprefix("-").isdecimal() for name in names)
-    return tuple(sorted(names, key=int if are_numbers else str))
+    # By name first: "1" and "01" are the same number, and a set has an order of each process.
+    return tuple(sorted(sorted(names), key=int if are_numbers else str))
 
 
 def _texts_of(request: Request, row: TableRow) -> tuple[str, ...]:

@@ -59,8 +59,10 @@ def main(arguments: Sequence[str]) -> int:
             return EXIT_DONE
         # A run may outlive the command that started it.
         with lock(folder / "lock", "another process is working on this run"):
-            (folder / METRICS).unlink(missing_ok=True)  # left by an interrupted run
-            shutil.rmtree(folder / _BEST, ignore_errors=True)
+            # Left by an interrupted run, which may have had other settings.
+            (folder / METRICS).unlink(missing_ok=True)
+            for left in (_BEST, MODEL):
+                shutil.rmtree(folder / left, ignore_errors=True)
             write_json(folder / RESULT, train(plan, folder))
     except ValueError as error:
         print(f"finetune.train: error: {error}", file=sys.stderr)

@@ -179,7 +179,8 @@ def _stages(
             glue += ["--jobs", str(options.glue_jobs), "--tasks", ",".join(tasks)]
             glue += ["--seeds", ",".join(map(str, numbers))]
             glue += ["--output", str(folder / "scores" / name), *way.words, *Arm((), own).words]
-            found.append(Stage(f"glue-{name}{f'-{number}' * bool(number)}", glue))
+            # A folder's name has no "+", so that no two stages have the same one.
+            found.append(Stage(f"glue-{name}{f'+{number}' * bool(number)}", glue))
     return found
 
 

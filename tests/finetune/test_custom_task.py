@@ -30,6 +30,10 @@ def labelled(*labels):
     return [(f"text {number}", label) for number, label in enumerate(labels)]
 
 
+EQUAL_NUMBERS = tuple(f"{1:0{n}}" for n in range(9, 0, -1))
+"""In another order in each process, if a set's order decided."""
+
+
 @pytest.mark.parametrize(
     ("labels", "kind", "names"),
     [
@@ -40,12 +44,20 @@ def labelled(*labels):
         (("--5", "5", "--5"), "classification", ("--5", "5")),
         (("1,2", "a", "a"), "classification", ("1,2", "a")),
         ((10**400, 5, 5), "classification", ("5", str(10**400))),
+        (2 * EQUAL_NUMBERS, "classification", EQUAL_NUMBERS),
     ],
 )
 def test_the_kind_is_what_the_labels_look_like(table, labels, kind, names):
     found = describe(Request("own", table(labelled(*labels)), dev_share=0.3))
     assert (found.task.kind, found.task.labels) == (kind, names)
     assert "by its labels" in found.summary[0]
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-a", "CoLA"])
+def test_the_name_is_that_of_a_folder_and_of_no_task_of_glue(table, name):
+    """Runs in a deeper folder were not found again; a report set CoLA beside published scores."""
+    with pytest.raises(ValueError, match="--name"):
+        describe(Request(name, table(labelled("a", "b"))))
 
 
 def test_numbers_are_learned_in_units_of_the_largest(table):

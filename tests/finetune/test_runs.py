@@ -329,6 +329,20 @@ def test_two_processes_do_not_work_on_one_run(tmp_path, tiny_model, easy_glue, c
     assert "another process is working" in capsys.readouterr().err
 
 
+def test_a_run_that_begins_again_keeps_nothing_of_an_interrupted_one(
+    tiny_model, easy_glue, tmp_path, monkeypatch
+):
+    """That may have had other settings, and was ended after it had written its model."""
+    from finetune import train
+
+    (plan,) = plans(tiny_model, easy_glue, save_models=False)
+    finish(tmp_path, plan, tiny_model)
+    (tmp_path / plan.name / "result.json").unlink()
+    monkeypatch.setattr(train, "train", lambda plan, folder: {})
+    assert train.main([str(tmp_path / plan.name)]) == 0
+    assert {path.name for path in (tmp_path / plan.name).iterdir()} == {PLAN, "lock", "result.json"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_ended_ends_its_runs_and_resumes_when_called_again(

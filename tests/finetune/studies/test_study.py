@@ -199,11 +199,11 @@ def test_some_models_are_fine_tuned_in_more_ways_and_some_tasks_with_other_seeds
         checked = study.CheckedArm(arm, config, config.architecture(50265), 1)
         stages = _stages(loaded, checked, 1, tmp_path, options)
         found[arm.name] = {each.name: each.arguments for each in stages if "glue" in each.name}
-    first = ["glue-first-token", "glue-first-token-1"]
+    first = ["glue-first-token", "glue-first-token+1"]
     assert list(found["sinusoidal"]) == first
-    both = [name for name, of in found.items() if list(of) == [*first, "glue-mean", "glue-mean-1"]]
+    both = [name for name, of in found.items() if list(of) == [*first, "glue-mean", "glue-mean+1"]]
     assert both == ["baseline", "alibi", "zero-clap"]
-    most, sst = (" ".join(found["alibi"][name]) for name in ("glue-mean", "glue-mean-1"))
+    most, sst = (" ".join(found["alibi"][name]) for name in ("glue-mean", "glue-mean+1"))
     assert "--jobs 6 --tasks CoLA,MRPC,RTE,STS-B --seeds 1,2,3,4,5" in most
     assert most.endswith(" pooling=mean")
     assert "--tasks SST-2 --seeds 1,2" in sst
