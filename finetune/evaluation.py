@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import torch
 
 from finetune import scores, tasks
 from finetune.batches import EncodedExamples, ShuffledBatches
-from finetune.tasks import Output, Task, suffix_of
+from finetune.tasks import Logits, Task, suffix_of
 from pretrain.engine.distributed import gather
 from pretrain.loop.protocols import Model
 
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 _BATCH_SIZE = 64
 
 
-def outputs_of(
+def logits_of(
     model: Model,
     encoded: EncodedExamples,
     device: torch.device,
     rank: int = 0,
     world_size: int = 1,
-) -> list[Output]:
+) -> Logits:
     """Compute the logits of every example in fp32, in the split's order, on every rank.
 
     Args:
@@ -36,32 +37,21 @@ def outputs_of(
         device: the model's device.
         rank: rank of this process.
         world_size: number of processes; each reads every `world_size`-th batch.
-
-    Returns:
-        [C] of each example.
     """
     batches = encoded.by_length(_BATCH_SIZE)
     mine = batches[rank::world_size]
     # Under ZeRO 3 all ranks must call the model equally often: some repeat a batch.
     mine += batches[:1] * (-(-len(batches) // world_size) - len(mine))
-    parts = list[tuple[list[int], list[Output]]]()
+    parts = list[tuple[list[int], Logits]]()
     with torch.no_grad():
         for chosen in mine:
             batch = encoded.collate(chosen).to(device)
             output = model(batch["input_ids"], batch.get("document_ids"), batch.get("segment_ids"))
-            parts.append((chosen, list(output.float().cpu().numpy())))
-    found: dict[int, Output] = {}
-    for numbers, outputs in (part for from_rank in gather(parts) for part in from_rank):
-        found |= dict(zip(numbers, outputs, strict=True))
-    return [found[number] for number in range(len(encoded))]
-
-
-def _mean_loss(task: Task, labels: tasks.Answers, outputs: Sequence[Output]) -> float:
-    """Return the mean loss over the examples of a split, as in training."""
-    total = 0.0
-    for label, output in zip(torch.from_numpy(labels), outputs, strict=True):
-        total += float(tasks.loss(task, torch.from_numpy(output).unsqueeze(0), label.unsqueeze(0)))
-    return total / len(labels)
+            parts.append((chosen, output.float().cpu().numpy()))
+    numbers, found = zip(*itertools.chain(*gather(parts)), strict=True)
+    logits = np.empty((len(encoded), found[0].shape[1]), dtype=np.float32)
+    logits[np.concatenate(numbers)] = np.concatenate(found)
+    return logits
 
 
 class DevEvaluator:
@@ -98,11 +88,12 @@ class DevEvaluator:
         engine, distinct = self._engine, list[int]()
         engine.module.eval()
         for split, dev_set in self._dev_sets.items():
-            outputs = outputs_of(
+            logits = logits_of(
                 engine.module, dev_set, engine.device, engine.rank, engine.world_size
             )
-            answers = tasks.answers(self._task, outputs)
-            record.setdefault("loss", _mean_loss(self._task, dev_set.labels, outputs))
+            answers = tasks.answers(self._task, logits)
+            both = torch.from_numpy(logits), torch.from_numpy(dev_set.labels)
+            record.setdefault("loss", float(tasks.loss(self._task, *both)) / len(dev_set))
             distinct.append(len(np.unique(answers)))
             values = scores.score(self._task.metrics, dev_set.labels, answers)
             record |= {f"{name}{suffix_of(split)}": value for name, value in values.items()}

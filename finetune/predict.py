@@ -6,7 +6,6 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from scipy.special import softmax
 
@@ -17,10 +16,10 @@ from finetune import examples, scores
 from finetune.batches import EncodedExamples
 from finetune.classifiers import longest_input
 from finetune.config import FinetuneConfig
-from finetune.evaluation import outputs_of
+from finetune.evaluation import logits_of
 from finetune.examples import Example
 from finetune.runs import MODEL, RESULT, read_result
-from finetune.tasks import TASKS, Kind, Output, Task
+from finetune.tasks import TASKS, Kind, Logits, Task, answers
 from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.engine.distributed import choose_device
 from pretrain.model.classifier import Classifier
@@ -53,10 +52,10 @@ def predict(model: Path, file: Path, device: str | None = None) -> str:
             "Write the texts into a .txt file"
         )
     rows = _read_lines(file, task)
-    outputs = _outputs(loaded, task, rows, chosen)
+    found = _logits(loaded, task, rows, chosen)
     return "".join(
-        "\t".join((*_as_text(task, output), *row.texts)) + "\n"
-        for output, row in zip(outputs, rows, strict=True)
+        "\t".join((*_as_text(task, logits), *row.texts)) + "\n"
+        for logits, row in zip(found, rows, strict=True)
     )
 
 
@@ -82,11 +81,11 @@ def _task_of(loaded: LoadedModel) -> Task:
     return Task(name, kind, texts=(), labels=labels)
 
 
-def _as_text(task: Task, output: Output) -> tuple[str, ...]:
-    """Return the columns of an answer."""
+def _as_text(task: Task, logits: Logits) -> tuple[str, ...]:
+    """Return the columns of an answer, whose logits are [C]."""
     if task.is_regression:
-        return (f"{float(output[0]):.4f}",)
-    return task.labels[output.argmax()], f"{softmax(output.astype(float)).max():.4f}"
+        return (f"{float(logits[0]):.4f}",)
+    return task.labels[logits.argmax()], f"{softmax(logits.astype(float)).max():.4f}"
 
 
 def _read_lines(file: Path, task: Task) -> list[Example]:
@@ -105,9 +104,9 @@ def _read_lines(file: Path, task: Task) -> list[Example]:
     return found
 
 
-def _outputs(
+def _logits(
     loaded: LoadedModel, task: Task, rows: Sequence[Example], device: torch.device
-) -> list[Output]:
+) -> Logits:
     assert loaded.classifier
     classifier = Classifier(loaded.model.encoder, loaded.classifier).to(device)
     # A model from elsewhere has no record of its fine-tuning.
@@ -115,7 +114,7 @@ def _outputs(
     config = loaded.model.config
     limit = longest_input(max_tokens, config)
     encoded = EncodedExamples(task, rows, loaded.tokenizer, limit, segments=config.segments)
-    return outputs_of(classifier.eval(), encoded, device)
+    return logits_of(classifier.eval(), encoded, device)
 
 
 def submit(runs: Path, output: Path, device: str | None = None) -> Path:
@@ -142,7 +141,7 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for task, folder, name, rows in work:
             loaded = load_model(folder / MODEL)
-            content = submission(task, np.stack(_outputs(loaded, task, rows, chosen)))
+            content = submission(task, _logits(loaded, task, rows, chosen))
             write_atomically(output / f"{name}.tsv", content.encode())
             archive.writestr(f"{name}.tsv", content)
             print(f"{output / name}.tsv: {len(rows):,} predictions of {folder.name}", flush=True)
@@ -182,15 +181,15 @@ def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
     return work
 
 
-def submission(task: Task, logits: Output) -> str:
+def submission(task: Task, logits: Logits) -> str:
     """Return a file for the server: a header, then an index from 0 and a label per line.
 
     The numbers of a regression are clipped to the range of the labels.
     """
+    found = answers(task, logits)
     if task.is_regression:
-        numbers = logits[:, 0].clip(0, task.scale)
-        answers = [f"{number:.3f}" for number in numbers]
+        words = [f"{number:.3f}" for number in found.clip(0, task.scale)]
     else:
-        answers = [task.labels[index] for index in logits.argmax(axis=1)]
-    rows = "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))
+        words = [task.labels[number] for number in found]
+    rows = "".join(f"{index}\t{word}\n" for index, word in enumerate(words))
     return f"index\tprediction\n{rows}"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Kind = Literal["classification", "regression"]
 Answers = npt.NDArray[Any]
 """[N]: class ids, or the numbers that a regression learns."""
-Output = npt.NDArray[np.float32]
-"""[C]: the logits of an example."""
+Logits = npt.NDArray[np.float32]
+"""[N, C]"""
 HUB_REPOSITORY = "nyu-mll/glue"
 LEAST_EXPLAINED = 0.1
 """A regression that explains a smaller share of the labels' variance counts as constant.
@@ -250,9 +250,8 @@ def truth(task: Task, labels: Sequence[float]) -> Answers:
     return np.array(labels, dtype=np.float32 if task.is_regression else np.int64)
 
 
-def answers(task: Task, outputs: Sequence[Output]) -> Answers:
+def answers(task: Task, logits: Logits) -> Answers:
     """Return the model's answers: the likeliest classes, or the numbers."""
-    logits = np.stack(outputs)
     return logits[:, 0] if task.is_regression else logits.argmax(axis=1)
 
 

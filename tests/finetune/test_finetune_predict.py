@@ -173,7 +173,7 @@ def test_all_that_a_submission_lacks_is_named_before_anything_is_predicted(
     result = json.loads(path.read_text())
     result["plan"]["data"] = str(tmp_path)
     path.write_text(json.dumps(result))
-    monkeypatch.setattr(predict, "_outputs", pytest.fail)
+    monkeypatch.setattr(predict, "_logits", pytest.fail)
     with pytest.raises(
         ValueError,
         match=r"no run with a kept model of RTE, WNLI; .*CoLA: has no test\.tsv",
