@@ -1,7 +1,6 @@
 """Attention by itself, as the layers call it: cases whose kernels are looked at and compared."""
 
 import dataclasses
-import json
 
 import torch
 
@@ -10,9 +9,6 @@ from pretrain.model.config import ModelConfig
 from pretrain.model.flex import flex_bias
 from pretrain.model.masks import visible_keys
 from pretrain.model.positions import position_module
-
-SPILLS = 200
-"""Bytes a thread that a kernel may keep in memory for want of registers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +32,6 @@ class Case:
         parts += [self.alibi] * (self.position == "alibi") + [self.slopes] * self.is_trained
         parts += ["causal"] * self.causal + [f"window {self.window}"] * bool(self.window)
         return ", ".join(parts)
-
-    def to_json(self):
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text):
-        return cls(**json.loads(text))
 
     @property
     def is_trained(self):

@@ -19,8 +19,6 @@ import torch
 ROOT = Path(__file__).parents[3]
 TRITON = {"2.13": "3.7.1"}
 """By version of torch, the Triton that its GPU builds on PyPI require."""
-TABLE: list[str] = []
-"""Lines that are printed after the tests."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,10 +40,12 @@ def environment(tmp_path_factory):
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "zeroclap-rehearsal" / f"torch-{torch.__version__}"
     folder.mkdir(parents=True, exist_ok=True)
-    _make(folder / f"triton-{triton}", _install, triton)
-    source = Path(__file__).with_name("guard.cpp")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    _make(folder / f"triton-{triton}", *pip, f"triton=={triton}", "--target")
+    source, home = Path(__file__).with_name("guard.cpp"), Path(torch.__file__).parent
     guard = folder / f"guard-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}.so"
-    _make(guard, _compile, source)
+    compiler = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", source, f"-I{home / 'include'}"]
+    _make(guard, *compiler, f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-o")
     return {
         **os.environ,
         "GUARD": str(guard),
@@ -58,66 +58,28 @@ def environment(tmp_path_factory):
     }
 
 
-def _make(target, action, *arguments):
-    """Make a file or folder of the cache unless it is there; skip where that fails."""
+def _make(target, *command):
+    """Make a file or folder of the cache, the command's last word, unless it is there."""
     if target.exists():
         return
     partial = target.with_name(f"{target.name}.{os.getpid()}")
-    command = action(partial, *arguments)
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run([*command, partial], capture_output=True, text=True)
     if result.returncode:
         lines = result.stderr.strip().splitlines() or ["nothing was printed"]
         pytest.skip(f"{' '.join(map(str, command[:4]))} ... failed: {lines[-1]}")
     partial.rename(target)
 
 
-def _install(folder, version):
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
-    return [*command, f"triton=={version}"]
-
-
-def _compile(library, source):
-    home = Path(torch.__file__).parent
-    paths = [f"-I{home / 'include'}", f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
-    return ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", source, "-o", library, *paths]
-
-
 @pytest.fixture(scope="session")
 def rehearse(environment):
-    """`rehearse(commands)`: what `python -m tests.gpu.rehearsal.COMMAND` print, all at a time.
+    """`rehearse(program, *words)`: the lines of JSON that a program of this folder prints."""
 
-    Returns a list for each command: its lines of JSON.
-    """
-
-    def rehearse(*commands):
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", f"tests.gpu.rehearsal.{words[0]}", *map(str, words[1:])],
-                cwd=ROOT,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for words in commands
-        ]
-        return [_lines(process) for process in processes]
+    def rehearse(program, *words):
+        command = [sys.executable, "-m", f"tests.gpu.rehearsal.{program}", *words]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, done.stderr[-5000:]
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     return rehearse
-
-
-def _lines(process):
-    output, errors = process.communicate(timeout=900)
-    assert process.returncode == 0, f"{process.args}\n{errors[-5000:]}"
-    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-
-
-@pytest.fixture(scope="session")
-def table():
-    """`table(heading, lines)`: print lines after the tests."""
-    return lambda heading, lines: TABLE.extend(["", heading, *lines])
-
-
-def pytest_terminal_summary(terminalreporter):
-    for line in TABLE:
-        terminalreporter.write_line(line)

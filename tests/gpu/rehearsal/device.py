@@ -10,11 +10,11 @@ import ctypes
 import importlib.util
 import json
 import os
-import time
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 _LIBRARIES = Path(importlib.util.find_spec("torch").origin).parent / "lib"
 for _library in (_LIBRARIES / "libc10.so", _LIBRARIES / "libtorch_cpu.so", os.environ["GUARD"]):
@@ -22,7 +22,11 @@ for _library in (_LIBRARIES / "libc10.so", _LIBRARIES / "libtorch_cpu.so", os.en
 
 import torch  # noqa: E402
 
-from tests.gpu.rehearsal.kinds import KINDS  # noqa: E402
+KINDS = {
+    "a100": {"major": 8, "minor": 0, "multi_processor_count": 108, "shared_kb": 163},
+    "h100": {"major": 9, "minor": 0, "multi_processor_count": 132, "shared_kb": 227},
+}
+"""Properties in which GPUs differ; `shared_kb` is the shared memory that a block may have."""
 
 
 class Stream:
@@ -152,13 +156,13 @@ def _apply(module: torch.nn.Module, function, recurse: bool = True) -> torch.nn.
     return module
 
 
-def tell(function: Callable[[str], dict[str, object]], names: Sequence[str]) -> None:
-    """Print a line of JSON with what a function finds of each name, or its error; never returns."""
-    for name in names:
-        began = time.monotonic()
-        try:
-            found = function(name)
-        except Exception:  # noqa: BLE001 - told to who asked
-            found = {"error": traceback.format_exc()}
-        print(json.dumps({"name": name, "seconds": time.monotonic() - began, **found}), flush=True)
-    os._exit(0)  # autograd's thread of the device cannot be joined
+def tell(function: Callable[[Any], dict[str, object]], inputs: Iterable[Any]) -> None:
+    """Print what a function finds of each input as a line of JSON; never returns."""
+    code = 1
+    try:
+        for each in inputs:
+            print(json.dumps(function(each)), flush=True)
+        code = 0
+    except Exception:  # noqa: BLE001 - told to who asked
+        traceback.print_exc()
+    os._exit(code)  # autograd's thread of the device cannot be joined

@@ -1,10 +1,9 @@
 """Inductor for a GPU that is not there: its Triton kernels are compiled, looked at, and not run.
 
 `compile_for` makes torch.compile believe in the device of `device.pretend`. Triton's own ptxas
-makes the machine code, and `Kernel` says what each needs. Launching them does nothing.
+makes the machine code. Launching them does nothing.
 """
 
-import dataclasses
 import re
 import subprocess
 import tempfile
@@ -20,38 +19,25 @@ from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-KERNELS: dict[str, "Kernel"] = {}
+KERNELS: dict[str, dict[str, int]] = {}
+"""What those that were compiled need, by name."""
 LAUNCHES: Counter[str] = Counter()
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """What a compiled kernel takes of the GPU."""
-
-    registers: int
-    spills: int
-    """Bytes a thread."""
-    shared: int
-    """Bytes a block."""
-    warps: int
-    atomics: int
-    """Instructions that add to memory atomically."""
-
-    @classmethod
-    def of(cls, compiled: "triton.compiler.CompiledKernel") -> "Kernel":
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            Path(file.name).write_bytes(compiled.asm["cubin"])
-            command = [tool, "-res-usage", file.name]
-            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        used = {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", text)}
-        return cls(
-            registers=used["REG"],
-            spills=used["STACK"],
-            shared=compiled.metadata.shared,
-            warps=compiled.metadata.num_warps,
-            atomics=len(re.findall(r"^\s*(?:@!?%p\d+ )?(?:atom|red)\.", compiled.asm["ptx"], re.M)),
-        )
+def _needs(compiled: "triton.compiler.CompiledKernel") -> dict[str, int]:
+    """What a compiled kernel takes of the GPU: bytes a thread, bytes a block; atomic additions."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(compiled.asm["cubin"])
+        command = [tool, "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (spills,) = re.findall(r"STACK:(\d+)", text)
+    return {
+        "spills": int(spills),
+        "shared": compiled.metadata.shared,
+        "shared_limit": torch.cuda.get_device_properties().shared_memory_per_block_optin,
+        "atomics": len(re.findall(r"^\s*(?:@!?%p\d+ )?(?:atom|red)\.", compiled.asm["ptx"], re.M)),
+    }
 
 
 def compile_for(properties: types.SimpleNamespace) -> None:
@@ -106,7 +92,7 @@ def _precompile(tuner: CachingAutotuner, *arguments: object, **keywords: object)
         return
     chosen = tuner.configs[0]
     tuner._precompile_worker()
-    KERNELS[tuner.fn.__name__] = Kernel.of(tuner.compile_results[0].kernel)
+    KERNELS[tuner.fn.__name__] = _needs(tuner.compile_results[0].kernel)
     tuner.launchers = [types.SimpleNamespace(config=chosen)]
 
 

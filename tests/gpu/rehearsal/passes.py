@@ -1,15 +1,15 @@
 """A classifier's passes as a graph captures them: launches, and waits and copies of the host.
 
-    python -m tests.gpu.rehearsal.passes VARIANT ...
+    python -m tests.gpu.rehearsal.passes a100|h100
 
-Prints a line of JSON for each.
+Prints a line of JSON for each variant.
 """
 
 import sys
 
 from tests.gpu.rehearsal import device  # first: before torch
 
-device.pretend("h100")
+device.pretend(sys.argv[1])
 
 import torch  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
@@ -55,4 +55,4 @@ def captured(variant: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    device.tell(captured, sys.argv[1:])
+    device.tell(captured, presets.VARIANTS)

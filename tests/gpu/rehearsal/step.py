@@ -1,13 +1,12 @@
 """A compiled micro-batch, forward and backward, for a GPU: launches, waits, compilations.
 
-    python -m tests.gpu.rehearsal.step a100|h100 RECIPE [key=value ...] -- once|lengths ...
+    python -m tests.gpu.rehearsal.step a100|h100 RECIPE [key=value ...]
 
-once: at the recipe's length. lengths: training and evaluation at two lengths, in turn, twice.
-Prints a line of JSON for each.
+Prints a line of JSON. once: at the recipe's length. lengths: training and evaluation at two
+lengths, in turn, twice.
 """
 
 import dataclasses
-import functools
 import sys
 
 from tests.gpu.rehearsal import device  # first: before torch
@@ -41,9 +40,8 @@ def once(config: RunConfig, model, objective, recorder: Recorder) -> dict[str, o
         model.zero_grad(set_to_none=True)
         recorder.begin()
         objective.loss(model, inputs).sum().backward()
-    found = {name: dataclasses.asdict(kernel) for name, kernel in kernels.KERNELS.items()}
     return {
-        "kernels": found,
+        "kernels": kernels.KERNELS,
         "compiled": sum(kernels.LAUNCHES.values()),
         "others": recorder.kernels,
         "waits": dict(recorder.waits),
@@ -71,27 +69,27 @@ def batch(config: RunConfig, objective) -> dict[str, torch.Tensor]:
     return batches.micro_batch(0).to(torch.device("cuda"))
 
 
-def measured(words: list[str], name: str) -> dict[str, object]:
-    torch.compiler.reset()
-    flex._kernel.cache_clear()
-    counters.clear()
+def measured(words: list[str]) -> dict[str, object]:
     config = load.load(words[0], words[1:])
     vocab_size = plan.vocabulary_size(config)
     architecture = config.architecture(vocab_size)
     backend = choose_backend(architecture, config.training.attention_backend, on_gpu=True)
-    vocabulary = Vocabulary(vocab_size, architecture.vocab_size, None)
-    objective = config.objective.build(vocabulary)
-    recorder = Recorder()
-    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
-        with torch.device("cuda"):
-            model = LanguageModel(architecture, VOCABULARY_MULTIPLE, backend).to(torch.bfloat16)
-        compile_layers(model.train())
-        action = {"once": once, "lengths": lengths}[name]
-        found = action(config, model, objective, recorder)
-    return {"breaks": dict(counters["graph_break"]), **found}
+    objective = config.objective.build(Vocabulary(vocab_size, architecture.vocab_size, None))
+    found = {}
+    for action in (once, lengths):
+        torch.compiler.reset()
+        flex._kernel.cache_clear()
+        counters.clear()
+        recorder = Recorder()
+        with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+            with torch.device("cuda"):
+                model = LanguageModel(architecture, VOCABULARY_MULTIPLE, backend).to(torch.bfloat16)
+            compile_layers(model.train())
+            results = action(config, model, objective, recorder)
+        found[action.__name__] = {"breaks": dict(counters["graph_break"]), **results}
+    return found
 
 
 if __name__ == "__main__":
     kernels.compile_for(properties)
-    cut = sys.argv.index("--")
-    device.tell(functools.partial(measured, sys.argv[2:cut]), sys.argv[cut + 1 :])
+    device.tell(measured, [sys.argv[2:]])
