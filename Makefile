@@ -34,13 +34,12 @@ demo: $(READY)
 	$(BIN)/zeroclap demo
 
 # Some tests wait more than they compute, so there are more processes than cores.
-test: $(READY)
-	$(PYTEST) -n 3 -m "not slow"
-
 # Tests of several machines need root and the packages that .ci/run installs; those of kernels need
-# g++, and fetch Triton once (0.7 GB). They skip, and say so, without.
-test-slow: $(READY)
-	$(PYTEST) -n 3 -rs -m slow
+# g++, and fetch Triton once (0.7 GB). They skip, and say so with `PYTEST_ADDOPTS=-rs`, without.
+test: TESTS := not slow
+test-slow: TESTS := slow
+test test-slow: $(READY)
+	$(PYTEST) -n 3 -m "$(TESTS)"
 
 test-gpu: $(READY)
 	bash tests/gpu/test.sh $(BIN)/python
