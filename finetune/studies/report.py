@@ -61,7 +61,8 @@ def write_report(
 
 def _sections(study: Study, checked: Sequence[CheckedArm], found: Results) -> list[str]:
     seeds = max(map(len, found.pretraining.values()))
-    over = f"Median over at most {seeds} seeds (lowest to highest)." if seeds > 1 else "Of one seed."
+    median = f"Median over at most {seeds} seeds (lowest to highest)."
+    over = median if seeds > 1 else "Of one seed."
     best = f" Of {study.best} the best level is shown, chosen by the loss." if study.best else ""
     sections = [
         _table("Pretraining", found.pretraining, _median),

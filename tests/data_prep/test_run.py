@@ -129,7 +129,7 @@ def test_a_run_whose_worker_is_killed_in_its_first_shard_leaves_nothing(
         yield
 
     monkeypatch.setitem(ENGINES, "local", engine)
-    for number in range(1, 10):
+    for number in range(1, 10):  # noqa: B007 - the engine reads it
         with pytest.raises(WorkerDied):
             prepare(inputs, tmp_path / "corpus", tokenizer_folder, SETTINGS)
         assert not (tmp_path / "corpus").exists()
