@@ -67,8 +67,7 @@ class EncodedExamples:
         self.ids = [lay_out(texts[n], max_tokens, tokenizer, separators) for n in kept]
         self.labels = truth(task, [examples[n].label for n in kept])
         self.lengths = np.array([len(ids) for ids in self.ids])
-        self.pad_id = tokenizer.pad_id
-        self._tokenizer, self._segments = tokenizer, segments
+        self._segments = segments
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -81,7 +80,7 @@ class EncodedExamples:
         segments, segment_ids [B, T].
         """
         lengths = self.lengths[list(chosen)]
-        input_ids = np.full((len(chosen), int(lengths.max())), self.pad_id, dtype=np.int64)
+        input_ids = np.full((len(chosen), int(lengths.max())), Tokenizer.pad_id)
         for row, number in zip(input_ids, chosen, strict=True):
             row[: self.lengths[number]] = self.ids[number]
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -90,7 +89,7 @@ class EncodedExamples:
             "labels": self.labels[list(chosen)],
         }
         if self._segments:
-            arrays["segment_ids"] = self._tokenizer.segment_ids(input_ids, self._segments)
+            arrays["segment_ids"] = Tokenizer.segment_ids(input_ids, self._segments)
         return MicroBatch(
             index=index, arrays=arrays, tokens=int(lengths.sum()), targets=(len(chosen),)
         )
@@ -108,8 +107,8 @@ def lay_out(
 
     If it is too long, tokens are cut from the end of the longest text, one at a time.
     """
-    lengths = [len(text) for text in texts]
     limit = max_tokens - _special_tokens(len(texts), separators)
+    lengths = [min(len(text), limit) for text in texts]
     while sum(lengths) > limit:
         lengths[int(np.argmax(lengths))] -= 1
     cut = [text[:length].tolist() for text, length in zip(texts, lengths, strict=True)]

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from finetune.scores import Values
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 Kind = Literal["classification", "regression"]
-Answers = npt.NDArray[Any]
-"""[N]: class ids, or the numbers that a regression learns."""
 Logits = npt.NDArray[np.float32]
 """[N, C]"""
 HUB_REPOSITORY = "nyu-mll/glue"
@@ -245,17 +245,17 @@ def loss(task: Task, logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels, reduction="sum")
 
 
-def truth(task: Task, labels: Sequence[float]) -> Answers:
+def truth(task: Task, labels: Sequence[float]) -> Values:
     """Return the right answers."""
     return np.array(labels, dtype=np.float32 if task.is_regression else np.int64)
 
 
-def answers(task: Task, logits: Logits) -> Answers:
+def answers(task: Task, logits: Logits) -> Values:
     """Return the model's answers: the likeliest classes, or the numbers."""
     return logits[:, 0] if task.is_regression else logits.argmax(axis=1)
 
 
-def constant(task: Task, right: Answers) -> Answers:
+def constant(task: Task, right: Values) -> Values:
     """Return the best answer that is the same for every example.
 
     No constant is more accurate than the majority class, or has a lower squared error than the

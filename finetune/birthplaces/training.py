@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.common.exit_codes import EXIT_DONE
-from data_prep.common.files import write_atomically
+from data_prep.common.files import check_new, write_atomically
 from finetune.batches import ShuffledBatches
 from finetune.birthplaces.rows import (
     AnswerObjective,
@@ -67,12 +67,6 @@ def run_folder(options: argparse.Namespace, rate: str) -> Path:
     words = [options.tb_expt_name, options.variant, *size, rate, f"seed_{options.seed}"]
     output: Path = options.writing_params_path
     return EXPERIMENTS / str(options.function) / "_".join(words) / output.name
-
-
-def check_absent(output: Path) -> None:
-    """Raise ValueError if an output exists, before any work begins."""
-    if output.exists():
-        raise ValueError(f"{output}: exists; choose a new name")
 
 
 def fresh(options: argparse.Namespace, recipe: RunConfig) -> ModelContents:
@@ -137,7 +131,7 @@ def pretrain(options: argparse.Namespace) -> int:
     from pretrain.supervision.run import run_supervised
 
     text, output, rate = options.corpus, options.writing_params_path, options.pretrain_lr
-    check_absent(output)
+    check_new(output)
     texts = documents(text)
     folder = run_folder(options, f"pt_lr_{rate:f}")
     settings = [
@@ -178,7 +172,7 @@ def finetune(options: argparse.Namespace) -> None:
     # The learning rate is constant: of the assignment's cosine, fine-tuning sees the first sixth.
     # Unlike the assignment's, the rows have another order in each epoch.
     data, reading = options.finetune_corpus_path, options.reading_params_path
-    check_absent(options.writing_params_path)
+    check_new(options.writing_params_path)
     used = ["optimizer", "training.deepspeed", *([] if reading else ["model"])]
     for each in options.overrides:
         if not any(is_within(each.partition("=")[0], section) for section in used):
@@ -310,7 +304,7 @@ def evaluate(options: argparse.Namespace) -> None:
     from pretrain.engine.distributed import choose_device
 
     output, data = options.outputs_path, options.eval_corpus_path
-    check_absent(output)
+    check_new(output)
     rows = read_rows(data, with_answers=False)
     loaded = build(options.reading_params_path, read(options))
     tokenizer, model = loaded.tokenizer, loaded.model.to(choose_device())

@@ -233,7 +233,7 @@ class RandomExamples(EncodedExamples):
         self.lengths = np.clip(draw.gamma(5.0, 2.2, EXAMPLES).astype(int), 6, 47)
         limits = FIRST_WORD_ID, VOCABULARY - 1
         self.ids = [draw.integers(*limits, length, dtype=np.int32) for length in self.lengths]
-        self.labels, self.pad_id, self._segments = draw.integers(0, 2, EXAMPLES), 1, 0
+        self.labels, self._segments = draw.integers(0, 2, EXAMPLES), 0
 
 
 def our_finetuning(shape: Shape, batch: int) -> float:

@@ -76,7 +76,7 @@ def test_what_cannot_be_predicted_is_refused(predicted, text, options, message):
 
 def test_a_table_and_an_output_that_exists_are_refused(predicted, trained, tmp_path, capsys):
     code, _, error = predicted("CoLA", "one\n", "--output", str(tmp_path / "new.tsv"))
-    assert (code, "new.tsv: already exists; choose a new file" in error) == (2, True)
+    assert (code, "new.tsv: exists; choose a new name" in error) == (2, True)
     assert (tmp_path / "new.tsv").read_text() == "one\n"
     (tmp_path / "new.csv").write_text("text\none\n")
     model = str(trained / "CoLA-pretrained-seed1" / "model")
