@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import manifest as records
-from data_prep.common.arguments import check_workers
+from data_prep.common.arguments import check_least
 from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, check_new, lock
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES
@@ -68,7 +68,7 @@ def prepare(
             other settings, another prepare is running, or no document was kept.
         WorkerDied: A worker process was killed.
     """
-    check_workers(workers)
+    check_least("--workers", workers)
     for name in settings.filters:
         own_filter(name)  # refuses before anything is written
     if not overwrite and not any((output / name).exists() for name in (_LOCK, "shards")):

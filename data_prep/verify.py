@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import cache, contents
-from data_prep.common.arguments import check_workers
+from data_prep.common.arguments import check_least
 from data_prep.common.exit_codes import EXIT_FAILED
 from data_prep.corpus import open_shard, subset_numbers, unsigned
 from data_prep.indexed import IndexedReader, import_megatron
@@ -63,7 +63,7 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
     Raises:
         ValueError: There is no manifest, or `workers` is not positive.
     """
-    check_workers(workers)
+    check_least("--workers", workers)
     manifest = load_manifest(folder)
     for check in (_check_tokenizer, _check_totals, _check_rejects):
         try:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.common.arguments import Command, as_invoked, seeds
+from data_prep.common.arguments import Command, as_invoked, check_least, seeds
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from pretrain.config.settings import add_device
 
@@ -118,9 +118,8 @@ def _run(
     from pretrain.convert.model_folder import load_model
     from pretrain.processes.gpus import gpus_of
 
-    for name, least in (("jobs", 0), ("world_size", 1)):
-        if (value := getattr(options, name)) < least:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: accepted: {least} or more")
+    check_least("--jobs", options.jobs, 0)
+    check_least("--world-size", options.world_size)
     gpus_of(options.world_size, "--world-size")
     plans = plan_runs(
         options.model,

@@ -233,7 +233,7 @@ def seeds(text: str) -> list[int]:
     return found_seeds
 
 
-def check_workers(workers: int) -> None:
-    """Raise ValueError if `workers` is not a positive number."""
-    if workers < 1:
-        raise ValueError(f"--workers {workers}: accepted: 1 or more")
+def check_least(option: str, value: int, least: int = 1) -> None:
+    """Raise ValueError if the value of an option is lower than the least that is accepted."""
+    if value < least:
+        raise ValueError(f"{option} {value}: accepted: {least} or more")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from data_prep.common.arguments import Command, seeds
+from data_prep.common.arguments import Command, check_least, seeds
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.common.files import lock, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
@@ -56,9 +56,8 @@ def study(options: argparse.Namespace) -> int:
     from finetune.studies import study as studies
     from finetune.studies.report import write_report
 
-    for name, least in (("jobs", 0), ("glue_jobs", 1)):
-        if (value := getattr(options, name)) < least:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: accepted: {least} or more")
+    check_least("--jobs", options.jobs, 0)
+    check_least("--glue-jobs", options.glue_jobs)
     chosen = studies.load(options.study, toy=options.toy)
     chosen = dataclasses.replace(chosen, seeds=options.seeds or chosen.seeds)
     checked = studies.check_arms(chosen, options.overrides)

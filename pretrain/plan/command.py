@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from data_prep.common.arguments import check_least
 from data_prep.common.files import write_json
 from pretrain.checks.devices import DEVICES
 from pretrain.config.settings import add_recipe
@@ -84,8 +85,7 @@ def plan(options: argparse.Namespace) -> None:
     gpus = options.gpus
     if gpus is None:
         gpus = here if is_here else planning.most_gpus(config)
-    if gpus < 1:
-        raise ValueError(f"--gpus {gpus}: accepted: 1 or more")
+    check_least("--gpus", gpus)
     corpora = [Path(source.path) for source in config.segments.sources]
     missing = [str(corpus) for corpus in corpora if not corpus.exists()]
     if missing:
