@@ -90,13 +90,13 @@ def test_the_report_has_a_line_for_every_number_and_an_empty_cell_for_none():
 
 @pytest.fixture
 def view(monkeypatch, tmp_path):
-    """Runs that have begun, and how each is; a text is an error."""
+    """Runs that have begun, and whether each is finished; a text is an error."""
     found = {}
 
     def look(run):
         if isinstance(found[run.parent.name], str):
             raise ValueError(found[run.parent.name])
-        return SimpleNamespace(activity=status.FINISHED)
+        return SimpleNamespace(activity=status.FINISHED if found[run.parent.name] else "")
 
     def begin(runs):
         found.update(runs)
@@ -129,7 +129,8 @@ def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(
             folder = tmp_path / f"{arm.folder}-seed1" / "scores" / "all" / f"CoLA-{seed}"
             folder.mkdir(parents=True)
             last = {key: value for key in score}
-            result = {"task": "CoLA", "seed": seed, "last": last, "best": last, "epochs": [last]}
+            best = dict.fromkeys(score, 0.9)  # of another epoch, which the study does not report
+            result = {"task": "CoLA", "seed": seed, "last": last, "best": best, "epochs": [last]}
             result |= {"collapsed": "" if seed < 2 else "always the same", "plan": {"task": "CoLA"}}
             (folder / "result.json").write_text(json.dumps(result))
     runs = runs_of([OURS, THEIRS], [1])
@@ -148,11 +149,12 @@ def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(
         assert results.paired(found, OURS, THEIRS).loc["CoLA"].seeds == 2
 
 
-def test_a_run_that_cannot_be_read_is_named(view, tmp_path):
-    runs = runs_of([OURS, THEIRS], [1])
-    view({runs[0].name: "ledger.jsonl: record 3 was changed", runs[1].name: True})
+def test_runs_that_cannot_be_read_or_are_not_finished_are_named_and_left_out(view, tmp_path):
+    runs = runs_of([OURS, THEIRS], [1, 2])
+    names = [run.name for run in runs]
+    view({names[0]: "ledger.jsonl: record 3 was changed", names[1]: True, names[2]: False})
     found = results.collect(SimpleNamespace(finetune=None, best="", subsets=False), runs, tmp_path)
-    assert found.unfinished == [f"{runs[0].name} (ledger.jsonl: record 3 was changed)"]
+    assert found.unfinished == [f"{names[0]} (ledger.jsonl: record 3 was changed)", names[2]]
     assert [*found.pretraining] == [THEIRS]
 
 

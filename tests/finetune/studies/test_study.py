@@ -263,6 +263,7 @@ def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
     }
     read = [words[words.index("--data") + 1] for words in stages["two"] if "--json" in words]
     assert read == [pile.path, "w"]
+    assert stages["one"][-1][-2:] == ["--lengths", "32,64"]  # learned positions end at 64
     for number, name in enumerate(files["two"]):
         score = {"length": 512, "total": {"perplexity": number}, "pairs": {"sop": {"accuracy": 1}}}
         score["subsets"] = {"books": {"perplexity": 7}}
