@@ -87,6 +87,8 @@ def test_dev_has_the_same_share_of_every_class(table):
     found = describe(Request("own", table(labelled(*labels)), dev_share=0.2))
     sizes = Counter(e.label for e in found.splits["dev"])
     assert [sizes[label] for label in range(6)] == [12, 4, 2, 2, 0, 0]
+    most = describe(Request("own", table(labelled(*labels)), dev_share=0.9))
+    assert {e.label for e in most.splits["train"]} == {*range(6)}
 
 
 def test_texts_of_dev_that_train_has_are_counted(table):

@@ -141,6 +141,9 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
             path.parent.mkdir(exist_ok=True)
             rows = ["\t".join(task.texts), "\t".join(["the old dog"] * len(task.texts))]
             path.write_text("".join(f"{row}\n" for row in rows))
+    worse = shutil.copytree(output / "CoLA-pretrained-seed1", output / "CoLA-pretrained-seed2")
+    result = json.loads((worse / "result.json").read_text())
+    (worse / "result.json").write_text(json.dumps({**result, "best": {"matthews": -1.0}}))
     return output
 
 
@@ -149,7 +152,9 @@ def test_a_submission_is_a_zip_file_of_every_test_set_in_the_server_s_format(
 ):
     output = tmp_path / "submission"
     assert main(["submit", str(runs_of_every_task), "--output", str(output)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(output / "submission.zip")
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-1] == str(output / "submission.zip")
+    assert "predictions of CoLA-pretrained-seed1" in shown  # the best
     names = {name or task.name for task in tasks.TASKS.values() for name in task.test.values()}
     with zipfile.ZipFile(output / "submission.zip") as archive:
         assert sorted(archive.namelist()) == sorted(f"{name}.tsv" for name in names)

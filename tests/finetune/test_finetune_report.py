@@ -69,9 +69,10 @@ def test_collapsed_runs_are_counted_and_reported_with_and_without(runs):
     assert rows["pretrained"] == (4, 1, 0.6875, 0.6, 0.875)
     assert rows[UNCOLLAPSED] == (3, 0, 0.75, 0.625, 0.875)
     write_run(runs, "pretrained", 1, 0.13, 0.13, task="STS-B", collapsed="x")
+    write_run(runs, "pretrained", 1, 0.8, 0.7, task="RTE")
     table = report.write_report(runs).splitlines()
-    assert "| **ours**, pretrained | 68.8 (1 of 4) | 0.130 (1 of 1) |" in table
-    assert "| **ours**, pretrained, without collapsed | 75.0 |  |" in table
+    assert "| **ours**, pretrained | 68.8 (1 of 4) | 80.0 | 0.130 (1 of 1) |" in table
+    assert "| **ours**, pretrained, without collapsed | 75.0 | 80.0 |  |" in table
 
 
 def test_a_diverged_regression_has_the_worst_score_and_standard_json(runs):

@@ -122,7 +122,7 @@ def test_a_task_is_found_in_any_case_with_or_without_its_hyphen():
         ("accuracy", 0.70, 2, ""),
         ("accuracy", 0.69, 2, "no better than a constant"),
         ("accuracy", 0.70, 1, "always the same answer"),
-        ("published_loss", 0.03, 900, ""),
+        ("published_loss", 0.116, 900, ""),
         ("published_loss", 0.123, 900, "no better than a constant"),
         ("published_loss", float("inf"), 900, "no better than a constant"),
         ("published_loss", 0.13, 1, "always the same answer"),
@@ -153,7 +153,7 @@ NAN, BOTH = math.nan, ("pearson", "spearman")
         ([0.1, 0.5, 0.9], [0.4, 0.4, 0.4], dict.fromkeys(BOTH, 0.0)),
         ([0.5, 0.5], [0.1, 0.9], dict.fromkeys(BOTH, 0.0)),
         ([0.5], [0.5], dict.fromkeys(BOTH, 0.0)),
-        ([0.1, 0.5], [NAN, 0.5], dict.fromkeys(BOTH, 0.0)),
+        ([0.1, 0.5], [0.1, math.inf], dict.fromkeys(BOTH, 0.0)),
         # The published loss is the squared error over ln 2.
         ([0.2, 0.8], [0.3, 0.6], {"published_loss": (0.01 + 0.04) / 2 / math.log(2)}),
         ([0.2, 0.8], [0.2, NAN], {"published_loss": math.inf}),
