@@ -147,7 +147,7 @@ def test_the_budget_of_ten_thousand_steps_does_not_count_earlier_rollbacks():
 @pytest.mark.parametrize("channel", ["fast", "non-finite"])
 def test_retention_keeps_every_target_of_the_ladder(interval, kept, channel):
     """Law 5: with retention, each response is the same as without it."""
-    for seed in range(100):
+    for seed in range(min(100, 2 * interval)):  # small intervals have long histories
         assert_same_responses(random.Random(seed), interval, kept, channel)
 
 
