@@ -77,7 +77,7 @@ def test_windows_group_similar_lengths_without_a_trend(tiny_model):
     assert together - real < 0.2 * (alone - real)
     first, last = np.mean(sizes[:20]), np.mean(sizes[20:40])
     assert 0.5 < first / last < 2
-    assert np.argmax(sizes[:40]) != np.argmax(sizes[40:])  # each window is shuffled otherwise
+    assert np.corrcoef(sizes[:40], sizes[40:])[0, 1] < 0.5  # each window is shuffled otherwise
 
 
 @pytest.mark.parametrize("window", [1, 3])
