@@ -78,7 +78,13 @@ def _loader() -> Any:  # noqa: ANN401 - a class made at run time, so that yaml i
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that is not text or stands twice in a mapping, and merged mappings."""
+        """Refuses a key that is not text or stands twice in a mapping, and merged mappings.
+
+        A value that contains itself is refused, too, by constructing what is inside it first.
+        """
+
+        def construct_object(self, node: Any, deep: bool = True) -> Any:  # noqa: ANN401, ARG002
+            return super().construct_object(node, deep=True)
 
         def flatten_mapping(self, node: Any) -> None:  # noqa: ANN401 - PyYAML has no types
             lines: dict[tuple[str, str], int] = {}

@@ -46,7 +46,7 @@ class ClapHead(nn.Module):
         super().__init__()
         self.normalize = config.normalize_embeddings
         self.vocab_size = config.vocab_size
-        self.beta = nn.Parameter(torch.full((1,), config.initial_beta))
+        self.beta = nn.Parameter(torch.full((1,), float(config.initial_beta)))
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
         """[M, D] features and the embedding, of at least V rows, to [M, V] logits."""

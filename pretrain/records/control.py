@@ -215,7 +215,7 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
     """Parse a JSON object; return `None` if `data` is not one."""
     try:
         values = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from data_prep.common import children
 from data_prep.common.files import named_errors, strict_json
 from pretrain.config.run import RunConfig
+from pretrain.processes import launching
 from pretrain.records import control
 from pretrain.supervision import nodes
 from pretrain.supervision.nodes import Node, OtherNodes
@@ -221,12 +222,12 @@ class Agents:
 
     def _report(self, node: int, code: int) -> None:
         """Print why an ssh ended, unless it was printed before."""
-        lines = self._log(node).read_text(errors="replace").splitlines() or [""]
+        said = launching.tail(self._log(node), lines=1).strip()
         text = f"the agent on {self._names[node]} ended with code {code}"
         if code == SSH_FAILED:  # with any message: a booting machine may refuse connections
             text = f"{self._names[node]} cannot be reached"
-        text = f"{text}: {lines[-1]}"
-        if code != SSH_FAILED and is_permanent(lines[-1]):
+        text = f"{text}: {said}"
+        if code != SSH_FAILED and is_permanent(said):
             self.fatal_error = text
             return
         if text != self._printed.get(node):

@@ -110,6 +110,15 @@ def test_what_a_model_does_not_use_is_not_refused(values):
     build(**values)
 
 
+def test_a_number_may_be_written_as_a_whole_one():
+    from pretrain.model.language_model import LanguageModel
+
+    whole = {f.name: 1 for f in dataclasses.fields(ModelConfig) if f.type == "float"}
+    whole |= {"dropout": 0, "attention_dropout": 0}
+    model = LanguageModel(build("tiny", "zero-clap", **whole))
+    assert all(weight.is_floating_point() for weight in model.parameters())
+
+
 def test_unknown_names_of_models_are_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="'huge' is not one of base, large"):
         presets.build("huge", "baseline", 10, {})

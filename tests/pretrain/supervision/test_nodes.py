@@ -236,7 +236,8 @@ def test_a_node_that_cannot_write_sends_its_report_and_only_with_the_key_of_the_
         for key in ("another", listener.key):
             show_life(tmp_path, "127.0.0.1", listener.port, key)
             send_report(tmp_path, 2, refused)
-        socket.create_connection(("127.0.0.1", listener.port)).close()
+        with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
+            stranger.sendall(b"[" * 60_000)
         (report,) = listener.accept()
     others.take(report)
     assert others.unavailable() == [1, 2]
