@@ -9,7 +9,6 @@ from pathlib import Path
 
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import named_errors
-from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config import deepspeed as deepspeed_settings
 from pretrain.config.run import RunConfig
@@ -89,16 +88,15 @@ def _check_phase(
     manifest = next(iter(manifests.values()))
     model = config.architecture(manifest.vocab_size)
     _check_settings(config, model, world_size)
-    train, valid = (open_sources(config.data, split) for split in SPLITS)
-    folder = Path(next(iter(config.data.named_corpora.values())).path)
-    vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, folder)
+    sources = config.segments.sources
+    vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, Path(sources[0].path))
     objective = config.objective.for_validation().build(vocabulary)
-    for source in valid:
-        check_targets(source, objective, config.training.evaluation_blocks)
-    for number, source in enumerate(train):
-        _check_enough_blocks(source, number, config)
+    for number, source in enumerate(sources):
+        train, valid = (open_source(source, split) for split in SPLITS)
+        check_targets(valid, objective, config.training.evaluation_blocks)
+        _check_enough_blocks(train, number, config)
         # Raises where the objective takes text of other documents, and there are none.
-        objective.collate([source.blank(0)], [validation_key(0)], source.sequence_length)
+        objective.collate([train.blank(0)], [validation_key(0)], train.sequence_length)
     return model
 
 
@@ -149,17 +147,6 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     for is_wrong, message in rules:
         if is_wrong:
             raise ValueError(message)
-
-
-def open_sources(data: DataConfig, split: str) -> tuple[Blocks, ...]:
-    """Return the blocks of one split of each of a recipe's corpora.
-
-    Raises:
-        ValueError: no document fits into a block, or the packing needs another kind of corpus.
-    """
-    folders = (Path(corpus.path) for corpus in data.named_corpora.values())
-    cut = SOURCES[data.packing]
-    return tuple(cut(Corpus(folder, split), data.sequence_length) for folder in folders)
 
 
 def _read_manifests(

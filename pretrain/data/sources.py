@@ -246,6 +246,10 @@ def algorithms(sources: Iterable[BlockSource]) -> list[str]:
 
 
 def open_source(source: BlockSource, split: str) -> Blocks:
-    """Return the blocks of one split of a corpus, cut in one way."""
+    """Return the blocks of one split of a corpus, cut in one way.
+
+    Raises:
+        ValueError: no document fits into a block, or the packing needs another kind of corpus.
+    """
     corpus = Corpus(Path(source.path), split)
     return SOURCES[source.packing](corpus, source.sequence_length)

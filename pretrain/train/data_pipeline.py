@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pretrain.checks import recipe as recipe_checks
 from pretrain.config.run import Segment
 from pretrain.data.batches import PretrainingBatches, validation_batches
+from pretrain.data.sources import open_source
 from pretrain.loop.protocols import MicroBatch, Model
 from pretrain.objectives.base import Vocabulary
 from pretrain.train.setup import Setup
@@ -64,7 +64,7 @@ class DataPipeline:
         config, group = self.segment.config, self.setup.group
         subsets = [len(manifest.subsets) for manifest in self._corpora.values()]
         firsts = itertools.accumulate(subsets[:-1], initial=0)
-        sources = recipe_checks.open_sources(config.data, "valid")
+        sources = [open_source(each, "valid") for each in config.segments.sources]
         return [
             batch
             for source, first in zip(sources, firsts, strict=True)

@@ -9,6 +9,7 @@ from data_prep.manifest import load_manifest
 from pretrain import __main__ as command_line
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks.recipe import check
+from pretrain.data.sources import open_source
 
 
 def test_a_valid_recipe_gives_the_model(recipe, corpus, tmp_path):
@@ -205,8 +206,7 @@ def test_blocks_that_drop_much_of_a_split_are_warned_of(packing, recipe, tmp_pat
         config = recipe.load(tmp_path, *words)
         summary = recipe_checks.data_summary(config)
         assert [text.startswith("WARNING: ") for text in summary] == warned
-        (source,) = recipe_checks.open_sources(config.data, "valid")
-        lengths = source.corpus.lengths
+        lengths = open_source(config.segments.sources[0], "valid").corpus.lengths
         dropped = lengths[lengths >= length].sum()
         said = f"{dropped:,} tokens of longer documents are dropped; another data.packing or longer"
         assert f"{1 - dropped / lengths.sum():.1%} of {lengths.sum():,} tokens" in summary[1]
