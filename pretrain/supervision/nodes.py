@@ -89,7 +89,7 @@ def this_node(
     if nodes == environ.get("SLURM_STEP_NUM_TASKS") and "SLURM_NODEID" in environ:
         rank = int(environ["SLURM_NODEID"]) if rank is None else rank
         count = int(nodes) if count is None else count
-    rank, count = rank or 0, count or 1
+    rank, count = rank or 0, 1 if count is None else count
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
     return Node(rank, count, address or (host if count > 1 else "127.0.0.1"))
 
