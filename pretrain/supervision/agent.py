@@ -155,7 +155,7 @@ class Agent:
         self._control_file = control_file
         if control_file.state != control.RUN or self._start not in ("", control_file.start):
             self._set_report(nodes.READY)
-            self._connect.hasten()
+            self._connect = nodes.Interval()
             return
         attempt, token = f"attempt {control_file.attempt}", control_file.token
         # Stopped processes found in the last attempt would end this one, too.
@@ -209,7 +209,7 @@ class Agent:
         if endpoint is None or self._report.state not in (nodes.READY, nodes.UNREACHABLE):
             return
         if endpoint != self._endpoint:
-            self._connect.hasten()
+            self._connect = nodes.Interval()
         if self._connect.due(_CONNECT_SECONDS):
             problem = nodes.connect_problem(*endpoint)
             self._set_report(nodes.UNREACHABLE if problem else nodes.READY, problem)

@@ -17,7 +17,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -169,12 +168,11 @@ class Agents:
         self._printed: dict[int, str] = {}
         self.fatal_error = ""
         """Why an agent ended, if the error is permanent."""
-        self._lock, self._dismissed = threading.Lock(), False
 
     def _log(self, node: int) -> Path:
         return self._run / "logs" / f"agent-{node:03d}.log"
 
-    def keep(self, lost: Collection[int] = ()) -> None:
+    def keep(self, lost: Collection[int]) -> None:
         """Start an agent on each node where our last ssh has ended.
 
         A new agent ends one that still runs there, such as that of an earlier supervisor, and takes
@@ -200,9 +198,7 @@ class Agents:
             elif child:
                 self._report(node, child.returncode)
             self._started[node] = time.monotonic()
-            with self._lock:
-                if not self._dismissed:
-                    self._start(node)
+            self._start(node)
 
     def _start(self, node: int) -> None:
         numbers = str(node), str(len(self._names))
@@ -263,13 +259,8 @@ class Agents:
         with contextlib.closing(listener), control.repeated(1.0, act):
             yield
 
-    def dismiss(self) -> None:
-        """Stop starting agents: the running ones are about to exit."""
-        with self._lock:
-            self._dismissed = True
-
     def close(self, seconds: float) -> None:
-        """Give the dismissed agents this time to exit."""
+        """Give the agents, which were told to exit, this time to do so."""
         deadline = time.monotonic() + seconds
         for child in self._children.values():
             try:

@@ -51,10 +51,6 @@ class Interval:
         self._last = now
         return True
 
-    def hasten(self) -> None:
-        """Make it due now."""
-        self._last = -math.inf
-
 
 @dataclasses.dataclass(frozen=True)
 class Node:

@@ -56,7 +56,6 @@ class Supervisor:
         node: Node = _ONLY_NODE,
         write: Callable[[str], object] = jobs.write_stdout,
         poll_seconds: float = 0.5,
-        progress_seconds: float = 10.0,
         machines: Sequence[str] = (),
         renews: bool = False,
     ) -> None:
@@ -67,7 +66,6 @@ class Supervisor:
             node: this node, node 0 of the run.
             write: receives messages.
             poll_seconds: between two checks of a running attempt.
-            progress_seconds: between two progress messages.
             machines: of a hostfile, one for each node; agents are started on them.
             renews: messages go to a terminal, and those about progress renew one line.
 
@@ -84,7 +82,7 @@ class Supervisor:
         self._validation = self.run_folder / metrics.VALIDATION
         self._write, self._poll_seconds = write, poll_seconds
         self._progress = progress.ProgressPrinter(
-            config.training.steps, progress_seconds, write, _PREFIX, renews
+            config.training.steps, write=write, prefix=_PREFIX, renews=renews
         )
         self._stop_requests = control.StopRequests()
         self._lock = run_folder.lock(self.run_folder, run_folder.SUPERVISOR_LOCK)
@@ -104,11 +102,11 @@ class Supervisor:
         Raises:
             ValueError: The ledger does not verify, or the run is being trained without supervisor.
         """
-        kept = self._agents.kept(self._other_nodes, self._node.address)
-        with self._lock, self._stop_requests.counted(), kept:
+        with self._lock, self._stop_requests.counted():
             processes.adopt_orphans()
             try:
-                code = self._supervise()
+                with self._agents.kept(self._other_nodes, self._node.address):
+                    code = self._supervise()
             except OSError as error:
                 self._print(f"stopped: {error}; restart it when this is fixed")
                 code = EXIT_PREEMPTED if self._stop_requests.count else EXIT_FAILED
@@ -349,7 +347,6 @@ class Supervisor:
     def _release_nodes(self, code: int) -> None:
         """Make the agents of the other nodes exit."""
         if self._node.count > 1:
-            self._agents.dismiss()
             token, start = secrets.token_hex(8), self._agents.start
             leave = ControlFile(token, 0, control.EXIT, code=code, start=start)
             control.write(self.run_folder, leave)

@@ -185,7 +185,7 @@ def test_progress_is_printed_once_for_a_step_and_an_adopted_launcher_has_no_exit
     monkeypatch.setattr(jobs.Job, "code", lambda self: None)
     output = []
     config = RunConfig(folder=str(tmp_path))
-    one = opened(config, write=output.append, poll_seconds=0.05, progress_seconds=0.1)
+    one = opened(config, write=output.append, poll_seconds=0.05)
     assert one.run() == 0
     assert re.findall(r"step +(\d+)/", "".join(output)) == ["8"]
     assert "failed: the launcher ended before the run was done" in "".join(output)
