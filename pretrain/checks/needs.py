@@ -166,11 +166,9 @@ def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tupl
     """
     count = model.least_weights
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
-    zero = settings.get("zero_optimization", {})
+    stage = deepspeed_settings.stage_of(settings)
     moments = 1.0 if config.optimizer.name == "muon" else 2.0
-    weights, gradients, optimizer, _ = states(
-        count, int(zero.get("stage", 0)), world_size, settings, moments
-    )
+    weights, gradients, optimizer, _ = states(count, stage, world_size, settings, moments)
     optimizer_device, weights_device = (
         deepspeed_settings.offload_device(settings, part)
         for part in ("offload_optimizer", "offload_param")

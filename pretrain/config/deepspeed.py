@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import read_json
+from data_prep.common.records import not_accepted
 from data_prep.common.wording import changes
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import flatten, named_file
@@ -94,7 +95,7 @@ def read_settings(
     # DeepSpeed asks for this in order to use any optimizer that it does not know, such as ours.
     settings["zero_allow_untested_optimizer"] = True
     settings.setdefault("steps_per_print", 1_000_000_000)
-    if settings.get("zero_optimization", {}).get("stage", 0) == 3:
+    if stage_of(settings) == 3:
         settings["zero_optimization"]["sub_group_size"] = _ONE_SUB_GROUP
     return settings
 
@@ -104,8 +105,15 @@ def _load(name: str) -> tuple[Path, dict[str, Any]]:
     settings = read_json(path)
     for name in _SECTIONS:
         _check_object(f"{path}: {name}", settings.get(name, {}))
+    zero = settings.get("zero_optimization", {})
+    for key in [key for key, value in zero.items() if value == "auto"]:
+        del zero[key]  # DeepSpeed takes its default
     for name in _OFFLOADS:  # DeepSpeed takes null for one that is not used
-        _check_object(f"{path}: {name}", settings.get("zero_optimization", {}).get(name) or {})
+        _check_object(f"{path}: {name}", zero.get(name) or {})
+    for name in ("stage", "reduce_bucket_size"):
+        number = zero.get(name, 0)
+        if not isinstance(number, int | float) or number % 1:
+            raise ValueError(not_accepted(f"{path}: {name}", number, "a whole number"))
     return path, settings
 
 

@@ -79,6 +79,8 @@ def zero(stage, **values):
         ({"data_types": {"grad_acum_dtype": "fp32"}}, "did you mean grad_accum_dtype"),
         ({"checkpoint": {"load_universal": True}}, "unknown DeepSpeed key checkpoint"),
         ({"zero_optimization": 1}, "zero_optimization: is 1, not an object"),
+        (zero([1]), "stage: .1. is not accepted; it must be a whole number"),
+        (zero(3, reduce_bucket_size=float("inf")), "reduce_bucket_size: inf is not accepted"),
         ([1], "is not a JSON object but list"),
     ],
 )
@@ -88,6 +90,12 @@ def test_an_invalid_configuration_is_refused_by_name(settings, message, tmp_path
     with pytest.raises(ValueError, match=message) as caught:
         engine.deepspeed_json(str(path), BATCH, 0.0, 2)
     assert str(path) in str(caught.value)
+
+
+def test_auto_is_deepspeeds_own_default_in_its_zero_section(tmp_path):
+    path = tmp_path / "from-elsewhere.json"
+    path.write_text(json.dumps(zero(2, reduce_bucket_size="auto", overlap_comm="auto")))
+    assert engine.deepspeed_json(str(path), BATCH, 0.0, 2)["zero_optimization"] == {"stage": 2}
 
 
 @pytest.mark.parametrize("part", [None, {}, {"device": "none"}])
