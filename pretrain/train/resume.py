@@ -50,8 +50,9 @@ class ResumeState:
 
     @property
     def seed(self) -> int:
-        """The seed in force from the first step on."""
-        return self.state.seeds_by_step[-1][1]
+        """The seed of the first step."""
+        # A rollback may lie ahead, if the checkpoint that it went back to was damaged.
+        return [seed for first, seed in self.state.seeds_by_step if first <= self.step][-1]
 
 
 def enter(course: Course, architecture: ModelConfig) -> tuple[ledger.RunState, str]:

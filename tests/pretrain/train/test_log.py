@@ -107,6 +107,18 @@ LINES = [
 ]
 
 
+def test_the_seed_of_an_attempt_from_before_the_last_rollback_is_the_earlier_one():
+    """The checkpoint that the rollback went back to was damaged."""
+    segments = (("start", 0, 1), ("spike", 300, 2))
+    records = [{"kind": "segment", "why": w, "step": s, "seed": seed} for w, s, seed in segments]
+    state = ledger.run_state([{"number": n, **record} for n, record in enumerate(records)])
+    seeds = [
+        ResumeState(3, "t", step, state, Lineage.begin(10, 1), 0, []).seed
+        for step in (250, 300, 350)
+    ]
+    assert seeds == [1, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("step", "seed", "micro_batch_size", "expected"),
     [
