@@ -9,6 +9,7 @@ rewritten together, no comparison can show it. Start with `examine`.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -166,7 +167,7 @@ def _bad_writers(attempt: int, during: Sequence[ledger.Record]) -> Iterator[str]
 
 
 def surviving_steps(
-    attempts: Sequence[ledger.Record], done: dict[int, range], end: int | None = None
+    attempts: Sequence[ledger.Record], done: dict[int, range], end: int = sys.maxsize
 ) -> list[tuple[int, range]]:
     """Return each attempt's number and surviving steps: those below where the next one began.
 
@@ -176,12 +177,10 @@ def surviving_steps(
         end: step to which the run was rolled back since the last attempt, if it was.
     """
     kept = []
-    limit = end
     for record in reversed(attempts):
         steps = done[record["attempt"]]
-        stop = steps.stop if limit is None else min(steps.stop, limit)
-        kept.append((record["attempt"], range(steps.start, max(steps.start, stop))))
-        limit = steps.start if limit is None else min(limit, steps.start)
+        kept.append((record["attempt"], range(steps.start, min(steps.stop, end))))
+        end = min(end, steps.start)
     return kept[::-1]
 
 
@@ -204,7 +203,7 @@ def _count_blocks(
     # Launches that never began an attempt may have ended since, each with a record.
     later = records[attempts[-1]["number"] :]
     ends = [record["step"] for record in ledger.segments(later)]
-    kept = surviving_steps(attempts, done, min(ends, default=None))
+    kept = surviving_steps(attempts, done, min(ends, default=sys.maxsize))
     steps = [step for _, part in kept for step in part]
     if steps != list(range(len(steps))):
         gap = next(number for number, step in enumerate(steps) if number != step)
