@@ -51,7 +51,7 @@ class RunLog:
         self._progress: progress.ProgressPrinter | None = None
         self._metrics: metrics.MetricsWriter | None = None
         self._validation: metrics.JsonLines | None = None
-        self._validation_ids: list[str] = []
+        self._first_validation_id = ""
         self._paces: deque[Mapping[str, float]] = deque(maxlen=pace.STEPS)
         self._loss_before = math.nan
         """`recorded_loss` of the attempt's first step."""
@@ -80,7 +80,7 @@ class RunLog:
             self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
-        self._validation_ids += [line["validation_id"] for line in validation]
+        self._first_validation_id = validation[0]["validation_id"] if validation else ""
         self._progress = progress.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
         segments = self._setup.segments
         micro_batch_size = segments.at(start.step).config.batch.micro_batch_size
@@ -116,13 +116,12 @@ class RunLog:
         self._metrics(record)
         self._scalars(record.step, curves(record))
         self._progress(record)
-        is_first = record.step == self._start.step
-        if is_first and self._setup.environment["compiled"]:
-            self.say(f"the attempt's first step took {record.seconds:.1f} s; {cache_use()}")
-        reason = discontinuity(record.result.loss, self._loss_before)
-        if reason and is_first:
-            self.record("discontinuity", step=record.step, reason=reason)
-            self.say(f"WARNING: the run does not continue from step {record.step}: {reason}")
+        if record.step == self._start.step:
+            if self._setup.environment["compiled"]:
+                self.say(f"the attempt's first step took {record.seconds:.1f} s; {cache_use()}")
+            if reason := discontinuity(record.result.loss, self._loss_before):
+                self.record("discontinuity", step=record.step, reason=reason)
+                self.say(f"WARNING: the run does not continue from step {record.step}: {reason}")
         self._paces.append(record.figures)
         if not record.step % pace.STEPS:
             setup = self._setup
@@ -225,9 +224,9 @@ class RunLog:
         line = {"attempt": self._start.attempt, "step": step, **total}
         if self._validation:
             self._validation.write({**line, "validation_id": validation_id, **parts})
-        self._validation_ids.append(validation_id)
         # What cannot be compared is another curve.
-        other = "" if validation_id == self._validation_ids[0] else f"@{validation_id}"
+        self._first_validation_id = self._first_validation_id or validation_id
+        other = "" if validation_id == self._first_validation_id else f"@{validation_id}"
         values = {f"validation/{name}": total[name] for name in ("loss", "perplexity")}
         for name, score in parts.get("terms", {}).items():
             values[f"validation/loss/{name}"] = score["loss"]
