@@ -317,19 +317,23 @@ def _read_dataset(place: str, fields: Fields) -> Records:
 def _judge_rows(tables: Iterable["pyarrow.RecordBatch | pyarrow.Table"], fields: Fields) -> Records:
     records = (record for table in tables for record in _rows(table))
     for number, record in enumerate(records, start=1):
-        if isinstance(record, int):
-            yield Reject("bad-utf8", UNKNOWN_SUBSET, fields.source, number, record)
+        if isinstance(record, tuple):
+            reason, size_bytes = record
+            yield Reject(reason, UNKNOWN_SUBSET, fields.source, number, size_bytes)
         else:
             yield _to_document(record, fields, number)
 
 
-def _rows(table: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, object] | int]:
-    """Return the rows as dictionaries; for a row that is not UTF-8, its size in bytes."""
+def _rows(
+    table: "pyarrow.RecordBatch | pyarrow.Table",
+) -> list[dict[str, object] | tuple[str, int]]:
+    """Return the rows as dictionaries; for one that cannot be, the reason and its size in bytes."""
     try:
-        rows: list[dict[str, object] | int] = table.to_pylist()
-    except UnicodeDecodeError:
+        rows: list[dict[str, object] | tuple[str, int]] = table.to_pylist()
+    except (UnicodeDecodeError, OverflowError) as error:  # a date after the year 9999 overflows
         if len(table) == 1:
-            return [table.nbytes]
+            is_text = isinstance(error, UnicodeDecodeError)
+            return [("bad-utf8" if is_text else "bad-date", table.nbytes)]
         return [row for number in range(len(table)) for row in _rows(table.slice(number, 1))]
     return rows
 

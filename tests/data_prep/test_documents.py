@@ -276,11 +276,14 @@ def test_columns_of_bytes_are_text(tmp_path):
     ]
 
 
-def test_parquet_row_that_is_not_utf8_is_rejected_alone(tmp_path):
-    texts = pyarrow.array([b"good", b"\xff", b"good"] * 30)
+@pytest.mark.parametrize("reason", ["bad-utf8", "bad-date"])
+def test_parquet_row_with_a_value_that_cannot_be_read_is_rejected_alone(tmp_path, reason):
+    texts = pyarrow.array([b"good", b"\xff" if reason == "bad-utf8" else b"good", b"good"] * 30)
     column = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
-    file = write_table(tmp_path / "a.parquet", pyarrow.table({"text": column}))
-    reasons = ["good", "bad-utf8", "good"] * 30
+    days = pyarrow.array([1, 2**31 - 1 if reason == "bad-date" else 1, 1] * 30, pyarrow.int32())
+    meta = pyarrow.StructArray.from_arrays([days.cast(pyarrow.date32())], ["date"])
+    file = write_table(tmp_path / "a.parquet", pyarrow.table({"text": column, "meta": meta}))
+    reasons = ["good", reason, "good"] * 30
     assert outcomes(file) == [*zip(reasons, range(1, 91), strict=True)]
 
 
