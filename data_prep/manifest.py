@@ -312,7 +312,8 @@ def load_manifest(folder: Path) -> CorpusManifest:
 def write_record(file: Path, record: CorpusManifest | ShardManifest) -> None:
     """Write a manifest, complete or not at all."""
     text = strict_json(asdict(record), indent=1, ensure_ascii=False, sort_keys=True)
-    write_atomically(file, (text + "\n").encode())
+    # The name of an input need not be UTF-8: "?" stands for a byte of it that is not.
+    write_atomically(file, (text + "\n").encode(errors="replace"))
 
 
 def read_record(kind: type[T], file: Path) -> T:

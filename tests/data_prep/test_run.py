@@ -176,7 +176,8 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(
 
 @pytest.mark.usefixtures("in_process")
 def test_touched_or_moved_input_with_the_same_content_is_accepted(tokenizer_folder, tmp_path):
-    file = write_pile(tmp_path / "a.jsonl.zst", make_texts(20, 20))
+    latin_1 = os.fsdecode(b"caf\xe9.jsonl.zst")
+    file = write_pile(tmp_path / latin_1, make_texts(20, 20))
     prepare([file], tmp_path / "corpus", tokenizer_folder, SETTINGS)
     before = content(tmp_path / "corpus")
     os.utime(file, (1, 1))
