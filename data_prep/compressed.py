@@ -26,7 +26,6 @@ _BEGINNINGS = {
     "zip": re.compile(rb"PK\x03\x04"),
     "Parquet": re.compile(rb"PAR1\x15"),
 }
-_LONGEST_BEGINNING = 10
 _BEGINNING_BYTES = 64
 
 
@@ -77,7 +76,7 @@ def kind_of(head: bytes) -> str | None:
 def _check_kind(path: Path) -> None:
     """Raise if the beginning of a file does not match its suffix."""
     with path.open("rb") as file:
-        head = file.read(_LONGEST_BEGINNING)
+        head = file.read(_BEGINNING_BYTES)
     expected = _KIND_OF_SUFFIX.get(path.suffix)
     found = kind_of(head)
     if expected and not head:

@@ -1,7 +1,7 @@
 """Make one shard from one input: read, encode, filter, split, write.
 
-The task is idempotent: the same input, settings and vocabulary give the same bytes, and a finished
-shard is not made again. An engine may therefore run it on any machine and any number of times.
+The task is idempotent: the same input, settings and vocabulary give the same bytes. An engine may
+therefore run it on any machine and any number of times. `run` does not ask for a finished shard.
 
 `prepare_shard` reads top to bottom; the classes below it hold its state.
 """
@@ -62,13 +62,11 @@ def existing_manifest(task: ShardTask) -> ShardManifest | None:
 
 
 def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> ShardManifest:
-    """Make one shard, or return the manifest of the existing one.
+    """Make one shard, in place of an existing one.
 
     Raises:
         ValueError: The input is damaged, or changed while it was read. No files are left then.
     """
-    if existing := existing_manifest(task):
-        return existing
     before = input_state(task.input)
     input_file = InputFile(str(task.input), before[0], input_sha256(task.input), task.role)
     tokenizer, encoder = _vocabulary(task.corpus, task.tokenizer_digest)

@@ -52,7 +52,7 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
 
     Checks the digest of the vocabulary, every checksum, every index against its data and the
     manifest, every id against the vocabulary size, that every document ends with `</s>`, that
-    megatron-core reads the same sequences as training does, the totals, the rejects, and the hashes
+    megatron-core reads the same sequences as training does, the counts and totals, and the hashes
     of the kept tables of blocks. It finds damage, not forgery: who can write a file can write its
     hash. Shards are checked in threads, because hashing and numpy release the interpreter lock.
 
@@ -65,7 +65,7 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
     """
     check_least("--workers", workers)
     manifest = load_manifest(folder)
-    for check in (_check_tokenizer, _check_totals, _check_rejects):
+    for check in (_check_tokenizer, _check_totals, _check_tally):
         try:
             yield from check(folder, manifest)
         except ValueError as error:
@@ -92,21 +92,14 @@ def _check_totals(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
             yield f"{folder}: the totals of the {split} split are not the sums of its shards"
 
 
-def _check_rejects(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
-    """Compare the rejects with those of the shards' manifests, where these are still there."""
-    tally = Tally({}, {}, 0, 0)
-    for file in sorted(folder.glob("shards/shard-*.json")):
+def _check_tally(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
+    """Compare the counts with those of the shards' manifests, where these are still there."""
+    tally, files = Tally({}, {}, 0, 0), sorted(folder.glob("shards/shard-*.json"))
+    for file in files:
         tally.add(read_record(ShardManifest, file))
-    for reason in sorted({*tally.rejects, *manifest.rejects} if tally.rejects else ()):
-        found, expected = (
-            rejects[reason].by_subset if reason in rejects else {}
-            for rejects in (manifest.rejects, tally.rejects)
-        )
-        if found != expected:
-            yield (
-                f"{folder}: {sum(found.values())} documents are rejected as {reason}, but its "
-                f"shards have {sum(expected.values())}"
-            )
+    for name, value in vars(tally).items():
+        if files and value != getattr(manifest, name):
+            yield f"{folder}: {name!r} of its manifest is not the sum of its shards' manifests"
 
 
 def _problem(folder: Path, manifest: CorpusManifest, files: ShardFiles) -> str | None:
@@ -122,15 +115,14 @@ def _problem(folder: Path, manifest: CorpusManifest, files: ShardFiles) -> str |
     ends = np.append(reader.offsets // ids.itemsize, len(ids))[reader.bounds]
     if (np.diff(ends) < 1).any() or (ids[ends[1:] - 1] != manifest.special_ids["eos"]).any():
         return f"{data}: a document does not end with </s>"
-    return next(_problems_of_ids(folder / files.stem, reader, manifest.vocab_size), None)
+    return _problem_of_ids(folder / files.stem, reader, manifest.vocab_size)
 
 
-def _problems_of_ids(prefix: Path, reader: IndexedReader, vocab_size: int) -> Iterator[str]:
+def _problem_of_ids(prefix: Path, reader: IndexedReader, vocab_size: int) -> str | None:
     """Compare every sequence with what megatron-core reads, and every id with the vocabulary."""
     dataset = import_megatron().IndexedDataset(str(prefix), mmap=reader.ids.size > 0)
     if not np.array_equal(dataset.document_indices, reader.bounds):
-        yield f"{prefix}.idx: megatron-core reads other documents than training does"
-        return
+        return f"{prefix}.idx: megatron-core reads other documents than training does"
     for first in range(0, len(reader.lengths), _CHUNK_SEQUENCES):
         theirs = dataset[first : first + _CHUNK_SEQUENCES]
         end = first + len(theirs)
@@ -139,6 +131,7 @@ def _problems_of_ids(prefix: Path, reader: IndexedReader, vocab_size: int) -> It
         if not np.array_equal(sizes, reader.lengths[first:end]) or not np.array_equal(
             np.concatenate(theirs), ids
         ):
-            yield f"{prefix}.bin: megatron-core reads other ids than training does"
+            return f"{prefix}.bin: megatron-core reads other ids than training does"
         if (top := unsigned(ids).max(initial=0)) >= vocab_size:
-            yield f"{prefix}.bin: id {top} is outside the vocabulary of {vocab_size} ids"
+            return f"{prefix}.bin: id {top} is outside the vocabulary of {vocab_size} ids"
+    return None

@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -52,6 +53,7 @@ def rewrite_shard(copy, documents, subsets=None):
     )
     manifest.kept["valid"] = {"Pile-CC": manifest.totals["valid"]}
     write_record(copy / "manifest.json", manifest)
+    shutil.rmtree(copy / "shards")  # they count the replaced documents
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,16 @@ def test_wrong_totals_are_detected(copy):
     file.write_text(json.dumps(content))
     assert list(verify(copy)) == [
         f"{copy}: the totals of the valid split are not the sums of its shards"
+    ]
+
+
+@pytest.mark.parametrize("name", ["rejects", "kept", "cut"])
+def test_counts_that_the_shards_do_not_have_are_detected(copy, name):
+    shards = {file: json.loads(file.read_text()) for file in copy.glob("shards/*.json")}
+    for file, content in shards.items():
+        file.write_text(json.dumps(content | {name: 1 if name == "cut" else {}}))
+    assert list(verify(copy)) == [
+        f"{copy}: {name!r} of its manifest is not the sum of its shards' manifests"
     ]
 
 
