@@ -68,14 +68,6 @@ class Reordering:
         """The skipped blocks of one epoch, sorted."""
         return self.skipped[self.skipped_before(epoch) : self.skipped_before(epoch + 1), 1]
 
-    def __eq__(self, other: object) -> bool:
-        """Compare by `identity`."""
-        return isinstance(other, Reordering) and self.identity == other.identity
-
-    def __hash__(self) -> int:
-        """Hash of `identity`."""
-        return hash(self.identity)
-
 
 @dataclasses.dataclass(frozen=True)
 class _Layer:

@@ -31,7 +31,8 @@ class ByParameter(torch.optim.Optimizer):
     """An optimizer whose tensors are whole parameters, or pieces of concatenated parameters."""
 
     _pieces: Mapping[Tensor, Sequence[Piece]] = {}
-    _device: torch.device | None = None
+    _device: torch.device
+    """What the ranks exchange tensors on, where there are pieces."""
 
     def __init__(
         self,
@@ -43,9 +44,7 @@ class ByParameter(torch.optim.Optimizer):
         """Take parameter groups with all other options."""
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
 
-    def set_pieces(
-        self, pieces: Mapping[Tensor, Sequence[Piece]], device: torch.device | None = None
-    ) -> None:
+    def set_pieces(self, pieces: Mapping[Tensor, Sequence[Piece]], device: torch.device) -> None:
         """Say of which pieces of parameters the tensors consist.
 
         Args:
@@ -71,7 +70,7 @@ class ByParameter(torch.optim.Optimizer):
     def square_sums(self, parts: Sequence[Tensor]) -> list[float]:
         """Compute the sums of squares of whole parameters from their parts, all ranks at once."""
         sums = _square_sums(parts)
-        return all_sum(sums, self._device or torch.device("cpu")) if self._pieces else sums
+        return all_sum(sums, self._device) if self._pieces else sums
 
 
 def with_gradient(group: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -84,8 +84,7 @@ class Muon(ByParameter):
         if not self._pieces:
             pairs = zip(update.split_with_sizes(sizes), bucket, strict=True)
             return [part.view(piece.shape) for part, piece in pairs]
-        device = self._device or update.device
-        whole = torch.zeros(sum(sizes), dtype=_precision(device), device=device)
+        whole = torch.zeros(sum(sizes), dtype=_precision(self._device), device=self._device)
         parts = whole.split_with_sizes(sizes)
         own = update.split_with_sizes([piece.length for piece in bucket])
         for part, piece, mine in zip(parts, bucket, own, strict=True):

@@ -123,13 +123,11 @@ class MaskedLM(DocumentObjective):
             chosen = self._choose(ids, min(wanted, self.capacity(length)), draw)
         result = ids.copy()
         spared = settings.keep_probability + settings.random_probability
-        replaced = np.zeros(length, dtype=bool)
+        shown = replaced = np.zeros(length, dtype=bool)
         if spared > 0:
             shown = chosen & (draw.random_sample(length) < spared)
             replaced = shown & (draw.random_sample(length) >= settings.keep_probability / spared)
-            result[chosen & ~shown] = self.mask_id
-        else:
-            result[chosen] = self.mask_id
+        result[chosen & ~shown] = self.mask_id
         words = draw.random_sample(int(replaced.sum())) * (self.replacement_end - FIRST_WORD_ID)
         result[replaced] = FIRST_WORD_ID + words.astype(np.int64)
         return result, np.arange(length) if settings.targets == "all" else np.flatnonzero(chosen)

@@ -130,11 +130,13 @@ def test_a_skipped_block_counts_as_read_in_its_epoch_once_declared():
 
 
 def test_a_rollback_past_an_earlier_one_drops_its_seed():
+    def seeds(lineage):
+        return [(each.first_position, each.seed) for each in lineage.reorderings]
+
     lineage = start(100).rolled_back(50, 2).rolled_back(80, 3).rolled_back(30, 4)
-    assert lineage == Lineage(100, (Reordering(0, 1), Reordering(30, 4)))
-    again = start(100).rolled_back(50, 2).rolled_back(50, 3)
-    assert again == Lineage(100, (Reordering(0, 1), Reordering(50, 3)))
-    assert start(100).rolled_back(0, 3) == start(100, 3)
+    assert seeds(lineage) == [(0, 1), (30, 4)]
+    assert seeds(start(100).rolled_back(50, 2).rolled_back(50, 3)) == [(0, 1), (50, 3)]
+    assert seeds(start(100).rolled_back(0, 3)) == [(0, 3)]
 
 
 @pytest.mark.parametrize("seeds", [(), ((1, 1),), ((0, 1), (0, 2))])
