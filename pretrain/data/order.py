@@ -101,11 +101,6 @@ class Order:
             lineages.pop()
         return lineages if len(lineages) > 1 else lineages[0]
 
-    @property
-    def total(self) -> int:
-        """Number of blocks of all corpora."""
-        return self.firsts[-1]
-
     @cached_property
     def firsts(self) -> list[int]:
         """Number of each corpus's first block, and of all blocks."""
@@ -125,7 +120,7 @@ class Order:
         totals = (lineage.total for lineage in self.lineages)
         # Rounded to whole blocks, so that of one corpus the number stays as it is.
         read = (round(e * total) for e, total in zip(self.epochs(place), totals, strict=True))
-        return sum(read) / self.total
+        return sum(read) / self.firsts[-1]
 
     def blocks(self, first_place: int, count: int) -> tuple[Indices, Indices]:
         """Blocks at `count` places from `first_place` on, and the epoch of each in its corpus."""

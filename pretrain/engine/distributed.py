@@ -301,13 +301,3 @@ def gather(value: T) -> list[T]:
     values: list[T | None] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, value)
     return values  # type: ignore[return-value]
-
-
-def gather_numbers(values: Sequence[float], device: torch.device) -> list[list[float]]:
-    """Gather equally many numbers of every rank, in rank order, on every rank; in fp64."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return [list(values)]
-    own = torch.tensor(values, dtype=torch.float64, device=device)
-    found = own.new_empty(torch.distributed.get_world_size() * len(values))
-    torch.distributed.all_gather_into_tensor(found, own)
-    return found.view(-1, len(values)).tolist()

@@ -21,13 +21,7 @@ from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import ByParameter
 from pretrain.engine.consolidated import read_states
-from pretrain.engine.distributed import (
-    Process,
-    adopt_launcher,
-    all_sum,
-    check_port_is_free,
-    gather_numbers,
-)
+from pretrain.engine.distributed import Process, adopt_launcher, all_sum, check_port_is_free
 from pretrain.loop.protocols import MicroBatch, Objective, StepResult, TermLoss, weighted_loss
 
 
@@ -156,8 +150,13 @@ class Engine:
         return module
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Equally many numbers of every rank, in rank order, on every rank."""
-        return gather_numbers(values, self.device)
+        """Equally many numbers of every rank, in rank order, on every rank; in fp64."""
+        if self.world_size == 1:
+            return [list(values)]
+        own = torch.tensor(values, dtype=torch.float64, device=self.device)
+        found = own.new_empty(self.world_size * len(values))
+        torch.distributed.all_gather_into_tensor(found, own)
+        return found.view(self.world_size, -1).tolist()
 
     def backward(
         self,
