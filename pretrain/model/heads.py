@@ -133,4 +133,4 @@ class ClassificationHead(nn.Module):
         if document_ids is None:
             return features.mean(dim=1)
         real = document_ids.unsqueeze(-1).to(features.dtype)
-        return (features * real).sum(dim=1) / real.sum(dim=1)
+        return (features * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)

@@ -47,7 +47,7 @@ class SinusoidalPositions(nn.Module):
         """Map positions counted from 0 to fp32 vectors: [T] to [T, E], or [B, T] to [B, T, E]."""
         half = self.size // 2
         steps = torch.arange(half, device=positions.device)
-        frequency = torch.exp(steps * -(math.log(10000.0) / (half - 1)))
+        frequency = torch.exp(steps * -(math.log(10000.0) / max(1, half - 1)))
         angles = (positions + self.offset).float()[..., None] * frequency  # [..., T, E/2]
         return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
 

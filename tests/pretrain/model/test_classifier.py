@@ -62,6 +62,7 @@ def test_pooling_decides_which_features_the_head_reads(pooling, moves):
     changed = features.clone()
     changed[:, 2] += 1.0  # a real token other than the first
     assert bool((head(features, mask) != head(changed, mask)).any()) is moves
+    assert head(features, torch.zeros_like(mask)).isfinite().all(), "a row of padding alone"
 
 
 def test_the_head_begins_with_torch_s_own_draw():

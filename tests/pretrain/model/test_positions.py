@@ -142,6 +142,11 @@ def test_sinusoidal_tables_are_those_of_fairseq(name, size, golden):
     torch.testing.assert_close(sinusoidal(size, len(table) - 2), table[2:], rtol=0, atol=2e-5)
 
 
+def test_sinusoidal_vectors_may_have_one_pair_of_numbers():
+    angles = torch.arange(2.0, 5.0)
+    torch.testing.assert_close(sinusoidal(2, 3), torch.stack([angles.sin(), angles.cos()], dim=1))
+
+
 def test_positions_are_counted_from_the_start_of_each_document():
     document_ids = torch.tensor([[1, 1, 1, 2, 2, 0], [5, 3, 3, 3, 3, 3]])
     expected = [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]]
