@@ -8,40 +8,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from data_prep.common.arguments import Command, Parser, program, run_command
-
-_ROOMS = {
-    "pretrain": {
-        "recipes": "plan.command",
-        "show": "plan.command",
-        "plan": "plan.command",
-        "supervise": "supervision.command",
-        "status": "records.command",
-        "diff": "records.command",
-        "audit": "records.command",
-        "replay": "spikes.command",
-        "bench": "plan.command",
-    },
-    "use a model": {
-        "export": "convert.command",
-        "import": "convert.command",
-        "evaluate": "inference.command",
-        "fill-mask": "inference.command",
-    },
-}
-
-
-def _command(name: str, module: str) -> Command:
-    """Return a command and what adds its arguments, from the COMMANDS of a module."""
-    found: Command = import_module(f"pretrain.{module}").COMMANDS[name]
-    return found
-
+from pretrain.convert import command as convert
+from pretrain.inference import command as inference
+from pretrain.plan import command as plan
+from pretrain.records import command as records
+from pretrain.spikes import command as spikes
+from pretrain.supervision import command as supervision
 
 GROUPS: dict[str, dict[str, Command]] = {
-    title: {name: _command(name, module) for name, module in commands.items()}
-    for title, commands in _ROOMS.items()
+    "pretrain": {
+        **plan.COMMANDS,
+        **supervision.COMMANDS,
+        **records.COMMANDS,
+        **spikes.COMMANDS,
+    },
+    "use a model": {**convert.COMMANDS, **inference.COMMANDS},
 }
 """Every command, in the order of `--help`."""
 
