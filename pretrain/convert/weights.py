@@ -87,7 +87,7 @@ def joined(
             faults.setdefault("wrong shape", []).append(shapes)
         elif not weight.is_floating_point():
             faults.setdefault("not floating point", []).append(f"{name} {weight.dtype}")
-        elif not weight.isfinite().all():
+        elif not weight.float().isfinite().all():  # eight bits have no isfinite
             faults.setdefault("not finite", []).append(name)
     if left_over := sorted(weights.keys() - parts.keys()):
         faults["left over"] = left_over

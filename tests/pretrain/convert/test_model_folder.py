@@ -70,7 +70,7 @@ FIELDS = {
     "embedding_scale": {"embedding_scale": "sqrt-hidden"},
     "embedding_norm": {"embedding_norm": False},
     "mask_embedding": {"mask_embedding": "zero"},
-    "initial_beta": {"initial_beta": 2.0},
+    "initial_beta": {"initial_beta": 2, "head": "clap"},
     "dropout": {"dropout": 0.2},
     "attention_dropout": {"attention_dropout": 0.3},
     "layer_norm_epsilon": {"layer_norm_epsilon": 0.3},
@@ -209,6 +209,14 @@ def test_the_objective_is_that_of_the_training_or_what_the_architecture_is_for(
 
 
 # --- layouts of transformers' files --------------------------------------------------------------
+
+
+def test_weights_of_eight_bits_are_read(copied):
+    path = copied() / "model.safetensors"
+    fewer = {name: weight.to(torch.float8_e4m3fn) for name, weight in load_file(path).items()}
+    save_file(fewer, path)
+    for name, weight in read_folder(path.parent).weights.items():
+        assert torch.equal(weight, fewer[name][: len(weight)].float())
 
 
 def test_weights_in_several_files_are_read(theirs, tmp_path):
