@@ -208,7 +208,8 @@ def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[i
     stops = {r["step"] for r in records if r["kind"] in ("preempted", "done") and r["step"] < step}
     saved = [each for each in state.checkpoints if each not in stops or each % interval == 0]
     newest = {*state.checkpoints[-2:], *saved[-config.training.checkpoints_kept :]}
-    return {*newest, *protected(onsets, saved, config.spike), *old(saved, step, config.spike)}
+    targets = protected(onsets, saved, interval, config.spike)
+    return {*newest, *targets, *old(saved, step, config.spike)}
 
 
 def old(checkpoints: Sequence[int], step: int, policy: SpikeConfig) -> list[int]:
@@ -251,7 +252,10 @@ def possible_onsets(
 
 
 def protected(
-    onsets: Collection[tuple[int, int]], checkpoints: Collection[int], policy: SpikeConfig
+    onsets: Collection[tuple[int, int]],
+    checkpoints: Collection[int],
+    interval: int,
+    policy: SpikeConfig,
 ) -> set[int]:
     """Checkpoints that must not be deleted: every possible target of the ladder.
 
@@ -261,6 +265,7 @@ def protected(
     Args:
         onsets: ranges as returned by `possible_onsets`.
         checkpoints: steps of the committed checkpoints on the surviving lineage.
+        interval: steps to the next checkpoint.
         policy: margins.
     """
     kept: set[int] = set()
@@ -269,7 +274,7 @@ def protected(
         twice = _target(once, policy.margin_steps, checkpoints)
         # The newest checkpoint a margin before an onset is less than a margin and a gap before it.
         places = [twice, *(step for step in sorted(checkpoints) if twice < step < last), last]
-        gap = max(after - before for before, after in itertools.pairwise(places))
+        gap = max(interval, *(after - before for before, after in itertools.pairwise(places)))
         deepest = _target(twice, 2 * (policy.margin_steps + gap), checkpoints)
         kept.update(step for step in checkpoints if deepest <= step <= last)
     return kept
@@ -317,9 +322,9 @@ def _most_kept(config: RunConfig) -> int:
     saved = range(interval, last + 1, interval)
     onsets = range(last - policy.longest_delay - interval, last - policy.longest_delay)
     after_rollbacks = max(
-        len(protected([(onset - REGION_STEPS, last)], saved, policy)) for onset in onsets
+        len(protected([(onset - REGION_STEPS, last)], saved, interval, policy)) for onset in onsets
     )
-    of_one = max(len(protected([(onset, onset)], saved, policy)) for onset in onsets)
+    of_one = max(len(protected([(onset, onset)], saved, interval, policy)) for onset in onsets)
     saves = -(-config.training.steps // interval)
     old = 2 - -_old_steps(policy) // _OLD_SPACING
     return min(saves, max(after_rollbacks, config.training.checkpoints_kept) + 2 * of_one + old)

@@ -152,33 +152,34 @@ def test_retention_keeps_every_target_of_the_ladder(interval, kept, channel):
 
 
 def assert_same_responses(draw, interval, kept, channel):
-    """A spike that comes back twice, as early as its last rollback's checkpoint."""
-    onset = draw.randrange(4000, 6000)
+    """A spike that comes back twice, as early as its last rollback's checkpoint, or later."""
+    onset, policy = draw.randrange(4000, 6000), draw.choice([POLICY, SpikeConfig(margin_steps=0)])
     step, checkpoints, everything, rollbacks, seeds = 0, [], [], [], [1]
     for _ in range(3):
-        alarm = onset + draw.randrange(POLICY.longest_delay)
-        confirmed = max(alarm, onset + POLICY.slow_confirm_steps)
+        alarm = onset + draw.randrange(policy.longest_delay)
+        confirmed = max(alarm, onset + draw.choice([policy.slow_confirm_steps, 1000]))
         for saved in range((step // interval + 1) * interval, confirmed, interval):
             checkpoints, everything = [*checkpoints, saved], [*everything, saved]
             suspected = [onset] if saved >= alarm else []
-            onsets = possible_onsets(saved, suspected, rollbacks, POLICY)
-            safe = protected(onsets, checkpoints, POLICY) | set(checkpoints[-kept:])
+            onsets = possible_onsets(saved, suspected, rollbacks, policy)
+            safe = protected(onsets, checkpoints, interval, policy) | set(checkpoints[-kept:])
             checkpoints = [each for each in checkpoints if each in safe]
         newest = spike(onset, confirmed - onset, channel)
-        decision = plan(newest, rollbacks, checkpoints, seeds, POLICY)
-        assert decision == plan(newest, rollbacks, everything, seeds, POLICY)
+        decision = plan(newest, rollbacks, checkpoints, seeds, policy)
+        assert decision == plan(newest, rollbacks, everything, seeds, policy)
         rollbacks.append({**dataclasses.asdict(decision), "onset": onset})
         seeds.append(decision.seed)
         step = decision.step
         checkpoints = [each for each in checkpoints if each <= step]
         everything = [each for each in everything if each <= step]
-        onset = draw.randrange(step, onset + POLICY.margin_steps)
+        onset = draw.randrange(step, onset + draw.choice([1 + policy.margin_steps, 1000]))
+        onset -= draw.choice([0, onset % interval])
 
 
 def test_an_open_suspicion_does_not_delete_the_targets_of_a_later_spike():
     """The gradient norm is suspected since step 900, and updates are skipped from 1000 on."""
     saved = range(10, 1011, 10)
-    safe = protected(possible_onsets(1010, [900], [], POLICY), saved, POLICY)
+    safe = protected(possible_onsets(1010, [900], [], POLICY), saved, 10, POLICY)
     assert {900, 800, 1000} <= safe
 
 
@@ -202,7 +203,10 @@ def most_seen(draw, interval, newest):
             if draw.random() < 0.03:
                 suspected[channel] = max(0, step - draw.randrange(delay))
         onsets = possible_onsets(step, list(suspected.values()), rollbacks, POLICY)
-        safe = protected(onsets, saved, POLICY) | {*saved[-newest:], *old(saved, step, POLICY)}
+        safe = protected(onsets, saved, interval, POLICY) | {
+            *saved[-newest:],
+            *old(saved, step, POLICY),
+        }
         saved = [each for each in saved if each in safe]
         most = max(most, len(saved))
         if suspected and draw.random() < 0.3:
