@@ -13,7 +13,6 @@ def test_the_order_counts_places_in_blocks_and_skips_what_was_declared():
     history.roll_back(11)
     found, _ = order_of(history.records)
     expected = Lineage.begin(1000, 5).rolled_back(320, 6, (384, 448)).rolled_back(352, 7)
-    assert found.lineages == (expected,)
     assert len(expected.skipped()[0]) == 64
     assert found.identity() == [list(each.identity) for each in expected.reorderings]
     assert found.identity(352) == [list(each.identity) for each in expected.reorderings[:2]]
