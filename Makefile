@@ -15,8 +15,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadscope --no
 help:
 	@echo "make setup     make .venv with everything that is needed"
 	@echo "make demo      the main job end to end on an embedded corpus, about 4 minutes on 2 cores"
-	@echo "make test      the fast tests, about 4 minutes on 2 cores"
-	@echo "make test-slow runs that are killed and continue, machines, kernels for GPUs: about 14 minutes"
+	@echo "make test      the fast tests, 3 to 6 minutes on 2 cores"
+	@echo "make test-slow runs that are killed and continue, machines, kernels for GPUs: about 20 minutes"
 	@echo "make test-gpu  the tests that need a GPU, at most 8 minutes on one; they skip where there is none"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"
@@ -34,12 +34,13 @@ demo: $(READY)
 	$(BIN)/zeroclap demo
 
 # Some tests wait more than they compute, so there are more processes than cores.
+test: $(READY)
+	$(PYTEST) -n 3 -m "not slow"
+
 # Tests of several machines need root and the packages that .ci/run installs; those of kernels need
-# g++, and fetch Triton once (0.7 GB). They skip, and say so with `PYTEST_ADDOPTS=-rs`, without.
-test: TESTS := not slow
-test-slow: TESTS := slow
-test test-slow: $(READY)
-	$(PYTEST) -n 3 -m "$(TESTS)"
+# g++, and fetch Triton once (0.7 GB). They skip, and say so, without.
+test-slow: $(READY)
+	$(PYTEST) -n 3 -rs -m slow
 
 test-gpu: $(READY)
 	bash tests/gpu/test.sh $(BIN)/python
