@@ -1,6 +1,7 @@
 """The supervisor; small scripts replace the launcher."""
 
 import errno
+import functools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from data_prep.common.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import NotifyConfig, SupervisionConfig
 from pretrain.processes import processes
-from pretrain.records import control, failures, heartbeat, ledger, metrics
+from pretrain.records import control, failures, heartbeat, ledger, metrics, progress
 from pretrain.records import folder as run_folder
 from pretrain.spikes.policy import max_checkpoints_kept
 from pretrain.supervision import jobs, launch, supervisor
@@ -183,6 +184,8 @@ def test_progress_is_printed_once_for_a_step_and_an_adopted_launcher_has_no_exit
     )
     Launcher(monkeypatch, script, "record('attempt'); record('done')")
     monkeypatch.setattr(jobs.Job, "code", lambda self: None)
+    often = functools.partial(progress.ProgressPrinter, seconds=0.1)
+    monkeypatch.setattr(progress, "ProgressPrinter", often)
     output = []
     config = RunConfig(folder=str(tmp_path))
     one = opened(config, write=output.append, poll_seconds=0.05)
