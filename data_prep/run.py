@@ -71,7 +71,10 @@ def prepare(
     check_least("--workers", workers)
     for name in settings.filters:
         own_filter(name)  # refuses before anything is written
-    if not overwrite and not any((output / name).exists() for name in (_LOCK, "shards")):
+    begun = any((output / name).exists() for name in (_LOCK, "shards"))
+    # Without its shards' manifests a finished corpus would be made anew in its place.
+    is_bare = (output / records.FILE_NAME).exists() and not any(output.glob(_SHARDS))
+    if not overwrite and (is_bare or not begun):
         check_new(output)
     tokenizer = load(tokenizer_path)
     tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +134,17 @@ def test_a_run_whose_worker_is_killed_in_its_first_shard_leaves_nothing(
         with pytest.raises(WorkerDied):
             prepare(inputs, tmp_path / "corpus", tokenizer_folder, SETTINGS)
         assert not (tmp_path / "corpus").exists()
+
+
+def test_a_finished_corpus_without_its_shards_manifests_is_left_alone(
+    corpus_folder, inputs, tokenizer_folder, tmp_path
+):
+    copy = shutil.copytree(corpus_folder, tmp_path / "corpus")
+    shutil.rmtree(copy / "shards")
+    before = content(copy)
+    with pytest.raises(ValueError, match="is not empty"):
+        prepare(inputs, copy, tokenizer_folder, SETTINGS)
+    assert content(copy) == before
 
 
 @pytest.mark.usefixtures("in_process")
