@@ -161,16 +161,22 @@ def retried(action: Callable[[], T], sleep: Callable[[float], object] = time.sle
     return action()
 
 
+def check_absent(output: Path) -> None:
+    """Raise ValueError if an output, which will be a file, exists."""
+    if output.exists():
+        raise ValueError(f"{output}: exists; choose a new name")
+
+
 def check_new(output: Path) -> None:
-    """Refuse an output that exists, unless it is an empty folder.
+    """Refuse an output folder that exists, unless it is empty.
 
     Raises:
         ValueError: `output` is a file, or a folder that is not empty.
     """
-    if output.is_dir() and any(output.iterdir()):
+    if not output.is_dir():
+        check_absent(output)
+    elif any(output.iterdir()):
         raise ValueError(f"{output}: is not empty; choose a new folder")
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"{output}: exists; choose a new name")
 
 
 @contextmanager

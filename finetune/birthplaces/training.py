@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.common.exit_codes import EXIT_DONE
-from data_prep.common.files import check_new, write_atomically
+from data_prep.common.files import check_absent, check_new, write_atomically
 from finetune.batches import ShuffledBatches
 from finetune.birthplaces.rows import (
     AnswerObjective,
@@ -304,7 +304,7 @@ def evaluate(options: argparse.Namespace) -> None:
     from pretrain.engine.distributed import choose_device
 
     output, data = options.outputs_path, options.eval_corpus_path
-    check_new(output)
+    check_absent(output)
     rows = read_rows(data, with_answers=False)
     loaded = build(options.reading_params_path, read(options))
     tokenizer, model = loaded.tokenizer, loaded.model.to(choose_device())

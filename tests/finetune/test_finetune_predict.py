@@ -78,6 +78,9 @@ def test_a_table_and_an_output_that_exists_are_refused(predicted, trained, tmp_p
     code, _, error = predicted("CoLA", "one\n", "--output", str(tmp_path / "new.tsv"))
     assert (code, "new.tsv: exists; choose a new name" in error) == (2, True)
     assert (tmp_path / "new.tsv").read_text() == "one\n"
+    (empty := tmp_path / "empty").mkdir()
+    code, _, error = predicted("CoLA", "one\n", "--output", str(empty))
+    assert (code, f"{empty}: exists; choose a new name" in error) == (2, True)
     (tmp_path / "new.csv").write_text("text\none\n")
     model = str(trained / "CoLA-pretrained-seed1" / "model")
     assert main(["predict", model, str(tmp_path / "new.csv")]) == 2
