@@ -70,6 +70,7 @@ Fraction = Annotated[float, Ge(0), Lt(1)]
 _ACCEPTED = {
     "int_type": "a whole number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "string_type": "text",
     "bool_type": "true or false",
     "dict_type": "a mapping of keys to values",
@@ -143,7 +144,10 @@ def _adapter(kind: type, with_docstrings: bool = False) -> TypeAdapter[Any]:
     # The dataclasses of its fields are read by the same rules. To find docstrings takes most of the
     # time, and every process of a run would wait for it.
     kind.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
-        strict=True, extra="forbid", use_attribute_docstrings=with_docstrings
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=with_docstrings,
     )
     return TypeAdapter(kind)
 

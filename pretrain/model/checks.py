@@ -8,7 +8,7 @@ from typing import Any
 
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
-    "float": ((int, float), "a number"),
+    "float": ((int, float), "a finite number"),
     "bool": (bool, "true or false"),
 }
 
@@ -34,6 +34,8 @@ def check_kinds(record: Any, prefix: str) -> None:  # noqa: ANN401 - any datacla
         if field.type in _KINDS:
             value, (kind, expected) = getattr(record, field.name), _KINDS[str(field.type)]
             fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+            # Neither NaN nor what is infinite in fp32.
+            fits = fits and (field.type != "float" or abs(value) < 2.0**128)
             check_value(f"{prefix}.{field.name}", value, fits, expected)
 
 

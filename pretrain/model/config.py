@@ -184,7 +184,8 @@ class ModelConfig:
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
         for name in (*sizes, "max_positions", "layer_groups", "global_every"):
             check(name, getattr(self, name) >= 1, "a positive number")
-        for name in ("position_offset", "segments", "latents", "local_window"):
+        counts = ("position_offset", "segments", "latents", "local_window")
+        for name in (*counts, "layer_norm_epsilon"):
             check(name, getattr(self, name) >= 0, "0 or a positive number")
         for name in ("dropout", "attention_dropout"):
             check(name, 0.0 <= getattr(self, name) < 1.0, "in [0, 1)")

@@ -252,6 +252,7 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
     ("arguments", "message"),
     [
         (["epocs=3"], "did you mean 'epochs'"),
+        (["learning_rate=.inf"], "learning_rate: inf is not accepted; it must be a finite number"),
         (["--tasks", "coal"], "unknown task 'coal' (did you mean CoLA?)"),
         (["--world-size", "3"], "batch_size 16: is not a multiple of --world-size 3"),
         (["--world-size", "5"], "--world-size: 5 ranks on a machine with 4 usable GPUs"),

@@ -4,11 +4,14 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from data_prep.common import records
 from pretrain.config import changes
 from pretrain.config import load as recipes
+from pretrain.config.run import RunConfig
 from pretrain.config.sections import OptimizerConfig
 from pretrain.config.settings import flatten
 from pretrain.model import presets
@@ -165,6 +168,17 @@ def test_values_out_of_range_are_refused_by_name(override):
     key, value = override.split("=")
     with pytest.raises(ValueError, match=rf"{key}: '?{value}'? .* it must be "):
         recipes.load("demo", [override.replace("=nan", "=.nan")])
+
+
+@pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "1e999"])
+def test_every_setting_that_is_a_number_is_finite(text):
+    hints = dict(records.keys(RunConfig, {}))
+    numbers = [key for key, hint in hints.items() if float in (hint, *get_args(hint)[:1])]
+    assert {"optimizer.epsilon", "spike.deviations", "model.overrides.initial_beta"} <= {*numbers}
+    for key in numbers:
+        message = rf"{key.replace('overrides.', '')}: \S+ is not accepted; .* a finite number$"
+        with pytest.raises(ValueError, match=message):
+            recipes.load("demo", [f"{key}={text}"]).architecture(97)
 
 
 @pytest.mark.parametrize(

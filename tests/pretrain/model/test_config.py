@@ -76,7 +76,8 @@ ODD = {"hidden_size": 9, "num_heads": 3}
         *((name, {name: True}) for name in ("hidden_size", "position")),
         *((name, {name: "yes"}) for name in ("causal", "gated", "embedding_norm", "dropout")),
         *((name, {name: 1}) for name in ("biases", "final_norm", "normalize_embeddings")),
-        ("initial_beta", {"initial_beta": None}),
+        *(("initial_beta", {"initial_beta": value}) for value in (None, 2**128, -1e39)),
+        ("layer_norm_epsilon", {"layer_norm_epsilon": -1e-5}),
         *(("latents", {**LATENTS, "latents": value}) for value in (-1, 8.0)),
         *(
             ("latents", {**LATENTS, **others})
