@@ -95,7 +95,7 @@ def _results(seen: RunView) -> dict[str, Any]:
         "tokens": f"{sum(line['tokens'] for line in seen.lines):,}",
         "spikes": len(seen.state.spikes),
         "rollbacks": len(seen.state.rollbacks),
-        "validation id": newest["validation_id"] if newest else "-",
+        "validation id": (newest or {}).get("validation_id", "-"),
         "last validation loss": _measured(newest),
         "best validation loss": _measured(metrics.best_validation(seen.validation)),
     }

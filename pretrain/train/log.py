@@ -80,7 +80,7 @@ class RunLog:
             self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
-        self._first_validation_id = validation[0]["validation_id"] if validation else ""
+        self._first_validation_id = (validation or [{}])[0].get("validation_id", "")
         self._progress = progress.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
         segments = self._setup.segments
         micro_batch_size = segments.at(start.step).config.batch.micro_batch_size

@@ -47,12 +47,8 @@ class ResumeState:
     """Bytes of a checkpoint; before the first one, an upper bound."""
     corpora: Sequence[Mapping[str, Any]]
     """As `segments.corpora_of` gives them."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of the first step."""
-        # A rollback may lie ahead, if the checkpoint that it went back to was damaged.
-        return [seed for first, seed in self.state.seeds_by_step if first <= self.step][-1]
+    seed: int
+    """Of the order in the first step."""
 
 
 def enter(course: Course, architecture: ModelConfig) -> tuple[ledger.RunState, str]:
@@ -120,7 +116,8 @@ def begin(
     launched, number = control.read_control_file(run), state.next_attempt
     if launched and launched.token == token:
         number = launched.attempt
-    start = ResumeState(number, token, point.step, state, order, size, corpora_of(records))
+    seed = order.seed_at(sizes.first_block(point.step))
+    start = ResumeState(number, token, point.step, state, order, size, corpora_of(records), seed)
     _remove_rejected(config, start, point)
     _record(course, settings, start, hosts, environment)
     return start

@@ -83,6 +83,13 @@ def test_each_kind_of_difference_is_shown_with_both_values(tmp_path, capsys):
     }
 
 
+def test_measurements_without_an_id_are_compared(tmp_path, capsys):
+    one, other = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    file = tmp_path / "a" / metrics.VALIDATION
+    file.write_text(file.read_text().replace(', "validation_id": "m"', ""))
+    assert cells(shown(capsys, one, other)) == {"validation id": ("-", "m")}
+
+
 def test_a_run_that_has_not_begun_is_compared_by_its_settings(tmp_path, capsys):
     (tmp_path / "new").mkdir()
     recipes.dump(recipe([(0, 6)]), tmp_path / "new" / "supervised.yaml")

@@ -1,5 +1,6 @@
 """What rank 0 writes while an attempt runs."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -10,11 +11,15 @@ from pretrain.config.run import RunConfig
 from pretrain.data.lineage import Lineage
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
-from pretrain.records import ledger
+from pretrain.records import ledger, metrics
+from pretrain.records.checkpoints import ResumePoint
 from pretrain.records.figures import PAIRS
+from pretrain.records.segments import Course
+from pretrain.train import resume
 from pretrain.train.log import RunLog, discontinuity, recorded_loss
 from pretrain.train.resume import ResumeState
 from tests.pretrain.builders import step_record
+from tests.pretrain.histories import SEED, History, recipe
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def log(tmp_path):
     )
     state = ledger.run_state(ledger.read_ledger(path))
     order = Order.begin(Mixture(((0, (1,)),)), [10], 1)
-    start = ResumeState(1, "t", 0, state, order, 100, [{"name": ""}])
+    start = ResumeState(1, "t", 0, state, order, 100, [{"name": ""}], 1)
     config = RunConfig(folder=str(tmp_path))
     return RunLog(
         SimpleNamespace(
@@ -98,6 +103,14 @@ def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
     log.close()
 
 
+def test_evaluations_without_an_id_are_read(log, tmp_path, monkeypatch):
+    line = {"attempt": 1, "step": 9, "loss": 2.0, "perplexity": 7.4, "subsets": {}}
+    (tmp_path / metrics.VALIDATION).write_text(f"{json.dumps(line)}\n")
+    monkeypatch.setattr(log, "_announcement", list)
+    log.open()
+    log.close()
+
+
 LINES = [
     {"attempt": attempt, "seed": seed, "step": step, "loss": loss}
     for attempt, seed, step, loss in (
@@ -107,16 +120,23 @@ LINES = [
 ]
 
 
-def test_the_seed_of_an_attempt_from_before_the_last_rollback_is_the_earlier_one():
-    """The checkpoint that the rollback went back to was damaged."""
-    segments = (("start", 0, 1), ("spike", 300, 2))
-    records = [{"kind": "segment", "why": w, "step": s, "seed": seed} for w, s, seed in segments]
-    state = ledger.run_state([{"number": n, **record} for n, record in enumerate(records)])
-    seeds = [
-        ResumeState(3, "t", step, state, Lineage.begin(10, 1), 0, []).seed
-        for step in (250, 300, 350)
-    ]
-    assert seeds == [1, 2, 2]
+def test_the_seed_of_an_attempt_is_that_of_the_order_in_its_first_step(tmp_path, monkeypatch):
+    """The checkpoint that the rollback went back to was damaged; then the batch grew."""
+    for name in ("_remove_rejected", "_record"):
+        monkeypatch.setattr(resume, name, lambda *_: None)
+    history = History(sizes=[(0, 2)])
+    history.roll_back(6)
+    seeds = []
+    for size in (2, 4):
+        history.segment("user", 4, recipe([(0, size)]))
+        history.write(run := tmp_path / str(size))
+        course = Course(RunConfig(folder=str(run)), None, {})
+        starts = (
+            resume.begin(course, None, {}, ResumePoint(step, None, {}), "t", 0, [], {})
+            for step in (4, 5, 6)
+        )
+        seeds.append([start.seed - SEED for start in starts])
+    assert seeds == [[0, 0, 1], [0, 1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +159,7 @@ def test_the_loss_to_repeat_is_that_of_the_same_seed_and_micro_batches(
         for attempt, size in sizes.items()
     ]
     state = ledger.run_state([{"kind": "segment", "why": "start", "step": 0, "seed": seed}])
-    start = ResumeState(4, "t", step, state, Lineage.begin(10, seed), 0, [])
+    start = ResumeState(4, "t", step, state, Lineage.begin(10, seed), 0, [], seed)
     found = recorded_loss(LINES, records, start, micro_batch_size)
     assert found == pytest.approx(expected, nan_ok=True)
     # Another recipe has other losses from its step on.
