@@ -139,6 +139,9 @@ def _checked(course: Course, records: Sequence[Record]) -> Course:
         if other != source.path:
             raise ValueError(f"{source.path} is the same corpus as {other}; name it by that path")
     then, now = run_segments.corpora_of(records), zip(sources, algorithms(sources), strict=True)
+    if course.why in (USER, FORK):
+        order, sizes = run_segments.order_of(records)
+        then = then[: order.drawn_from(sizes.first_block(course.source.step))]
     for old, (source, cut) in zip(then, now, strict=False):
         digest = found[source.name].digest()
         if old["digest"] != digest:

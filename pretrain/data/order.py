@@ -69,19 +69,23 @@ class Order:
         kept = tuple((first, old) for first, old in self.seeds if first < place)
         return Order(self.mixture, lineages, (*kept, (place, seed)))
 
-    def continued(self, mixture: Mixture, totals: Sequence[int]) -> Order:
-        """The order with other weights from some place on, and with corpora behind its own.
+    def continued(self, mixture: Mixture, totals: Sequence[int], same: int) -> Order:
+        """The order with other weights from some place on, and with other corpora behind its first.
 
         Args:
             mixture: of all corpora; equal to this order's at the places that count as read.
             totals: number of blocks of each corpus.
+            same: how many corpora are those of this order; at the places that count as read nothing
+                is drawn from its others.
         """
-        seed, known = self.seeds[-1][1], len(self.lineages)
-        added = (
-            Lineage.begin(total, _seed_of(seed, known + number))
-            for number, total in enumerate(totals[known:])
-        )
-        return Order(mixture, (*self.lineages, *added), self.seeds)
+        seeds = (_seed_of(self.seeds[-1][1], corpus) for corpus in range(same, len(totals)))
+        added = map(Lineage.begin, totals[same:], seeds)
+        return Order(mixture, (*self.lineages[:same], *added), self.seeds)
+
+    def drawn_from(self, place: int) -> int:
+        """How many corpora there are up to the last one that is drawn from before a place."""
+        numbers = enumerate(self.mixture.counts(place), start=1)
+        return max((number for number, count in numbers if count), default=0)
 
     def identity(self, end_place: int | None = None) -> list[Any]:
         """What the ledger and manifests of checkpoints have of an order, [reorderings, 4].

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -82,19 +83,23 @@ def order_of(records: Sequence[Record]) -> tuple[Order, Sizes]:
     order: Order | None = None
     batches: list[Any] = []
     weights: list[Any] = []
+    corpora: list[Any] = []
     for record in ledger.segments(records):
         step = record["step"]
         if record["why"] != SPIKE:
             batches = _followed(batches, step, record["batches"])
             weights = _followed(weights, step, record["weights"])
-            totals = [corpus["blocks"] for corpus in record["corpora"]]
-            rows = [(s, [*row, *[0.0] * (len(totals) - len(row))]) for s, row in weights]
+            before, corpora = corpora, record["corpora"]
+            totals = [corpus["blocks"] for corpus in corpora]
+            # Of corpora that it leaves out nothing was to be read before the step.
+            rows = [(s, [*row, *[0.0] * len(totals)][: len(totals)]) for s, row in weights]
             sizes = Sizes(tuple(map(tuple, batches)))
             mixture = Mixture.by_step(rows, sizes.first_block)
             if order is None:
                 order = Order.begin(mixture, totals, record["seed"])
             else:
-                order = order.continued(mixture, totals)
+                kept = itertools.takewhile(_is_same, zip(before, corpora, strict=False))
+                order = order.continued(mixture, totals, len([*kept]))
         elif order is not None:
             skip = record["skip"]
             places = (sizes.first_block(skip[0]), sizes.first_block(skip[1])) if skip else None
@@ -102,6 +107,11 @@ def order_of(records: Sequence[Record]) -> tuple[Order, Sizes]:
     if order is None:
         raise ValueError(f"{ledger.FILE_NAME}: no segment has begun")
     return order, sizes
+
+
+def _is_same(pair: tuple[Mapping[str, Any], Mapping[str, Any]]) -> bool:
+    """Whether two corpora, as `corpora_of` gives them, have the same blocks."""
+    return all(pair[0][key] == pair[1][key] for key in ("digest", "cut", "blocks"))
 
 
 def _followed(parts: Sequence[Any], step: int, new: Sequence[Any]) -> list[Any]:

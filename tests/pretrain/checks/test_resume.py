@@ -1,6 +1,7 @@
 """What may change in a run that is resumed, and what its checkpoints must agree with."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from pretrain.checks.recipe import check
 from pretrain.checks.resume import check_checkpoint, check_run
-from pretrain.data.sources import SOURCES
+from pretrain.data.mixture import Mixture
+from pretrain.data.sources import SOURCES, open_source
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, segments
 from pretrain.records.segments import Source
@@ -189,6 +191,26 @@ def test_another_corpus_alone_may_follow_from_a_step_on(began, other_corpus, tmp
     order, sizes = segments.order_of(records)
     place = sizes.first_block(20)
     assert [order.mixture.shares(place + n) for n in (-1, 0)] == [[1, 0], [0, 1]]
+    assert check_run(config, Source(20)).why == ""
+
+
+@pytest.mark.parametrize("later", ["other blocks", "another corpus", "none"])
+def test_what_phases_to_come_would_have_read_may_change(began, other_corpus, tmp_path, later):
+    def phases(data):
+        return "phases=" + json.dumps([{"steps": 30}, {"data": data}])
+
+    load = began(phases({"sequence_length": 48}))
+    data = {
+        "other blocks": {"sequence_length": 32},
+        "another corpus": {"corpus": str(other_corpus)},
+    }
+    config = load(phases(data.get(later, {})))
+    course = check_run(config, Source(20))
+    segments.begin(course)
+    order, _ = segments.order_of(ledger.read_ledger(tmp_path / "run" / ledger.FILE_NAME))
+    blocks = [len(open_source(source, "train")) for source in course.segments.sources]
+    assert [lineage.total for lineage in order.lineages] == blocks
+    assert order.mixture == Mixture.of_run(course.segments)
     assert check_run(config, Source(20)).why == ""
 
 
