@@ -26,8 +26,7 @@ DEEPSPEED_BUCKET = 500_000_000
 
 def weight_bytes(settings: Mapping[str, Any]) -> int:
     """Return the bytes per weight in the forward pass under DeepSpeed settings."""
-    half = any(settings.get(name, {}).get("enabled", False) for name in ("bf16", "fp16"))
-    return 2 if half else 4
+    return 2 if deepspeed_settings.half_precisions(settings) else 4
 
 
 @functools.cache

@@ -248,12 +248,24 @@ def check_device(config: RunConfig, world_size: int, device: str, capability: fl
         raise ValueError(
             f"training.attention_backend: {backend!r} needs a GPU; on {device} write dense"
         )
-    if device != "cuda" or capability is None:
-        return
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
-    if settings.get("bf16", {}).get("enabled", False) and capability < _AMPERE:
+    half = deepspeed_settings.half_precisions(settings)
+    computes = f"training.deepspeed: {config.training.deepspeed} computes in"
+    if device == "cuda" and "bf16" in half and capability is not None and capability < _AMPERE:
         raise ValueError(
-            f"training.deepspeed: {config.training.deepspeed} computes in bf16, which needs "
-            f"compute capability {_AMPERE:.1f} (A100) or later, and the GPU has {capability:.1f}; "
-            "write a file with fp16, such as zero1_fp16"
+            f"{computes} bf16, which needs compute capability {_AMPERE:.1f} (A100) or later, and "
+            f"the GPU has {capability:.1f}; write a file with fp16, such as zero1_fp16"
         )
+    if device != "cuda" and "fp16" in half and not cpu_has_fp16():
+        raise ValueError(
+            f"{computes} fp16, which torch does not do on this CPU; write a file with bf16 or "
+            "fp32, such as zero1_fp32"
+        )
+
+
+def cpu_has_fp16() -> bool:
+    """Whether DeepSpeed computes in fp16 on this CPU: it asks torch, as is done here."""
+    import torch
+
+    # Missing where torch was built without mkldnn.
+    return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", bool)())

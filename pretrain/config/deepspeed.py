@@ -5,13 +5,12 @@ Imports neither torch nor deepspeed, so that an invalid file is refused before a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import read_json
-from data_prep.common.records import not_accepted
+from data_prep.common.records import not_accepted, unknown_key
 from data_prep.common.wording import changes
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import flatten, named_file
@@ -126,7 +125,7 @@ def _check_not_misleading(path: Path, settings: Mapping[str, Any]) -> None:
     """Refuse combinations of settings that DeepSpeed runs differently from what they say."""
     zero = settings.get("zero_optimization", {})
     stage = zero.get("stage", 0)
-    half = [name for name in ("bf16", "fp16") if settings.get(name, {}).get("enabled", False)]
+    half = half_precisions(settings)
     accumulation = settings.get("data_types", {}).get("grad_accum_dtype")
     offload = any(offload_device(settings, part) != "none" for part in _OFFLOADS)
     nvme = [f"{part}.device" for part in _OFFLOADS if offload_device(settings, part) == "nvme"]
@@ -159,6 +158,11 @@ def _check_not_misleading(path: Path, settings: Mapping[str, Any]) -> None:
 def offload_device(settings: Mapping[str, Any], part: str) -> str:
     """Where `offload_optimizer` or `offload_param` offloads to: "cpu", "nvme" or "none"."""
     return str((settings.get("zero_optimization", {}).get(part) or {}).get("device", "none"))
+
+
+def half_precisions(settings: Mapping[str, Any]) -> list[str]:
+    """Return which of bf16 and fp16 the weights of the forward pass have; none of them in fp32."""
+    return [name for name in ("bf16", "fp16") if settings.get(name, {}).get("enabled", False)]
 
 
 def stage_of(settings: Mapping[str, Any]) -> int:
@@ -237,10 +241,8 @@ def check_known_keys(where: str, values: Mapping[str, Any], known: Collection[st
         known: the keys that DeepSpeed knows there.
 
     Raises:
-        ValueError: names the key and the nearest known one.
+        ValueError: names the key, and the nearest known one or all.
     """
     for key in values:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{where}: unknown DeepSpeed key {key}{hint}")
+            raise ValueError(f"{where}: {unknown_key(key, known)}")

@@ -23,6 +23,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from data_prep.common.files import write_json
 from data_prep.tokenizer import Tokenizer
 from pretrain.checks import devices, needs
+from pretrain.checks.recipe import check_device
 from pretrain.config.deepspeed import compiles
 from pretrain.config.run import RunConfig
 from pretrain.data.sources import SOURCES
@@ -190,7 +191,8 @@ def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
         The figures of rank 0, where it is called; None on other ranks.
 
     Raises:
-        ValueError: the recipe does not fit the number of ranks, or its micro-batch the memory.
+        ValueError: the recipe does not fit the number of ranks or the device, or its micro-batch
+            the memory.
     """
     config, vocab_size = recipe.segments.at(0).config, vocabulary_size(recipe)
     batch, process = config.batch, start()
@@ -212,6 +214,7 @@ def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
 
 def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Process) -> Speed | None:
     training, device = config.training, process.device
+    check_device(config, process.world_size, device.type, None)
     architecture = config.architecture(vocab_size)
     backend = choose_backend(architecture, training.attention_backend, device.type == "cuda")
     folder = Path(next((source.path for source in config.segments.sources), ""))

@@ -162,7 +162,7 @@ def test_a_recipe_that_only_ranks_can_refuse_is_refused_once(chaos, tmp_path):
     (tmp_path / "wrong.json").write_text(json.dumps(settings))
     assert chaos.supervise(f"training.deepspeed={tmp_path / 'wrong.json'}") == 2, chaos.output()
     assert "error: rank 0, 1 on" in chaos.log.read_text()
-    assert "unknown DeepSpeed key stagee" in chaos.log.read_text()
+    assert "unknown key 'stagee'; did you mean 'stage'" in chaos.log.read_text()
     assert len(list((chaos.run / "logs").iterdir())) == 1
     assert not chaos.kinds("crash")
 

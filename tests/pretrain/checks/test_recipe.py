@@ -88,6 +88,7 @@ DEVICES = [
     ("training.deepspeed=zero1_bf16", "cuda", None, None),
     ("training.deepspeed=zero1_bf16", "cpu", None, None),
     ("training.deepspeed=zero1_fp16", "cuda", 7.5, None),
+    ("training.deepspeed=zero1_fp16", "cpu", None, "zero1_fp16 computes in fp16, .* zero1_fp32$"),
     ("training.deepspeed=zero1_fp32", "cuda", 7.5, None),
     ("training.attention_backend=flex", "cpu", None, "'flex' needs a GPU; on cpu write dense"),
     ("training.attention_backend=flex", "cuda", 8.0, None),
@@ -98,13 +99,23 @@ DEVICES = [
 
 @pytest.mark.parametrize(("word", "device", "capability", "message"), DEVICES)
 def test_what_a_device_does_not_have_is_refused_with_what_would_work(
-    word, device, capability, message, recipe, tmp_path
+    word, device, capability, message, recipe, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(recipe_checks, "cpu_has_fp16", lambda: False)
     config = recipe.load(tmp_path, word)
     if message is None:
         return recipe_checks.check_device(config, 2, device, capability)
     with pytest.raises(ValueError, match=message):
         recipe_checks.check_device(config, 2, device, capability)
+
+
+def test_fp16_is_refused_on_a_cpu_where_deepspeed_refuses_it(recipe, tmp_path, monkeypatch):
+    from deepspeed.accelerator import get_accelerator
+
+    assert recipe_checks.cpu_has_fp16() == bool(get_accelerator().is_fp16_supported())
+    monkeypatch.setattr(recipe_checks, "cpu_has_fp16", lambda: True)
+    config = recipe.load(tmp_path, "training.deepspeed=zero1_fp16")
+    recipe_checks.check_device(config, 2, "cpu", None)
 
 
 def test_a_batch_that_no_phase_has_is_not_looked_at(recipe, tmp_path):

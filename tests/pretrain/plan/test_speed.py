@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pretrain.__main__ import main
+from pretrain.checks import recipe as recipe_checks
 from pretrain.config import load as recipes
 from pretrain.objectives.base import Vocabulary
 from pretrain.plan import command, speed
@@ -80,6 +81,16 @@ def test_what_a_rank_refuses_while_it_is_measured_is_one_message(run_ranks, monk
             speed.measure_launch(recipes.load("small", TINY), 2, 0.0, 1)
 
     run_ranks(1, plan)
+
+
+def test_what_the_device_cannot_compute_is_refused_by_name(run_ranks, monkeypatch):
+    monkeypatch.setattr(recipe_checks, "cpu_has_fp16", lambda: False)
+
+    def measure():
+        with pytest.raises(ValueError, match="^training.deepspeed: zero1_fp16 computes in fp16"):
+            speed.measure(recipes.load("small", [*TINY, "training.deepspeed=zero1_fp16"]), 0.0)
+
+    run_ranks(1, measure)
 
 
 def test_the_share_of_a_peak_is_printed_for_all_pairs_and_for_those_computed():
