@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import functools
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+|[-+]\.[0-9]+"
+import yaml
+
+_FLOAT = re.compile(r"^(?:[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+|[-+]\.[0-9]+)$")
 """Floats of YAML 1.2 that YAML 1.1, and so PyYAML, takes for text."""
 
 
@@ -53,10 +54,8 @@ def parse(text: str, source: str) -> Any:  # noqa: ANN401 - any YAML value
     Raises:
         ValueError: the text is not valid YAML, or has a key twice; `source` is named.
     """
-    import yaml
-
     try:
-        return yaml.load(text, Loader=_loader())  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
     except RecursionError:
         raise ValueError(f"{source}: is nested too deeply") from None
     # Tags such as !!int raise what int() and the like raise.
@@ -67,56 +66,39 @@ def parse(text: str, source: str) -> Any:  # noqa: ANN401 - any YAML value
 
 def to_yaml(values: object, **form: Any) -> str:  # noqa: ANN401 - PyYAML's options
     """Return YAML that `parse` reads back, in the order of the keys."""
-    import yaml
-
-    text: str = yaml.dump(values, Dumper=_dumper(), sort_keys=False, **form)
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, **form)
     return text
 
 
-@functools.cache
-def _loader() -> Any:  # noqa: ANN401 - a class made at run time, so that yaml is imported late
-    import yaml
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is not text or stands twice in a mapping, and merged mappings.
 
-    class Loader(yaml.SafeLoader):
-        """Refuses a key that is not text or stands twice in a mapping, and merged mappings.
+    A value that contains itself is refused, too, by constructing what is inside it first.
+    """
 
-        A value that contains itself is refused, too, by constructing what is inside it first.
-        """
+    def construct_object(self, node: Any, deep: bool = True) -> Any:  # noqa: ANN401, ARG002
+        return super().construct_object(node, deep=True)
 
-        def construct_object(self, node: Any, deep: bool = True) -> Any:  # noqa: ANN401, ARG002
-            return super().construct_object(node, deep=True)
-
-        def flatten_mapping(self, node: Any) -> None:  # noqa: ANN401 - PyYAML has no types
-            lines: dict[tuple[str, str], int] = {}
-            for key, _ in node.value:
-                line = key.start_mark.line + 1
-                if key.tag == "tag:yaml.org,2002:merge":
-                    raise ValueError(f"line {line}: << is not read; a recipe extends another one")
-                if not isinstance(key, yaml.ScalarNode):
-                    raise ValueError(f"line {line}: a key must be a text")
-                name = (key.tag, str(key.value))
-                if name in lines:
-                    raise ValueError(f"{key.value} is given twice (lines {lines[name]} and {line})")
-                lines[name] = line
-
-    _read_floats(Loader)
-    return Loader
+    def flatten_mapping(self, node: Any) -> None:  # noqa: ANN401 - PyYAML has no types
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise ValueError(f"line {line}: << is not read; a recipe extends another one")
+            if not isinstance(key, yaml.ScalarNode):
+                raise ValueError(f"line {line}: a key must be a text")
+            name = (key.tag, str(key.value))
+            if name in lines:
+                raise ValueError(f"{key.value} is given twice (lines {lines[name]} and {line})")
+            lines[name] = line
 
 
-@functools.cache
-def _dumper() -> Any:  # noqa: ANN401 - as `_loader`
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        """Quotes text that would be read as a number."""
-
-    _read_floats(Dumper)
-    return Dumper
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that would be read as a number."""
 
 
-def _read_floats(kind: Any) -> None:  # noqa: ANN401 - a class of PyYAML
-    pattern = re.compile(f"^(?:{_FLOAT})$")
-    kind.add_implicit_resolver("tag:yaml.org,2002:float", pattern, list("-+.0123456789"))
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 def override(key: str, text: str) -> str:
