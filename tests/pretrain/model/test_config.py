@@ -118,10 +118,3 @@ def test_a_number_may_be_written_as_a_whole_one():
     whole |= {"dropout": 0, "attention_dropout": 0}
     model = LanguageModel(build("tiny", "zero-clap", **whole))
     assert all(weight.is_floating_point() for weight in model.parameters())
-
-
-def test_unknown_names_of_models_are_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'huge' is not one of base, large"):
-        presets.build("huge", "baseline", 10, {})
-    with pytest.raises(ValueError, match="'clap' is not one of baseline"):
-        presets.build("tiny", "clap", 10, {})
