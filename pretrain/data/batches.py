@@ -98,27 +98,18 @@ class PretrainingBatches:
         return int(block)
 
 
-@dataclasses.dataclass(frozen=True)
 class SegmentedBatches:
     """Training batches of a run, made for each step by those of its segment."""
 
-    parts: Sequence[tuple[int, Batches]]
-    """(end step of the segment, its batches), ascending."""
-
-    def _of(self, step: int) -> Batches:
-        return next((part for end, part in self.parts if step < end), self.parts[-1][1])
-
-    def seed(self, step: int) -> int:
-        """As of `PretrainingBatches`."""
-        return self._of(step).seed(step)
-
-    def epoch(self, step: int) -> float:
-        """As of `PretrainingBatches`."""
-        return self._of(step).epoch(step)
+    def __init__(self, parts: Sequence[tuple[int, Batches]]) -> None:
+        """Take (end step of the segment, its batches), ascending, all in one order of blocks."""
+        self._parts = parts
+        self.seed, self.epoch = parts[0][1].seed, parts[0][1].epoch
 
     def micro_batches(self, step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
         """As of `PretrainingBatches`."""
-        return self._of(step).micro_batches(step, rank, world_size)
+        part = next((part for end, part in self._parts if step < end), self._parts[-1][1])
+        return part.micro_batches(step, rank, world_size)
 
 
 def validation_batches(

@@ -28,7 +28,6 @@ from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
 from pretrain.train.resume import ResumeState
 from pretrain.train.setup import Setup
 from pretrain.train.trackers.tensorboard_run import TensorBoard
-from pretrain.train.trackers.tracker import Tracker
 from pretrain.train.trackers.wandb_run import WandbRun
 
 _TOLERANCE = 1e-5
@@ -47,7 +46,7 @@ class RunLog:
         self._run = setup.run_folder
         self._ledger = self._run / ledger.FILE_NAME
         self._warned: set[str] = set()
-        self._trackers: list[Tracker] = []
+        self._trackers: list[TensorBoard | WandbRun] = []
         self._progress: progress.ProgressPrinter | None = None
         self._metrics: metrics.MetricsWriter | None = None
         self._validation: metrics.JsonLines | None = None
