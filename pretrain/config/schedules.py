@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pretrain.config.run import RunConfig, Segments
+from pretrain.config.run import Segments
 
 
 def learning_rate(segments: Segments, step: int) -> float:
@@ -28,11 +28,7 @@ def learning_rate(segments: Segments, step: int) -> float:
     peak.
     """
     part = segments.at(step)
-    return _learning_rate(part.config, step - part.schedule_start, part.schedule_steps)
-
-
-def _learning_rate(config: RunConfig, step: int, steps: int) -> float:
-    """Learning rate of update `step` of a schedule for `steps` updates."""
+    config, steps, step = part.config, part.schedule_steps, step - part.schedule_start
     peak, minimum = config.optimizer.learning_rate, config.schedule.minimum_learning_rate
     warmup = config.schedule.warmup_steps
     if step < warmup:

@@ -13,7 +13,8 @@ from data_prep.common.arguments import as_invoked
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.convert.contents import ModelContents
-from pretrain.convert.initial_weights import TOKENS, initial_model
+from pretrain.convert.initial_weights import initial_model
+from pretrain.convert.names import TOKENS
 from pretrain.convert.writing import save_model
 from pretrain.engine.consolidated import consolidated_weights
 from pretrain.model.config import ModelConfig

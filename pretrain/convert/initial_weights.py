@@ -14,11 +14,10 @@ from safetensors.torch import load_file
 
 from data_prep.common.files import sha256_of
 from pretrain.config.run import RunConfig
+from pretrain.convert.names import TOKENS
 from pretrain.model.config import VOCABULARY_MULTIPLE, ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.records import folder, ledger
-
-TOKENS = "encoder.embeddings.tokens.weight"
 
 
 def initial_model(

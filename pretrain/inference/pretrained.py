@@ -210,12 +210,9 @@ class Pretrained:
 def _split(ids: list[int], separator: list[int]) -> list[list[int]]:
     """Split ids at a separator of one or more ids."""
     texts: list[list[int]] = [[]]
-    index, width = 0, len(separator)
-    while index < len(ids):
-        if ids[index : index + width] == separator:
+    for id in ids:
+        texts[-1].append(id)
+        if texts[-1][-len(separator) :] == separator:
+            del texts[-1][-len(separator) :]
             texts.append([])
-            index += width
-        else:
-            texts[-1].append(ids[index])
-            index += 1
     return texts

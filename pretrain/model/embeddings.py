@@ -62,8 +62,7 @@ class Embeddings(nn.Module):
         size = config.token_size
         self.segments = nn.Embedding(config.segments, size) if config.segments else None
         self.positions = position_module(config.method.embedding, config)
-        has_norm = config.embedding_norm
-        self.norm = layer_norm(config, size) if has_norm else None
+        self.norm = layer_norm(config, size) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
         is_smaller = size < config.hidden_size
         hidden, bias = config.hidden_size, config.biases

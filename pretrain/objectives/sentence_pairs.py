@@ -148,7 +148,8 @@ class SentencePairsLM(MaskedLM):
         import torch
         from torch.nn.functional import cross_entropy
 
-        masked, pair_logits = _outputs_of(model, batch, labels=batch["labels"])
+        given = {"segment_ids": batch["segment_ids"], "labels": batch["labels"]}
+        masked, pair_logits = output_of(model, batch, with_pairs=True, **given)
         pair_logits = pair_logits.float()
         if self.settings.pair_task == "none":
             return (masked + 0.0 * pair_logits.sum()).unsqueeze(0)
@@ -165,21 +166,13 @@ class SentencePairsLM(MaskedLM):
         if "pair_labels" not in batch:
             masked = super().evaluate(model, batch, subsets)
             return torch.cat([masked, torch.zeros_like(masked)], dim=1)[:, : len(self.terms)]
-        logits, pair_logits = _outputs_of(model, batch)
+        given = {"segment_ids": batch["segment_ids"]}
+        logits, pair_logits = output_of(model, batch, with_pairs=True, **given)
         sums = [
             sums_by_subset(logits, batch["labels"], batch["subsets"], subsets),
             sums_by_subset(pair_logits, batch["pair_labels"], batch["pair_subsets"], subsets),
         ]
         return torch.stack(sums[: len(self.terms)], dim=1)
-
-
-def _outputs_of(
-    model: Model, batch: Mapping[str, Tensor], **options: Tensor
-) -> tuple[Tensor, Tensor]:
-    of_tokens, pair_logits = output_of(
-        model, batch, segment_ids=batch["segment_ids"], with_pairs=True, **options
-    )
-    return of_tokens, pair_logits
 
 
 def _split(block: Block, share: float) -> tuple[Ids, Ids]:
