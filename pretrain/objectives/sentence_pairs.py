@@ -152,7 +152,7 @@ class SentencePairsLM(MaskedLM):
         masked, pair_logits = output_of(model, batch, with_pairs=True, **given)
         pair_logits = pair_logits.float()
         if self.settings.pair_task == "none":
-            return (masked + 0.0 * pair_logits.sum()).unsqueeze(0)
+            return torch.stack([masked + 0.0 * pair_logits.sum()])
         pairs = cross_entropy(pair_logits, batch["pair_labels"], reduction="sum")
         return torch.stack([masked, pairs])
 
