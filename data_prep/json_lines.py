@@ -1,10 +1,13 @@
 """Parse a line of a `.jsonl` file, or name the reason why it cannot be parsed."""
 
 import json
+import re
 from collections.abc import Collection
 from functools import lru_cache, partial
 
 from data_prep.manifest import Settings
+
+_ESCAPED_KEY = re.compile(rb'\\.[^"\\]*"\s*:')  # its last escape, and what follows
 
 
 class BadLine(ValueError):
@@ -32,7 +35,8 @@ def parse(line: bytes, text_key: str = Settings.text_key) -> object:
     except orjson.JSONDecodeError:
         return _parse_slowly(line, text_key)
     # orjson silently takes the last of several equal keys; rfind is faster than count.
-    if any(line.find(name) != line.rfind(name) for name in _quoted(text_key)):
+    is_twice = any(line.find(name) != line.rfind(name) for name in _quoted(text_key))
+    if is_twice or _ESCAPED_KEY.search(line):  # "te\u0078t" is the key "text" too
         return _parse_slowly(line, text_key)
     return record
 

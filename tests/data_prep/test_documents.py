@@ -340,8 +340,11 @@ def test_text_key_twice_is_refused_for_any_key(tmp_path):
     file.write_text(
         '{"a": {"b": "1"}, "a": {"b": "2"}}\n{"a": {"b": "1", "b": "2"}}\n'
         '{"a": {"b": "1"}, "text": "2", "text": "3"}\n'
+        r'{"a": {"b": "1"}, "\u0061" : {"c": "2\""}}' + "\n"
+        r'{"\u0061": {"b": "1", "\n\u0062": "2"}}' + "\n"
     )
-    expected = [("duplicate-key", 1), ("duplicate-key", 2), ("1", 3)]
+    expected = [("duplicate-key", 1), ("duplicate-key", 2), ("1", 3), ("duplicate-key", 4)]
+    expected.append(("1", 5))
     assert outcomes(file, text_key="a.b") == expected
 
 
