@@ -77,15 +77,17 @@ class Fields:
         """Return the columns of a table that hold the text and the subset.
 
         Raises:
-            ValueError: One of them is missing.
+            ValueError: One of them is missing, or there twice.
         """
         for option, key in self._needed.items():
             if _column(names, key) is None:
                 raise ValueError(
                     f"{self.source}: no column {key} ({option}); it has {', '.join(names)}"
                 )
-        found = (_column(names, key) for key in self._keys)
-        return list(dict.fromkeys(filter(None, found)))
+        found = dict.fromkeys(filter(None, (_column(names, key) for key in self._keys)))
+        if twice := [name for name in found if names.count(name) > 1]:
+            raise ValueError(f"{self.source}: column {twice[0]!r} is there twice")
+        return list(found)
 
     def check(self) -> None:
         """Raise ValueError if the whole input has no value for a key."""
