@@ -12,7 +12,7 @@ import numpy as np
 
 from data_prep import manifest as records
 from data_prep.common.arguments import check_least
-from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, check_new, lock
+from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, check_new, lock, read_json
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES
 from data_prep.filters import own_filter
@@ -71,11 +71,7 @@ def prepare(
     check_least("--workers", workers)
     for name in settings.filters:
         own_filter(name)  # refuses before anything is written
-    begun = any((output / name).exists() for name in (_LOCK, "shards"))
-    # Without its shards' manifests a finished corpus would be made anew in its place.
-    is_bare = (output / records.FILE_NAME).exists() and not any(output.glob(_SHARDS))
-    if not overwrite and (is_bare or not begun):
-        check_new(output)
+    _check_output(output, overwrite)
     tokenizer = load(tokenizer_path)
     tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
     output.mkdir(parents=True, exist_ok=True)
@@ -130,6 +126,19 @@ def plan(
         ShardTask(index, source, output, settings, tokenizer_digest, role)
         for index, (source, role) in enumerate(zip(sources, roles, strict=True))
     ]
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
+    """Refuse a folder that is not of a corpus, and one that would be made anew unasked."""
+    begun = any((output / name).exists() for name in (_LOCK, "shards"))
+    # Without its shards' manifests a finished corpus would be made anew in its place.
+    is_bare = (output / records.FILE_NAME).exists() and not any(output.glob(_SHARDS))
+    if not begun or (is_bare and not overwrite):
+        check_new(output)
+    if overwrite:
+        for file in (*output.glob(records.FILE_NAME), *output.glob(_SHARDS)):
+            if "tokenizer_digest" not in read_json(file):
+                raise ValueError(f"{file}: is not of a corpus; name another --output")
 
 
 @contextmanager

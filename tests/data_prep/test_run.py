@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from data_prep.common.files import AtomicFile, sha256_of
+from data_prep.common.files import AtomicFile, sha256_of, write_atomically
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.manifest import Count, Settings, ShardManifest, load_manifest, read_record
 from data_prep.run import merge, plan, prepare
@@ -145,6 +145,25 @@ def test_a_finished_corpus_without_its_shards_manifests_is_left_alone(
     with pytest.raises(ValueError, match="is not empty"):
         prepare(inputs, copy, tokenizer_folder, SETTINGS)
     assert content(copy) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["manifest.json"], "is not empty"),
+        (["manifest.json", "train/shard-00000.bin", ".lock"], "manifest.json: is not of a corpus"),
+        (["shards/shard-7.json"], "shards/shard-7.json: is not of a corpus"),
+    ],
+)
+def test_overwrite_removes_nothing_of_a_folder_that_is_no_corpus(
+    inputs, tokenizer_folder, tmp_path, names, message
+):
+    for name in names:
+        write_atomically(tmp_path / "mine" / name, b'{"start_url": "."}')
+    before = content(tmp_path / "mine")
+    with pytest.raises(ValueError, match=message):
+        prepare(inputs, tmp_path / "mine", tokenizer_folder, SETTINGS, overwrite=True)
+    assert content(tmp_path / "mine") == before
 
 
 @pytest.mark.usefixtures("in_process")
