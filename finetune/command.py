@@ -173,7 +173,8 @@ def _predict_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("model", type=Path, help="a model folder with a classification head, as glue writes it")
     add("file", type=Path, help="one example per line: a text, or two separated by a tab")
-    output = "new file for label, probability and text of each line (default: print them)"
+    output = "new file for label (white space in it as one space), probability and text of each "
+    output += "line, with tabs between (default: print them)"
     add("--output", type=Path, help=output)
     add_device(command)
 

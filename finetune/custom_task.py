@@ -67,13 +67,17 @@ def describe(request: Request) -> CustomTask:
 
     Raises:
         ValueError: a file or column is missing, a text is empty, a label is missing or of another
-            kind, or only dev has it; names file, line and what would be accepted. Or the name is
-            not that of a folder, or that of a task of GLUE.
+            kind, or only dev has it; names file, line and what would be accepted. Or there are
+            three texts, or the name is not that of a folder, or that of a task of GLUE.
     """
     if not re.fullmatch(r"\w[\w .-]*", request.name) or request.name in TASKS:
         raise ValueError(
             f"--name {request.name!r}: accepted: letters, digits, spaces, '.', '-' and '_', and no "
             "name of a task of GLUE"
+        )
+    if len(request.texts) > 2:
+        raise ValueError(
+            f"--text {' '.join(request.texts)}: accepted: one column, or two for pairs"
         )
     sources = {"train": request.train, "dev": request.dev, "test": request.test}
     rows = {split: read_rows(source) for split, source in sources.items() if source}

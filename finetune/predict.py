@@ -85,7 +85,8 @@ def _as_text(task: Task, logits: Logits) -> tuple[str, ...]:
     """Return the columns of an answer, whose logits are [C]."""
     if task.is_regression:
         return (f"{float(logits[0]):.4f}",)
-    return task.labels[logits.argmax()], f"{softmax(logits.astype(float)).max():.4f}"
+    label = " ".join(task.labels[logits.argmax()].split())  # a tab or line end would be a column's
+    return label, f"{softmax(logits.astype(float)).max():.4f}"
 
 
 def _read_lines(file: Path, task: Task) -> list[Example]:

@@ -59,6 +59,11 @@ def test_a_regression_gives_numbers_in_the_benchmark_s_units(predicted, tmp_path
     assert float(second[0]) < 2 < 3 < float(first[0])
 
 
+def test_a_label_with_a_tab_or_a_line_end_is_one_column():
+    task = tasks.Task("own", "classification", texts=(), labels=("a", "very\tgood\n \rtext"))
+    assert predict._as_text(task, np.array([0.0, 0.0625])) == ("very good text", "0.5156")
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
