@@ -231,9 +231,8 @@ def _forecast(
         lines.append(f"hours: unknown; recipes of this kind were not measured on {options.kind}")
     if chosen.finetune:
         ways = sum(len(finetuning_arms(chosen, run.arm)) for run in runs)
-        of_each = sum(len(tasks) * len(numbers) for tasks, numbers, _ in chosen.finetune.groups)
         tasks = ", ".join(chosen.finetune.tasks)
-        lines.append(f"fine-tuning: {count(ways * of_each, 'run')} on {tasks}")
+        lines.append(f"fine-tuning: {count(ways * chosen.finetune.runs, 'run')} on {tasks}")
     return "\n".join(lines) + "\n"
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from pandas import DataFrame, Series
 from scipy.stats import t
 
+from data_prep.common.wording import count
 from finetune.runs import RESULT, read_result, task_of
 from finetune.scores import mean
 from finetune.studies.job import EVALUATION
@@ -60,7 +61,8 @@ class Results:
     curves: dict[Arm, list[Curve]]
     """A curve a seed."""
     unfinished: list[str]
-    """Runs whose training is not finished, or whose ledger does not verify."""
+    """Runs whose training is not finished, or whose ledger does not verify; how many runs have not
+    begun, and how many fine-tunings of a finished run are missing."""
 
 
 def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
@@ -75,10 +77,11 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
     curves, unfinished = dict[Arm, list[Curve]](), list[str]()
     # An arm that lacks its first seeds keeps its place: the others are compared with the first one.
     arms = [*dict.fromkeys(run.arm for run in runs)]
-    for run in sorted(runs, key=lambda run: arms.index(run.arm)):
+    begun = [run for run in runs if (output / run.name / "run" / ledger.FILE_NAME).exists()]
+    if waiting := len(runs) - len(begun):
+        unfinished.append(f"{waiting} of {len(runs)} runs, which have not begun")
+    for run in sorted(begun, key=lambda run: arms.index(run.arm)):
         folder = output / run.name
-        if not (folder / "run" / ledger.FILE_NAME).exists():  # not begun
-            continue
         try:
             seen = status.view(folder / "run")
         except ValueError as error:
@@ -92,14 +95,9 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
         pretraining[run.arm, run.seed] = {LOSS: loss, **_evaluated(folder, study.subsets)}
         cost[run.arm, run.seed] = _cost(seen)
         curves.setdefault(run.arm, []).append(curve)
-        for way in finetuning_arms(study, run.arm):
-            if scores := _scores(folder / "scores" / (way.folder or "all")):
-                both = Arm((*run.arm.levels, *way.levels), {**run.arm.settings, **way.settings})
-                by_seed = DataFrame.from_dict(scores, orient="index")
-                if len(study.seeds) > 1:
-                    one = {**by_seed.mean(), COLLAPSED: by_seed[COLLAPSED].sum()}
-                    scores = {run.seed: one}
-                finetuning |= {(both, seed): figures for seed, figures in scores.items()}
+        scores, missing = _finetuned(study, run, folder)
+        finetuning |= scores
+        unfinished += [missing] if missing else []
     found = Results(table(pretraining), table(finetuning), table(cost), curves, unfinished)
     return _best(found, study.best) if study.best else found
 
@@ -154,6 +152,22 @@ def _evaluated(folder: Path, subsets: bool) -> Figures:
             for name, score in each.get("pairs", {}).items():
                 found[f"{name} accuracy{on}"] = score["accuracy"]
     return found
+
+
+def _finetuned(study: Study, run: Run, folder: Path) -> tuple[Read, str]:
+    """Return the figures of a run's fine-tunings, and how many of these are missing; "": none."""
+    found, finished, ways = Read(), 0, finetuning_arms(study, run.arm)
+    wanted = len(ways) * (study.finetune.runs if study.finetune else 0)
+    for way in ways:
+        if scores := _scores(folder / "scores" / (way.folder or "all")):
+            finished += sum(len(figures) - 1 for figures in scores.values())  # but `COLLAPSED`
+            both = Arm((*run.arm.levels, *way.levels), {**run.arm.settings, **way.settings})
+            by_seed = DataFrame.from_dict(scores, orient="index")
+            if len(study.seeds) > 1:
+                scores = {run.seed: {**by_seed.mean(), COLLAPSED: by_seed[COLLAPSED].sum()}}
+            found |= {(both, seed): figures for seed, figures in scores.items()}
+    missing = f"{wanted - finished} of {count(wanted, 'fine-tuning')} of {run.name}"
+    return found, missing if finished < wanted else ""
 
 
 def _scores(folder: Path) -> dict[int, Figures]:

@@ -85,6 +85,11 @@ class FineTuning:
         groups = [([task], self._seeds(own), own.settings) for task, own in self.by_task.items()]
         return [(rest, self.seeds, {}), *groups] if rest else groups
 
+    @property
+    def runs(self) -> int:
+        """How many fine-tunings a model has in each combination of levels."""
+        return sum(len(tasks.find(names)) * len(seeds) for names, seeds, _ in self.groups)
+
 
 @dataclasses.dataclass(frozen=True)
 class Study:

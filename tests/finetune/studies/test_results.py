@@ -10,7 +10,15 @@ from scipy import stats
 
 from finetune.studies import report, results
 from finetune.studies.results import LOSS, Curve, Results
-from finetune.studies.study import Arm, check_arms, comparisons, finetuning_arms, load, runs_of
+from finetune.studies.study import (
+    Arm,
+    FineTuning,
+    check_arms,
+    comparisons,
+    finetuning_arms,
+    load,
+    runs_of,
+)
 from pretrain.records import ledger, metrics, status
 
 OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
@@ -119,9 +127,7 @@ def test_arms_keep_their_order_where_the_first_one_lacks_a_seed(view, tmp_path):
 
 
 @pytest.mark.parametrize("seeds", [[1], [1, 2]])
-def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(
-    view, tmp_path, monkeypatch, seeds
-):
+def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(view, tmp_path, seeds):
     """So a study with one pretrained model an arm has intervals."""
     score = dict.fromkeys(("accuracy", "matthews"))
     for arm, of_arm in ((OURS, {1: 0.5, 2: 0.6}), (THEIRS, {1: 0.7, 2: 0.6, 3: 0.8})):
@@ -135,10 +141,11 @@ def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(
             (folder / "result.json").write_text(json.dumps(result))
     runs = runs_of([OURS, THEIRS], [1])
     view({run.name: True for run in runs})
-    loaded = SimpleNamespace(best="", subsets=False, seeds=seeds)
-    ways = lambda study, arm: [Arm((), {})]  # noqa: E731
-    monkeypatch.setattr(results, "finetuning_arms", ways)
-    found = results.collect(loaded, runs, tmp_path).finetuning
+    wanted = FineTuning(["CoLA"], seeds=[1, 2, 3])
+    loaded = SimpleNamespace(best="", subsets=False, seeds=seeds, finetune=wanted)
+    collected = results.collect(loaded, runs, tmp_path)
+    assert collected.unfinished == [f"1 of 3 fine-tunings of {OURS.folder}-seed1"]
+    found = collected.finetuning
     table = report._table("Fine-tuning", found, report._median)
     if len(seeds) > 1:
         assert found[THEIRS].to_dict("index") == {1: {"CoLA": pytest.approx(70), "collapsed": 2}}
@@ -154,7 +161,12 @@ def test_runs_that_cannot_be_read_or_are_not_finished_are_named_and_left_out(vie
     names = [run.name for run in runs]
     view({names[0]: "ledger.jsonl: record 3 was changed", names[1]: True, names[2]: False})
     found = results.collect(SimpleNamespace(finetune=None, best="", subsets=False), runs, tmp_path)
-    assert found.unfinished == [f"{names[0]} (ledger.jsonl: record 3 was changed)", names[2]]
+    not_begun = "1 of 4 runs, which have not begun"
+    assert found.unfinished == [
+        not_begun,
+        f"{names[0]} (ledger.jsonl: record 3 was changed)",
+        names[2],
+    ]
     assert [*found.pretraining] == [THEIRS]
 
 
