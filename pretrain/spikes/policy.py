@@ -203,12 +203,12 @@ def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[i
         config: gives the number of newest checkpoints to keep, and the policy.
     """
     state = ledger.run_state(records)
-    onsets = possible_onsets(step, state.suspected, counted_rollbacks(records), config.spike)
-    interval = config.training.checkpoint_interval
+    rollbacks, interval = counted_rollbacks(records), config.training.checkpoint_interval
+    onsets = possible_onsets(step, state.suspected, rollbacks, config.spike)
     stops = {r["step"] for r in records if r["kind"] in ("preempted", "done") and r["step"] < step}
     saved = [each for each in state.checkpoints if each not in stops or each % interval == 0]
     newest = {*state.checkpoints[-2:], *saved[-config.training.checkpoints_kept :]}
-    targets = protected(onsets, saved, interval, config.spike)
+    targets = protected(onsets, saved, interval, config.spike, rollbacks)
     return {*newest, *targets, *old(saved, step, config.spike)}
 
 
@@ -256,6 +256,7 @@ def protected(
     checkpoints: Collection[int],
     interval: int,
     policy: SpikeConfig,
+    rollbacks: Sequence[Mapping[str, Any]] = (),
 ) -> set[int]:
     """Checkpoints that must not be deleted: every possible target of the ladder.
 
@@ -267,6 +268,7 @@ def protected(
         checkpoints: steps of the committed checkpoints on the surviving lineage.
         interval: steps to the next checkpoint.
         policy: margins.
+        rollbacks: as in `plan`.
     """
     kept: set[int] = set()
     for first, last in onsets:
@@ -277,6 +279,11 @@ def protected(
         gap = max(interval, *(after - before for before, after in itertools.pairwise(places)))
         deepest = _target(twice, 2 * (policy.margin_steps + gap), checkpoints)
         kept.update(step for step in checkpoints if deepest <= step <= last)
+        # An earlier rollback may have gone further: the interval or the margin was longer then.
+        for onset, back in ((r["onset"], r["step"]) for r in rollbacks):
+            deepest = _target(twice, 2 * (onset - back), checkpoints)
+            newest = onset + REGION_STEPS - 2 * (onset - back)
+            kept.update(step for step in checkpoints if deepest <= step <= newest)
     return kept
 
 

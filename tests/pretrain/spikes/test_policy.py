@@ -162,7 +162,8 @@ def assert_same_responses(draw, interval, kept, channel):
             checkpoints, everything = [*checkpoints, saved], [*everything, saved]
             suspected = [onset] if saved >= alarm else []
             onsets = possible_onsets(saved, suspected, rollbacks, policy)
-            safe = protected(onsets, checkpoints, interval, policy) | set(checkpoints[-kept:])
+            safe = protected(onsets, checkpoints, interval, policy, rollbacks)
+            safe |= set(checkpoints[-kept:])
             checkpoints = [each for each in checkpoints if each in safe]
         newest = spike(onset, confirmed - onset, channel)
         decision = plan(newest, rollbacks, checkpoints, seeds, policy)
@@ -174,6 +175,9 @@ def assert_same_responses(draw, interval, kept, channel):
         everything = [each for each in everything if each <= step]
         onset = draw.randrange(step, onset + draw.choice([1 + policy.margin_steps, 1000]))
         onset -= draw.choice([0, onset % interval])
+        # The user may ask for other checkpoints before the run goes on.
+        interval = draw.choice([interval, interval, max(interval // 5, min(interval, 50))])
+        policy = draw.choice([policy, policy, SpikeConfig(margin_steps=0)])
 
 
 def test_an_open_suspicion_does_not_delete_the_targets_of_a_later_spike():
@@ -203,7 +207,7 @@ def most_seen(draw, interval, newest):
             if draw.random() < 0.03:
                 suspected[channel] = max(0, step - draw.randrange(delay))
         onsets = possible_onsets(step, list(suspected.values()), rollbacks, POLICY)
-        safe = protected(onsets, saved, interval, POLICY) | {
+        safe = protected(onsets, saved, interval, POLICY, rollbacks) | {
             *saved[-newest:],
             *old(saved, step, POLICY),
         }
