@@ -6,7 +6,7 @@ The status, the report, the log and the supervisor use the same sentences.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from data_prep.common.wording import count
 from pretrain.records import metrics
@@ -71,12 +71,16 @@ def _segment(r: Record) -> str:
         return f"continues as a fork of {r['run']} at step {r['step']:,}, recipe {r['recipe']}"
     target = f"the checkpoint of step {r['step']:,}" if r["step"] else "the initial weights"
     text = f"rolled back to {target}, continuing with seed {r['seed']}"
-    if r["skip"]:
-        text += f", without the blocks that steps {r['skip'][0]:,} to {r['skip'][1] - 1:,} had read"
-    if r["learning_rate_steps"]:
-        factor, end = r["learning_rate_factor"], r["step"] + r["learning_rate_steps"]
-        text += f", with {factor:g} times the learning rate until step {end:,}"
-    return text
+    return ", ".join((text, *rollback_changes(r)))
+
+
+def rollback_changes(segment: Record) -> Iterator[str]:
+    """What a rollback changes beside the seed; of other segments nothing."""
+    if skip := segment.get("skip"):
+        yield f"without the blocks that steps {skip[0]:,} to {skip[1] - 1:,} had read"
+    if steps := segment.get("learning_rate_steps"):
+        factor, end = segment["learning_rate_factor"], segment["step"] + steps
+        yield f"with {factor:g} times the learning rate until step {end:,}"
 
 
 _SENTENCES: Mapping[str, Callable[[Record], str]] = {

@@ -27,7 +27,7 @@ from pretrain.config.run import RunConfig, Segments, Sizes
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
 from pretrain.data.sources import algorithms, open_source
-from pretrain.records import checkpoints, folder, ledger, metrics
+from pretrain.records import checkpoints, folder, history, ledger, metrics
 from pretrain.records.ledger import FORK, SPIKE, START, Record, RunState
 
 RECIPES = "recipes"
@@ -249,7 +249,7 @@ def _copy_lines(source: Path, target: Path, wanted: Callable[[dict[str, Any]], b
     """Copy the JSON lines that are wanted, byte by byte."""
     kept = []
     for line in source.read_bytes().splitlines(keepends=True) if source.exists() else ():
-        with contextlib.suppress(ValueError):  # a torn or damaged line
+        with contextlib.suppress(*files.MALFORMED):  # a torn or damaged line
             if wanted(json.loads(line)):
                 kept.append(line.removesuffix(b"\n") + b"\n")  # the last one may lack it
     files.write_atomically(target, b"".join(kept))
@@ -292,11 +292,7 @@ def lines(segments: Segments, state: RunState) -> list[str]:
 
 def _changes(record: Record) -> Iterator[str]:
     """What a segment changes beside settings."""
-    if skip := record.get("skip"):
-        yield f"without the blocks of steps {skip[0]:,} to {skip[1] - 1:,}"
-    if steps := record.get("learning_rate_steps"):
-        factor, end = record["learning_rate_factor"], record["step"] + steps
-        yield f"{factor:g} times the learning rate until step {end:,}"
+    yield from history.rollback_changes(record)
     if origin := record.get("init_from"):
         yield f"weights {ledger.describe_origin(origin)}"
     if record["why"] == FORK:

@@ -32,7 +32,8 @@ def test_lines_are_copied_byte_by_byte_and_damaged_ones_are_left_out(tmp_path):
     for data, copied in (
         (b'{"a": 1.0}\n{"b"', b'{"a": 1.0}\n'),
         (b'{"a": 1.0}', b'{"a": 1.0}\n'),
+        (b'{}\n[1]\n3\n{"a": 1.0}\n', b'{"a": 1.0}\n'),
     ):
         source.write_bytes(data)
-        _copy_lines(source, target, lambda record: True)
+        _copy_lines(source, target, lambda record: record["a"])
         assert target.read_bytes() == copied
