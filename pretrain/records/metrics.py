@@ -75,10 +75,6 @@ class JsonLines:
         with files.naming(self._path):
             os.fsync(self._descriptor)
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-
 
 def read_metrics(
     path: Path, tell: Callable[[str], object] = lambda text: None

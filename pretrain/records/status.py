@@ -168,8 +168,8 @@ def view(run: Path) -> RunView:
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     check_ledger_is_there(run, records)
     state = ledger.run_state(records)
-    has_begun = ledger.created(records) is not None
-    segments = Segments.of(run_segments.recipes_of(run, records)) if has_begun else config.segments
+    recipes = run_segments.recipes_of(run, records)
+    segments = Segments.of(recipes) if recipes else config.segments
     notes: list[str] = []
     lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS, notes.append))
     measured = metrics.read_metrics(run / metrics.VALIDATION, notes.append)

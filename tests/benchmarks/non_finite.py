@@ -96,7 +96,6 @@ def outcome(case: Case) -> Outcome:
             writer(record)
             if watch(record) == EXIT_SPIKE:
                 break
-        writer._lines.close()
         recorded = read_curve(Path(folder))
     detector = SpikeDetector(SpikeConfig())
     replayed = [event for seen in recorded for event in detector.update(seen)]

@@ -13,28 +13,14 @@ def record(step, loss=2.0):
     return step_record(step, loss)
 
 
-@pytest.fixture
-def json_lines():
-    """Opens JsonLines files, and closes them at the test's end."""
-    opened = []
-
-    def open_lines(path):
-        opened.append(metrics.JsonLines(path))
-        return opened[-1]
-
-    yield open_lines
-    for one in opened:
-        one.close()
-
-
 def lines(*steps, attempt=1):
     return [{"attempt": attempt, "step": step} for step in steps]
 
 
-def test_records_come_back_as_they_were_written(json_lines, tmp_path):
+def test_records_come_back_as_they_were_written(tmp_path):
     path = tmp_path / "deep" / "a.jsonl"
     written = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": None, "text": "a\nb"}]
-    writer = json_lines(path)
+    writer = metrics.JsonLines(path)
     for line in written:
         writer.write(line)
         assert metrics.read_metrics(path)[-1] == line  # without closing: a kill loses nothing
@@ -42,8 +28,8 @@ def test_records_come_back_as_they_were_written(json_lines, tmp_path):
     assert metrics.read_metrics(tmp_path / "none.jsonl") == []
 
 
-def test_a_number_that_is_not_finite_is_null_for_json_has_none(json_lines, tmp_path):
-    writer = json_lines(tmp_path / "a.jsonl")
+def test_a_number_that_is_not_finite_is_null_for_json_has_none(tmp_path):
+    writer = metrics.JsonLines(tmp_path / "a.jsonl")
     for number in (float("inf"), float("-inf"), float("nan")):
         writer.write({"step": 1, "loss": number})
     assert (tmp_path / "a.jsonl").read_text().count("null") == 3
@@ -52,12 +38,12 @@ def test_a_number_that_is_not_finite_is_null_for_json_has_none(json_lines, tmp_p
     assert progress.progress_line([line], 9).count("not finite") == 2
 
 
-def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(json_lines, tmp_path):
+def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(tmp_path):
     path = tmp_path / "a.jsonl"
     for torn in (b"{", b'{"step": 2', b'{"step": 2}'):
         path.write_bytes(b'{"step": 1}\n' + torn)
         assert metrics.read_metrics(path) == [{"step": 1}]
-        json_lines(path).write({"step": 3})
+        metrics.JsonLines(path).write({"step": 3})
         assert metrics.read_metrics(path) == [{"step": 1}, {"step": 3}]
 
 
@@ -77,7 +63,6 @@ def test_a_line_of_metrics_without_what_readers_need_is_left_out_with_a_warning(
     writer = metrics.MetricsWriter(tmp_path, 1)
     for step in range(3):
         writer(record(step))
-    writer._lines.close()
     path, told = tmp_path / metrics.METRICS, []
     assert len(metrics.read_metrics(path, told.append)) == 3
     assert told == []
@@ -88,19 +73,19 @@ def test_a_line_of_metrics_without_what_readers_need_is_left_out_with_a_warning(
 
 @pytest.mark.parametrize("before", [b"", b'{"step": 1}\n', b'{"step": 1}\n' * 20_000])
 @pytest.mark.parametrize("torn", [b"", b'{"st', b"x" * 200_000])
-def test_only_a_torn_line_at_the_end_is_cut_off(json_lines, tmp_path, before, torn):
+def test_only_a_torn_line_at_the_end_is_cut_off(tmp_path, before, torn):
     path = tmp_path / "a.jsonl"
     path.write_bytes(before + torn)
-    json_lines(path)
+    metrics.JsonLines(path)
     assert path.read_bytes() == before
 
 
-def test_a_link_is_refused_and_its_target_keeps_its_last_line(json_lines, tmp_path):
+def test_a_link_is_refused_and_its_target_keeps_its_last_line(tmp_path):
     target, link = tmp_path / "notes", tmp_path / metrics.METRICS
     target.write_text("mine")
     link.symlink_to(target)
     with pytest.raises(ValueError, match=f"{link}: is a symbolic link"):
-        json_lines(link)
+        metrics.JsonLines(link)
     assert target.read_text() == "mine"
 
 
@@ -152,7 +137,6 @@ def test_a_measurement_of_an_abandoned_lineage_does_not_count_before_it_is_repea
 def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
     writer = metrics.MetricsWriter(tmp_path, 3)
     writer(record(7))
-    writer._lines.close()
     (line,) = metrics.read_metrics(tmp_path / metrics.METRICS)
     assert line["attempt"] == 3
     assert "terms" not in line

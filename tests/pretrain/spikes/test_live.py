@@ -79,10 +79,6 @@ class Run:
             return verdict or self.watch.evaluated(done, validation_after(done), "a")
         return verdict
 
-    def close(self):
-        self.metrics._lines.close()
-        self.validation.close()
-
 
 def verdicts(folder, records, restarts):
     """Events, and the verdict of each step, of a run that is restarted at some steps."""
@@ -94,7 +90,6 @@ def verdicts(folder, records, restarts):
         if record.step in restarts:
             run.begin(record.step)
         found.append(run.step(record))
-    run.close()
     return [dataclasses.astuple(event) for event in run.events], found
 
 
@@ -119,7 +114,6 @@ def test_steps_undone_by_a_crash_do_not_count(tmp_path):
     run.events.clear()
     run.begin(45)
     found = [run.step(record) for record in records[45:]]
-    run.close()
     assert found == plain[1][45:]
 
 
