@@ -217,9 +217,9 @@ class Agent:
 
     def _end_orphans(self) -> None:
         """End the launcher if node 0 is silent; in a thread, as the main one may be blocked."""
-        if self._job and self._supervisor.silence():
+        if (job := self._job) and self._supervisor.silence():  # the main thread may forget it
             with contextlib.suppress(TimeoutError):  # tried again in a second
-                self._job.end(processes.GRACE_SECONDS)
+                job.end(processes.GRACE_SECONDS)
 
     def _end_job(self) -> None:
         """End all processes of the run on this node."""

@@ -87,14 +87,6 @@ def endings_without_progress(records: Sequence[ledger.Record]) -> list[ledger.Re
     return endings
 
 
-def records_of(records: Sequence[ledger.Record], token: str) -> list[ledger.Record]:
-    """Return the records since the attempt with this token began; none if it never began."""
-    for index, record in enumerate(records):
-        if record["kind"] == "attempt" and record.get("token") == token:
-            return list(records[index:])
-    return []
-
-
 def since_fork(records: Sequence[ledger.Record]) -> list[ledger.Record]:
     """Return the records of the run itself: of a fork those after its newest fork, else all."""
     forks = [record["number"] for record in ledger.segments(records, ledger.FORK)]

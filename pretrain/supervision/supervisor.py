@@ -84,7 +84,7 @@ class Supervisor:
         self._progress = progress.ProgressPrinter(
             config.training.steps, write=write, prefix=_PREFIX, renews=renews
         )
-        self._stop_requests = control.StopRequests()
+        self._stop_requests, self._printed = control.StopRequests(), ""
         self._lock = run_folder.lock(self.run_folder, run_folder.SUPERVISOR_LOCK)
         dump(config, self.run_folder / run_folder.SUPERVISED)
         self._agents = hosts.Agents(machines, self.run_folder, self._print)
@@ -123,7 +123,7 @@ class Supervisor:
         Raises:
             OSError: a stop was requested, or the disk has failed for too long.
         """
-        taken_over, failing_since, printed = False, math.inf, ""
+        taken_over, failing_since = False, math.inf
         while True:
             try:
                 if not self.run_folder.is_dir():  # must not be created anew
@@ -135,16 +135,14 @@ class Supervisor:
                 limit = math.inf if error.errno in _NO_ROOM else _DISK_SECONDS
                 if self._stop_requests.count or time.monotonic() - failing_since >= limit:
                     raise
-                if str(error) != printed:
-                    printed = str(error)
-                    self._print(f"{error}; trying again")
+                self._print_once(f"{error}; trying again")
                 taken_over = False
                 time.sleep(self._poll_seconds)
                 continue
             if code is not None:
                 return code
             if taken_over:
-                failing_since, printed = math.inf, ""
+                failing_since, self._printed = math.inf, ""
             taken_over = True
 
     def _take_over(self) -> int | None:
@@ -197,18 +195,15 @@ class Supervisor:
         if self._node.count == 1 or self._stop_requests.count:
             return ""
         self._print(f"waiting for {count(self._node.count - 1, 'other node')}")
-        others, seconds, printed = self._other_nodes, self._settings.node_wait_seconds, ""
-
+        others, seconds = self._other_nodes, self._settings.node_wait_seconds
         look = nodes.Interval()
 
         def decided() -> bool:
-            nonlocal printed
             if not look.due(_LOOK_SECONDS):
                 return False
-            missing, unreachable = others.unavailable(), others.messages(nodes.UNREACHABLE)
-            if unreachable and unreachable != printed:
-                self._print(f"{unreachable}; waiting for up to {seconds:.0f} s")
-                printed = unreachable
+            missing = others.unavailable()
+            if unreachable := others.messages(nodes.UNREACHABLE):
+                self._print_once(f"{unreachable}; waiting for up to {seconds:.0f} s")
             return not missing or bool(refused())
 
         def refused() -> str:
@@ -225,23 +220,14 @@ class Supervisor:
 
     def _wait_for_room(self) -> None:
         """Wait until the disk has room for the checkpoints that the next attempt may write."""
-        run, printed = self.run_folder, False
+        run = self.run_folder
         for left in run.glob("checkpoints/*.partial"):  # of an attempt that was ended
             shutil.rmtree(left, ignore_errors=True)
         steps = self._state().checkpoints
         needed = max(_LEAST_BYTES, capacity.bytes_missing(self.config, steps))
-
-        def has_room() -> bool:
-            nonlocal printed
-            free = shutil.disk_usage(run).free
-            if free < needed and not printed:
-                printed = True
-                self._print(
-                    f"{run}: has {free:,} bytes free and needs {needed:,}; waiting for room"
-                )
-            return bool(free >= needed)
-
-        self._wait_until(has_room, math.inf)
+        if (free := shutil.disk_usage(run).free) < needed:
+            self._print(f"{run}: has {free:,} bytes free and needs {needed:,}; waiting for room")
+            self._wait_until(lambda: shutil.disk_usage(run).free >= needed, math.inf)
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition, `seconds` or a stop request; return whether the condition held."""
@@ -320,7 +306,7 @@ class Supervisor:
         """Record how an attempt ended; return an exit code if the supervisor has to stop."""
         attempt, token = job.control_file.attempt, job.control_file.token
         records = self._records()
-        own = decide.records_of(records, token)
+        own = [record for record in records if record.get("attempt") == attempt]
         kinds = {record["kind"] for record in own}
         errors = failures.read_failures(self.run_folder, token)
         cause, log = failures.cause(errors), launching.tail(job.log)
@@ -385,6 +371,12 @@ class Supervisor:
         """Return whether a file has grown since the last call."""
         before, self._sizes[path] = self._sizes[path], _size(path)
         return self._sizes[path] > before
+
+    def _print_once(self, text: str) -> None:
+        """Print a message unless it was the last one that was printed so."""
+        if text != self._printed:
+            self._printed = text
+            self._print(text)
 
     def _print(self, text: str) -> None:
         self._progress.leave()

@@ -17,7 +17,6 @@ from pretrain.supervision.decide import (
     ending,
     endings_without_progress,
     open_attempt,
-    records_of,
     why_ended,
 )
 
@@ -156,12 +155,6 @@ def test_an_attempt_is_open_until_a_record_says_how_it_ended():
         assert open_attempt(records([ATTEMPT, commit(100), last])) is None
         again = records([ATTEMPT, last, ATTEMPT])
         assert open_attempt(again) == again[2]
-
-
-def test_the_records_of_an_attempt_begin_with_its_token():
-    found = records([("attempt", {"token": "a"}), crash(), ("attempt", {"token": "b"}), commit(1)])
-    assert records_of(found, "b") == found[2:]
-    assert records_of(found, "c") == []
 
 
 def test_an_attempt_ended_because_of_a_rank_s_error_or_what_was_seen_or_the_exit_code():

@@ -62,8 +62,9 @@ from pretrain.records import control
 from pretrain.records import failures, heartbeat
 run, token = Path({run!r}), os.environ["ZEROCLAP_ATTEMPT"]
 def record(kind, **fields):
-    defaults = {{"token": token, "step": 0, "attempt": 1, "ranks": 2, "seed": 1, "host": "here"}}
-    defaults["hosts"] = ["here"] * 2
+    number = control.read_control_file(run).attempt
+    defaults = {{"token": token, "step": 0, "attempt": number, "ranks": 2, "seed": 1}}
+    defaults |= {{"host": "here", "hosts": ["here"] * 2}}
     if kind == "done":
         defaults["step"] = STEPS
     ledger.append(run / "ledger.jsonl", kind, **{{**defaults, **fields}})
@@ -149,8 +150,8 @@ def test_the_reason_is_the_first_error_and_not_a_lost_connection(opened, tmp_pat
         FAILS + "record('attempt'); print('the gloo', 'traceback of rank 0')\n"
         "fail(0, 1, closed, True); fail(1, 1, KeyError('wrong'), True); raise SystemExit(1)"
     )
-    lost = FAILS + "record('attempt', attempt=2); fail(0, 1, closed, True); raise SystemExit(247)"
-    Launcher(monkeypatch, fails, lost, "record('attempt', attempt=3); record('done')")
+    lost = FAILS + "record('attempt'); fail(0, 1, closed, True); raise SystemExit(247)"
+    Launcher(monkeypatch, fails, lost, "record('attempt'); record('done')")
     assert supervise(opened, tmp_path, output) == 0
     reasons = [
         r["reason"] for r in ledger.read_ledger(tmp_path / "ledger.jsonl") if r["kind"] == "crash"
@@ -534,16 +535,15 @@ def test_a_run_that_is_trained_without_a_supervisor_is_refused_and_goes_on(
 
 def test_a_run_that_is_done_while_it_is_asked_to_stop_succeeds(opened, tmp_path):
     started = opened(RunConfig(folder=str(tmp_path)), write=[].append)
-    job = SimpleNamespace(
-        control_file=control.ControlFile("t", 1, control.STOP), log=tmp_path / "log", code=lambda: 0
-    )
-    attempt = {"attempt": 1, "token": "t", "step": 0, "hosts": ["here"], "host": "here"}
-    ledger.append(started.ledger, "attempt", **attempt, ranks=1, seed=1)
     started._stop_requests.count = 1
-    assert started._conclude(job, None) == EXIT_PREEMPTED
-    ledger.append(started.ledger, "attempt", **{**attempt, "attempt": 2}, ranks=1, seed=1)
-    ledger.append(started.ledger, "done", attempt=2, step=STEPS)
-    assert started._conclude(job, None) is None
+    facts = {"step": 0, "hosts": ["here"], "host": "here", "ranks": 1, "seed": 1}
+    for number, code in ((1, EXIT_PREEMPTED), (2, None)):
+        ledger.append(started.ledger, "attempt", attempt=number, **facts)
+        if code is None:
+            ledger.append(started.ledger, "done", attempt=number, step=STEPS)
+        control_file = control.ControlFile("t", number, control.STOP)
+        job = SimpleNamespace(control_file=control_file, log=tmp_path / "log", code=lambda: 0)
+        assert started._conclude(job, None) == code
     assert started.run() == 0
 
 
