@@ -67,6 +67,12 @@ class _LastingStream:
 
 def install(is_result: bool = True) -> None:
     """Replace stdout and stderr of this process by lasting streams; see `survive_broken_pipe`."""
+    # The number of a standard stream that was closed (`>&-`) must not become that of another file.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):  # a terminal took the place of a file

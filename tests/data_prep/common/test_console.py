@@ -73,6 +73,17 @@ def test_a_command_whose_reader_is_gone_ends_its_work_with_its_own_code(
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_a_command_whose_output_was_closed_writes_it_into_no_other_file(closed, tmp_path):
+    code = COMMAND.format(lines=3, done=str(tmp_path / "done"))
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    done = subprocess.run(
+        [*shell, sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 76
+    assert (tmp_path / "done").read_bytes() == b""
+
+
 def test_a_reader_gets_all_output(start):
     child = start(3, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     with child.stdout as file:
