@@ -91,12 +91,10 @@ def check_disk_space(config: RunConfig, parameters: int) -> None:
         ValueError: names both sizes.
     """
     run = Path(config.folder)
-    records = ledger.read_ledger(run / ledger.FILE_NAME)
-    if ledger.run_state(records).checkpoints:
-        return
-    existing = existing_folder(run)
-    size = checkpoints.BYTES_PER_PARAMETER * parameters
-    checkpoints.check_disk_space(existing, max_checkpoints_kept(config) + 1, size)
+    state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
+    if not state.checkpoints:
+        size = checkpoints.BYTES_PER_PARAMETER * parameters
+        checkpoints.check_disk_space(existing_folder(run), max_checkpoints_kept(config) + 1, size)
 
 
 def bytes_missing(config: RunConfig, steps: Sequence[int]) -> int:

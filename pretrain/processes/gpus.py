@@ -100,10 +100,7 @@ class Gpu:
     exclusive, and it is not divided (MIG)."""
 
 
-_FIELDS = (
-    *("index", "compute_cap", "memory.total", "memory.free"),
-    *("compute_mode", "mig.mode.current"),
-)
+_FIELDS = "index,compute_cap,memory.total,memory.free,compute_mode,mig.mode.current"
 
 
 def describe() -> list[Gpu]:
@@ -111,7 +108,7 @@ def describe() -> list[Gpu]:
 
     Those that CUDA_VISIBLE_DEVICES hides by number are left out.
     """
-    query = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    query = [f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     found = []
     try:
         done = subprocess.run(
@@ -146,16 +143,11 @@ def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> 
     Raises:
         ValueError: There are fewer GPUs than processes.
     """
-    gpus = visible_gpus()
+    gpus, variable = visible_gpus(), os.environ.get(VARIABLE)
     if gpus and processes > len(gpus):
+        shown = f"{VARIABLE} is not set" if variable is None else f"{VARIABLE}={variable}"
         raise ValueError(
             f"{setting}: {count(processes, 'rank')} on a machine with "
-            f"{count(len(gpus), 'usable GPU')} ({_setting()}); write at most {len(gpus)}"
+            f"{count(len(gpus), 'usable GPU')} ({shown}); write at most {len(gpus)}"
         )
     return gpus[:processes]
-
-
-def _setting() -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES for a message."""
-    variable = os.environ.get(VARIABLE)
-    return f"{VARIABLE} is not set" if variable is None else f"{VARIABLE}={variable}"

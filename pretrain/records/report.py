@@ -43,11 +43,9 @@ def write_report(run: Path) -> Path:
     rows |= {"initial weights": seen.origin} if seen.origin else {}
     new_levels = sum(record["kind"] == "new-level" for record in seen.records)
     rows |= costs(seen.records, lines, seen.lines)
-    rows |= {
-        "attempts; loss spikes; rollbacks; new levels of the loss": (
-            f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}; {new_levels}"
-        ),
-    }
+    rows["attempts; loss spikes; rollbacks; new levels of the loss"] = (
+        f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}; {new_levels}"
+    )
     text = [
         f"# {run.name}",
         "",

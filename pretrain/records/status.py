@@ -13,7 +13,7 @@ from typing import Any
 from data_prep.common.arguments import as_invoked
 from data_prep.common.wording import count
 from pretrain.config.load import RUN_FILE, load
-from pretrain.config.run import RunConfig, Segment, Segments
+from pretrain.config.run import RunConfig, Segments
 from pretrain.config.settings import override
 from pretrain.records import ledger, metrics, pace, progress, versions, wording
 from pretrain.records import segments as run_segments
@@ -97,9 +97,9 @@ class RunView:
         return ledger.describe_origin(found) if found else ""
 
     @property
-    def segment(self) -> Segment:
-        """That of the next step; of a finished run, the last one."""
-        return self.segments.at(self.lines[-1]["step"] + 1 if self.lines else 0)
+    def step(self) -> int:
+        """Number of finished steps."""
+        return self.lines[-1]["step"] + 1 if self.lines else 0
 
     @property
     def drawn(self) -> list[CorpusUsage]:
@@ -108,13 +108,12 @@ class RunView:
         if not corpora:
             return []
         order, sizes = run_segments.order_of(self.records)
-        done = self.lines[-1]["step"] + 1 if self.lines else 0
-        place = sizes.first_block(done)
+        place = sizes.first_block(self.step)
         rows = zip(
             corpora,
             order.mixture.counts(place),
             order.epochs(place),
-            order.mixture.shares(sizes.first_block(max(0, done - 1))),
+            order.mixture.shares(sizes.first_block(max(0, self.step - 1))),
             order.lineages,
             strict=True,
         )
@@ -241,12 +240,12 @@ def facts(seen: RunView) -> dict[str, Any]:
     """Describe a run as a JSON object; its keys are in the help of `status`."""
     state, steps, last = seen.state, seen.config.training.steps, seen.lines[-1:]
     best = metrics.best_validation(seen.validation)
-    table = run_segments.table(seen.segments, state)
+    table, segment = run_segments.table(seen.segments, state), seen.segments.at(seen.step)
     return {
         "run": str(seen.folder),
         "state": seen.activity,
         "orphaned": seen.orphaned,
-        "step": last[0]["step"] + 1 if last else 0,
+        "step": seen.step,
         "steps": steps,
         "loss": last[0]["loss"] if last else None,
         "tokens_per_second": last[0]["tokens"] / last[0]["seconds"] if last else None,
@@ -261,7 +260,7 @@ def facts(seen: RunView) -> dict[str, Any]:
         "code_changes": versions.changes(seen.records),
         "init_from": ledger.origin(seen.records),
         "segments": [dict(zip(run_segments.COLUMNS, row, strict=True)) for row in table],
-        "segment": {n: getattr(seen.segment, n) for n in ("name", "first_step", "end_step")},
+        "segment": {n: getattr(segment, n) for n in ("name", "first_step", "end_step")},
         "corpora": [dataclasses.asdict(drawn) for drawn in seen.drawn],
         "slow_rank": dataclasses.asdict(seen.slow_rank) if seen.slow_rank else None,
         "reason": state.last.get("reason") if state.last else None,

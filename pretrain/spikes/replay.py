@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import pictures, records
-from data_prep.common.files import write_json
+from data_prep.common.files import named_errors, write_json
 from data_prep.compressed import open_stream
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import RunConfig
@@ -120,12 +120,8 @@ def _record(line: str, names: list[str]) -> dict[str, Any]:
 def _text(path: Path) -> str:
     with open_stream(path) as stream:
         data = stream.read()
-    try:
+    with named_errors(f"{path}: is not UTF-8 text"):
         return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}"
-        ) from None
 
 
 def _trainer_history(text: str, path: Path) -> list[dict[str, Any]]:

@@ -133,9 +133,8 @@ class Agent:
         quiet = nodes.QUIET_SECONDS
         if self._listen.due(quiet if self._job else min(_IDLE_SECONDS, quiet)):
             self._supervisor.listen()
-        newest = None
-        if self._look.due(0.6 * quiet if self._job else 0.0):
-            newest = control.try_read(self._run)
+        is_due = self._look.due(0.6 * quiet if self._job else 0.0)
+        newest = control.try_read(self._run) if is_due else None
         if newest and newest != self._control_file:
             self._follow(newest)
             if newest.state == control.EXIT:
@@ -208,9 +207,7 @@ class Agent:
         endpoint = self._supervisor.endpoint
         if endpoint is None or self._report.state not in (nodes.READY, nodes.UNREACHABLE):
             return
-        if endpoint != self._endpoint:
-            self._connect = nodes.Interval()
-        if self._connect.due(_CONNECT_SECONDS):
+        if self._connect.due(_CONNECT_SECONDS) or endpoint != self._endpoint:
             problem = nodes.connect_problem(*endpoint)
             self._set_report(nodes.UNREACHABLE if problem else nodes.READY, problem)
             self._endpoint = endpoint

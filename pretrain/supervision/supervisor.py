@@ -196,11 +196,8 @@ class Supervisor:
             return ""
         self._print(f"waiting for {count(self._node.count - 1, 'other node')}")
         others, seconds = self._other_nodes, self._settings.node_wait_seconds
-        look = nodes.Interval()
 
         def decided() -> bool:
-            if not look.due(_LOOK_SECONDS):
-                return False
             missing = others.unavailable()
             if unreachable := others.messages(nodes.UNREACHABLE):
                 self._print_once(f"{unreachable}; waiting for up to {seconds:.0f} s")
@@ -209,7 +206,7 @@ class Supervisor:
         def refused() -> str:
             return others.messages(nodes.REFUSED) or self._agents.fatal_error
 
-        came = self._wait_until(decided, seconds)
+        came = self._wait_until(decided, seconds, _LOOK_SECONDS)
         if self._stop_requests.count:
             return ""
         if came:
@@ -229,13 +226,15 @@ class Supervisor:
             self._print(f"{run}: has {free:,} bytes free and needs {needed:,}; waiting for room")
             self._wait_until(lambda: shutil.disk_usage(run).free >= needed, math.inf)
 
-    def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+    def _wait_until(
+        self, condition: Callable[[], bool], seconds: float, every: float = 0.1
+    ) -> bool:
         """Wait for a condition, `seconds` or a stop request; return whether the condition held."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self._stop_requests.count or time.monotonic() >= deadline:
                 return False
-            time.sleep(min(self._poll_seconds, 0.1))
+            time.sleep(min(self._poll_seconds, every))
         return True
 
     def _launch(self) -> int | None:
@@ -286,8 +285,7 @@ class Supervisor:
         """Return why the attempt has to be ended, if it has to."""
         if self._stop_requests.count > 1 or time.monotonic() > deadline:
             return Problem(CRASH, "it was asked to stop, and the time to save ran out")
-        other = self._other_nodes.problem(job.control_file.token)
-        return other or watch.problem()
+        return self._other_nodes.problem(job.control_file.token) or watch.problem()
 
     def _request_stop(self, job: Job, deadline: float) -> float:
         """Ask the ranks to save and exit; return the time at which they must have done so."""
