@@ -200,8 +200,11 @@ class ModelConfig:
         fits = not self.final_norm or self.layer_norm == "pre"
         check("final_norm", fits, "false with layer_norm 'post', whose layers end with a norm")
         check("local_window", self.local_window % 2 == 0, "even: half of it on each side")
+        expected = f"a divisor of num_layers {self.num_layers}"
+        check("layer_groups", self.num_layers % self.layer_groups == 0, expected)
+        fits = self.layer_groups == 1 or self.sharing != "none"
+        check("layer_groups", fits, "1 where sharing is 'none'")
         self._check_embedding_size()
-        self._check_groups()
         self._check_latents()
 
     def _check_embedding_size(self) -> None:
@@ -217,13 +220,6 @@ class ModelConfig:
         expected = f"hidden_size {self.hidden_size} with head {self.head!r}, or another head: "
         expected += "'roberta' or 'untied'"
         check_value("model.embedding_size", size, fits, expected)
-
-    def _check_groups(self) -> None:
-        groups, layers = self.layer_groups, self.num_layers
-        expected = f"a divisor of num_layers {layers}"
-        check_value("model.layer_groups", groups, layers % groups == 0, expected)
-        fits = groups == 1 or self.sharing != "none"
-        check_value("model.layer_groups", groups, fits, "1 where sharing is 'none'")
 
     def _check_latents(self) -> None:
         needed = {

@@ -35,12 +35,10 @@ class DataPipeline:
         self._corpora = dict(
             zip(data.named_corpora, map(setup.course.manifests.__getitem__, names), strict=True)
         )
-        self._has_several = bool(data.corpora)
         (manifest, *_), corpus = self._corpora.values(), blocks.sources[0].corpus.folder
         vocabulary = Vocabulary(manifest.vocab_size, architecture.vocab_size, corpus)
-        objective = config.objective
-        self.objective = objective.build(vocabulary)
-        validated = objective.for_validation()
+        self.objective = config.objective.build(vocabulary)
+        validated = config.objective.for_validation()
         self._validated = validated.build(vocabulary)
         digests = [manifest.digest() for manifest in self._corpora.values()]
         sized = (data.sequence_length, data.packing, training.evaluation_blocks)
@@ -98,7 +96,7 @@ class DataPipeline:
 
         scores = Scores.of(sums, self._validated.terms, self._names)
         record = dataclasses.asdict(scores)
-        if self._has_several:
+        if self.segment.config.data.corpora:  # several
             sizes = {name: len(m.subsets) for name, m in self._corpora.items()}
             by_corpus = scores_by_corpus(sums, self._validated.terms, sizes)
             record["corpora"] = {name: dataclasses.asdict(s) for name, s in by_corpus.items()}
