@@ -193,19 +193,16 @@ def parse_arguments(
     return options
 
 
+@console.survive_broken_pipe()
 def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
     """Parse a command line, run its command and return the exit code.
 
     An error that the user can correct is reported in one line.
     """
-    with console.survive_broken_pipe():
-        return _run_command(parser, arguments)
-
-
-def _run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
-    options = parse_arguments(parser, arguments)
-    name = options.parser.prog
+    name = parser.prog
     try:
+        options = parse_arguments(parser, arguments)  # may import what the command needs
+        name = options.parser.prog
         code: int = options.run_command(options) or EXIT_DONE
         if code == EXIT_DONE:
             sys.stdout.flush()

@@ -218,3 +218,12 @@ def test_help_imports_nothing_heavy():
     assert result.stdout.count("usage: ") == 1 + len(COMMANDS)
     assert "default: None" not in result.stdout
     assert "default: False" not in result.stdout
+
+
+def test_a_command_interrupted_in_its_imports_is_stopped_in_one_line(monkeypatch, capsys):
+    def interrupt(parser):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("data_prep.inspect.add_arguments", interrupt)
+    assert main(["inspect", "corpus"]) == 130
+    assert capsys.readouterr().err == "python -m data_prep: stopped\n"
