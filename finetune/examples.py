@@ -69,26 +69,6 @@ def read_split(task: Task, data: str, split: str) -> Split:
     return result
 
 
-def check_folders(chosen: Sequence[Task], data: str) -> None:
-    """Check that there is a folder for each task of GLUE.
-
-    Raises:
-        ValueError: names all tasks without one, and what would be accepted.
-    """
-    missing = [
-        task.name
-        for task in chosen
-        if isinstance(task, BenchmarkTask)
-        and data != HUB
-        and not any((Path(data) / name).is_dir() for name in (task.name, task.hub))
-    ]
-    if missing:
-        raise ValueError(
-            f"{data}: has no folder for {', '.join(missing)}; give GLUE's unpacked archive "
-            f"({missing[0]}/train.tsv, ...), or --data {HUB} to download it"
-        )
-
-
 def digest(splits: Sequence[Split]) -> str:
     """Return the hex sha256 of the examples, which does not depend on where they were read from."""
     whole = hashlib.sha256()

@@ -251,7 +251,6 @@ def read_tasks(
     Raises:
         ValueError: the errors of all tasks.
     """
-    examples.check_folders(chosen, data)
     found, errors = dict[str, tuple[str, int]](), list[str]()
     for task in chosen:
         try:

@@ -260,8 +260,8 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
         (["start_from=MNIL"], "unknown task 'MNIL' (did you mean MNLI?)"),
         (["start_from=MNLI"], "CoLA starts from the model of MNLI (start_from)"),
         *(([option, "-1"], f"{option} -1: ") for option in ("--jobs", "--world-size")),
-        (["--data", "nowhere"], "nowhere: has no folder for CoLA; give GLUE's unpacked"),
-        (["--tasks", "SST-2,CoLA,MRPC"], "GLUE: has no folder for SST-2, MRPC; give"),
+        (["--data", "nowhere"], "nowhere/CoLA: has no train.tsv, dev.tsv (a saved"),
+        (["--tasks", "SST-2,CoLA,MRPC"], "GLUE/mrpc or --data hub would do"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_starts(
