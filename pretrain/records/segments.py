@@ -199,11 +199,11 @@ def begin(course: Course, take_weights: Callable[[], Mapping[str, object]] | Non
     fields["batches"] = [part for part in segments.sizes.parts if part[0] >= step]
     fields["weights"] = [part for part in segments.weights() if part[0] >= step]
     dump(config, run / RECIPES / f"{fields['recipe']}.yaml")
+    dump(config, run / RUN_FILE)
     ledger.append(path, "segment", why=course.why, **fields)
     if course.why == FORK:
         os.replace(path, run / ledger.FILE_NAME)
         files.fsync(run)
-    dump(config, run / RUN_FILE)
 
 
 def _copy(course: Course, run: Path) -> Path:

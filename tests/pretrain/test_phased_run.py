@@ -9,6 +9,7 @@ import shutil
 import pytest
 import yaml
 
+from data_prep.common import files
 from pretrain.__main__ import main as pretrain
 from pretrain.checks.resume import check_run
 from pretrain.config.load import load
@@ -255,11 +256,15 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     assert "began as a fork of" in said
 
 
-def test_a_fork_that_has_not_begun_to_train_has_its_own_recipe(straight, tmp_path):
+def test_a_fork_that_is_killed_when_it_has_begun_has_its_own_recipe(
+    straight, tmp_path, monkeypatch
+):
     """`status` names it as what to run next."""
     run = tmp_path / "run"
     own = load(str(straight / "run.yaml"), [f"folder={run}"])
-    segments.begin(check_run(own, segments.Source(6, straight)))
+    monkeypatch.setattr(files, "fsync", lambda path: 1 / (not (run / ledger.FILE_NAME).exists()))
+    with pytest.raises(ZeroDivisionError):
+        segments.begin(check_run(own, segments.Source(6, straight)))
     assert load(str(run / "run.yaml")) == own
 
 
