@@ -85,6 +85,7 @@ class Supervisor:
             config.training.steps, write=write, prefix=_PREFIX, renews=renews
         )
         self._stop_requests, self._printed = control.StopRequests(), ""
+        run_folder.check_not_elsewhere(self.run_folder)  # before it is told to stop
         self._lock = run_folder.lock(self.run_folder, run_folder.SUPERVISOR_LOCK)
         dump(config, self.run_folder / run_folder.SUPERVISED)
         self._agents = hosts.Agents(machines, self.run_folder, self._print)
@@ -104,14 +105,16 @@ class Supervisor:
         """
         with self._lock, self._stop_requests.counted():
             processes.adopt_orphans()
+            code = EXIT_USAGE  # of a ValueError
             try:
                 with self._agents.kept(self._other_nodes, self._node.address):
                     code = self._supervise()
             except OSError as error:
                 self._print(f"stopped: {error}; restart it when this is fixed")
                 code = EXIT_PREEMPTED if self._stop_requests.count else EXIT_FAILED
-            with contextlib.suppress(OSError):
-                self._release_nodes(code)
+            finally:
+                with contextlib.suppress(OSError):
+                    self._release_nodes(code)
             return code
 
     def _supervise(self) -> int:
@@ -151,7 +154,6 @@ class Supervisor:
         if job := jobs.find(self.run_folder, control_file):
             self._print(f"attempt {job.control_file.attempt} still runs; watching it")
             return self._run_to_end(job)
-        run_folder.check_not_elsewhere(self.run_folder)  # before it is told to stop
         if control_file and control_file.state == control.RUN:
             control.write(self.run_folder, dataclasses.replace(control_file, state=control.STOP))
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)

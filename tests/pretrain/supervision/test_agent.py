@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.common import files
-from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import processes
@@ -285,6 +285,15 @@ def test_a_supervisor_waits_for_the_agents_ends_attempts_on_all_nodes_and_releas
         records[1]["reason"] == f"node 1 ({socket.gethostname()}): its launcher ended with code 9"
     )
     assert processes.members(stage.run, 1) == []
+
+
+def test_a_ledger_that_does_not_verify_ends_the_agents_as_well(stage):
+    damage = "(run / 'ledger.jsonl').open('a').write('damage' + chr(10)); time.sleep(60)"
+    stage.scripts = {(1, 0): f"record('attempt'); {damage}", (1, 1): "time.sleep(60)"}
+    stage.start()
+    with pytest.raises(ValueError, match="line 2 does not follow"):
+        stage.supervisor().run()
+    assert stage.join() == EXIT_USAGE
 
 
 def test_a_new_supervisor_makes_the_agents_end_the_last_attempt(stage):
