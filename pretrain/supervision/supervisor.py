@@ -218,15 +218,19 @@ class Supervisor:
         return "; ".join(filter(None, (reason, others.messages(nodes.UNREACHABLE))))
 
     def _wait_for_room(self) -> None:
-        """Wait until the disk has room for the checkpoints that the next attempt may write."""
-        run = self.run_folder
-        for left in run.glob("checkpoints/*.partial"):  # of an attempt that was ended
+        """Wait until the disk has room for the next attempt."""
+        for left in self.run_folder.glob("checkpoints/*.partial"):  # of an attempt that was ended
             shutil.rmtree(left, ignore_errors=True)
-        steps = self._state().checkpoints
-        needed = max(_LEAST_BYTES, capacity.bytes_missing(self.config, steps))
-        if (free := shutil.disk_usage(run).free) < needed:
-            self._print(f"{run}: has {free:,} bytes free and needs {needed:,}; waiting for room")
-            self._wait_until(lambda: shutil.disk_usage(run).free >= needed, math.inf)
+        if lack := self._lack_of_room():
+            self._print(f"{lack}; waiting for room")
+            self._wait_until(lambda: not self._lack_of_room(), math.inf, _LOOK_SECONDS)
+
+    def _lack_of_room(self) -> str:
+        """Describe a disk without room for the checkpoints that an attempt may write, else ""."""
+        needed = max(_LEAST_BYTES, capacity.bytes_missing(self.config, self._state().checkpoints))
+        free = shutil.disk_usage(self.run_folder).free
+        text = f"{self.run_folder}: has {free:,} bytes free and needs {needed:,}"
+        return text if free < needed else ""
 
     def _wait_until(
         self, condition: Callable[[], bool], seconds: float, every: float = 0.1
@@ -310,10 +314,10 @@ class Supervisor:
         kinds = {record["kind"] for record in own}
         errors = failures.read_failures(self.run_folder, token)
         cause, log = failures.cause(errors), launching.tail(job.log)
-        # After a recipe was accepted, the cause of a refusal may go away, such as a full disk.
+        # The cause of a refusal may go away: a full disk, or any after a recipe was accepted.
         code = cause.code if cause else job.code()
         begun = any(record["kind"] == "attempt" for record in decide.since_fork(records))
-        if code == EXIT_USAGE and not begun:
+        if code == EXIT_USAGE and not begun and not self._lack_of_room():
             self._print(f"error: {failures.explain(errors)}" if cause else log)
             self._print(f"log: {job.log}")
             return EXIT_USAGE

@@ -427,6 +427,26 @@ def test_a_launch_waits_for_room_on_the_disk_and_says_how_much_is_missing_where(
     assert not left.exists()
 
 
+def test_a_refusal_before_the_first_attempt_on_a_full_disk_is_tried_again(
+    opened, tmp_path, monkeypatch
+):
+    full = tmp_path / "full"
+    refused = f"open({str(full)!r}, 'w'); raise SystemExit(2)"
+    Launcher(monkeypatch, refused, "record('attempt'); record('done')")
+    monkeypatch.setattr(
+        supervisor.shutil,
+        "disk_usage",
+        lambda path: SimpleNamespace(free=0 if full.exists() else 1 << 40),
+    )
+
+    def listen(text):
+        if "waiting for room" in text:
+            full.unlink()
+
+    assert opened(RunConfig(folder=str(tmp_path)), write=listen, poll_seconds=0.05).run() == 0
+    assert kinds(tmp_path) == ["crash", "attempt", "done"]
+
+
 @pytest.mark.parametrize("name", ["control.json", "ledger.jsonl"])
 def test_what_the_disk_refuses_for_a_while_ends_the_processes_and_is_a_crash(
     opened, tmp_path, monkeypatch, name
