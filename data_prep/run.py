@@ -27,6 +27,8 @@ from data_prep.tokenizer import Tokenizer, load
 
 _LOCK = ".lock"
 """In a corpus folder, from the beginning of its first prepare on."""
+_HOLDER = "process "
+"""Begins what `lock` writes into it."""
 _SHARDS = "shards/shard-*.json"
 _FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
 _LEFT_BY_KILLED = tuple(f"{folder}.*{PARTIAL_SUFFIX}" for folder in _FOLDERS)
@@ -88,8 +90,9 @@ def prepare(
         try:
             shards |= _make(missing, engine, workers)
         finally:
+            _remove(output, *_LEFT_BY_KILLED)
             if not any(output.glob(_SHARDS)):  # it failed, and left nothing to go on from
-                _remove(output, *_LEFT_BY_KILLED, *_OUTPUTS, _LOCK)
+                _remove(output, *_OUTPUTS, _LOCK)
                 for folder in reversed(_FOLDERS):
                     with suppress(OSError):  # it is missing, or holds something else
                         (output / folder).rmdir()
@@ -130,15 +133,19 @@ def plan(
 
 def _check_output(output: Path, overwrite: bool) -> None:
     """Refuse a folder that is not of a corpus, and one that would be made anew unasked."""
-    begun = any((output / name).exists() for name in (_LOCK, "shards"))
-    # Without its shards' manifests a finished corpus would be made anew in its place.
-    is_bare = (output / records.FILE_NAME).exists() and not any(output.glob(_SHARDS))
-    if not begun or (is_bare and not overwrite):
-        check_new(output)
-    if overwrite:
-        for file in (*output.glob(records.FILE_NAME), *output.glob(_SHARDS)):
+    locked, shards = output / _LOCK, [*output.glob(_SHARDS)]
+    written = [*output.glob(records.FILE_NAME), *shards]
+    # Others may have a file of that name too; a prepare that was killed at once left it empty.
+    begun = locked.is_file() and locked.read_bytes().startswith(_HOLDER.encode())
+    begun = begun or [*output.glob("*")] == [locked]
+    if overwrite or not begun:
+        for file in written:
             if "tokenizer_digest" not in read_json(file):
                 raise ValueError(f"{file}: is not of a corpus; name another --output")
+    # Without its shards' manifests a finished corpus would be made anew in its place.
+    is_bare = len(written) == 1 and not shards
+    if not (begun or written) or (is_bare and not overwrite):
+        check_new(output)
 
 
 @contextmanager
@@ -156,6 +163,7 @@ def _locked(output: Path) -> Iterator[None]:
         if error.errno not in NO_LOCKS:
             raise
         _say(f"{output}: this file system has no locks; let no other prepare write here")
+        (output / _LOCK).write_text(_HOLDER)
         yield
     else:
         with held:

@@ -119,21 +119,24 @@ def test_a_run_killed_at_any_file_tears_nothing_and_continues_to_the_same_bytes(
     assert content(tmp_path) == content(corpus_folder)
 
 
-def test_a_run_whose_worker_is_killed_in_its_first_shard_leaves_nothing(
-    inputs, tokenizer_folder, tmp_path, monkeypatch
+@pytest.mark.parametrize("made", [0, 1])
+def test_a_run_whose_worker_is_killed_leaves_only_what_is_made(
+    inputs, tokenizer_folder, tmp_path, monkeypatch, made
 ):
-    """Anything left would keep the same command from running again."""
+    """Anything left of the first shard would keep the same command from running again."""
 
     def engine(work, tasks, *_):
-        assert killed(number, work, tasks[0])
+        for task in tasks[:made]:
+            yield task, work(task)
+        assert killed(number, work, tasks[made])
         raise WorkerDied
-        yield
 
     monkeypatch.setitem(ENGINES, "local", engine)
-    for number in range(1, 10):  # noqa: B007 - the engine reads it
+    for number in range(1, 10):
         with pytest.raises(WorkerDied):
-            prepare(inputs, tmp_path / "corpus", tokenizer_folder, SETTINGS)
-        assert not (tmp_path / "corpus").exists()
+            prepare(inputs, tmp_path / f"{number}", tokenizer_folder, SETTINGS)
+        assert (tmp_path / f"{number}").exists() == bool(made)
+        assert not [*tmp_path.rglob("*.partial")]
 
 
 def test_a_finished_corpus_without_its_shards_manifests_is_left_alone(
@@ -150,19 +153,20 @@ def test_a_finished_corpus_without_its_shards_manifests_is_left_alone(
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["manifest.json"], "is not empty"),
         (["manifest.json", "train/shard-00000.bin", ".lock"], "manifest.json: is not of a corpus"),
         (["shards/shard-7.json"], "shards/shard-7.json: is not of a corpus"),
+        (["shards/0.txt", ".lock", "train/shard-0.tar", ".my.partial"], "is not empty"),
     ],
 )
-def test_overwrite_removes_nothing_of_a_folder_that_is_no_corpus(
-    inputs, tokenizer_folder, tmp_path, names, message
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_nothing_of_a_folder_that_is_no_corpus_is_removed(
+    inputs, tokenizer_folder, tmp_path, names, message, overwrite
 ):
     for name in names:
         write_atomically(tmp_path / "mine" / name, b'{"start_url": "."}')
     before = content(tmp_path / "mine")
     with pytest.raises(ValueError, match=message):
-        prepare(inputs, tmp_path / "mine", tokenizer_folder, SETTINGS, overwrite=True)
+        prepare(inputs, tmp_path / "mine", tokenizer_folder, SETTINGS, overwrite=overwrite)
     assert content(tmp_path / "mine") == before
 
 
