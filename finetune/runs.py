@@ -33,6 +33,7 @@ from finetune.protocols import DEFAULT, PROTOCOLS
 from finetune.tasks import BenchmarkTask, Task
 from pretrain.checks import needs
 from pretrain.checks.devices import HEADROOM
+from pretrain.checks.recipe import check_precision
 from pretrain.config import deepspeed
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import located, weight_files
@@ -181,7 +182,8 @@ def plan_runs(
         ValueError: a bad setting, no such model folder or one that does not fit
             together, or missing data and bad lines, of all tasks at once.
     """
-    configs, model = check_settings(chosen, overrides, protocol, world_size), located(model)
+    device, model = "cuda" if visible_gpus() else "cpu", located(model)
+    configs = check_settings(chosen, overrides, protocol, world_size, device)
     model_sha256 = _model_digest(model, [config.pooling for config in configs.values()])
     read = read_tasks(data, chosen, configs)
     order = list(seeds) or list(range(1, PROTOCOLS[protocol].seeds + 1))
@@ -210,8 +212,9 @@ def check_settings(
     overrides: Sequence[str],
     protocol: str = DEFAULT,
     world_size: int = 1,
+    device: str = "",
 ) -> dict[str, FinetuneConfig]:
-    """Return the settings of each task.
+    """Return the settings of each task, for a device, "cpu" or "cuda", or any.
 
     Raises:
         ValueError: a bad setting.
@@ -222,9 +225,10 @@ def check_settings(
         if config.start_from:
             (source,) = tasks.find([config.start_from])
             config = dataclasses.replace(config, start_from=source.name)
-        batch = config.batch(world_size)
-        if config.deepspeed:
-            deepspeed.read_settings(config.deepspeed, batch, config.gradient_clipping, world_size)
+        batch, name = config.batch(world_size), config.deepspeed
+        if name:
+            found = deepspeed.read_settings(name, batch, config.gradient_clipping, world_size)
+            check_precision(f"deepspeed: {name}", found, device)
         configs[task.name] = config
     return configs
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import named_errors
@@ -249,14 +251,22 @@ def check_device(config: RunConfig, world_size: int, device: str, capability: fl
             f"training.attention_backend: {backend!r} needs a GPU; on {device} write dense"
         )
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
-    half = deepspeed_settings.half_precisions(settings)
-    computes = f"training.deepspeed: {config.training.deepspeed} computes in"
+    check_precision(
+        f"training.deepspeed: {config.training.deepspeed}", settings, device, capability
+    )
+
+
+def check_precision(
+    named: str, settings: Mapping[str, Any], device: str, capability: float | None = None
+) -> None:
+    """Refuse settings of DeepSpeed, which errors name so, as `check_device` does."""
+    half, computes = deepspeed_settings.half_precisions(settings), f"{named} computes in"
     if device == "cuda" and "bf16" in half and capability is not None and capability < _AMPERE:
         raise ValueError(
             f"{computes} bf16, which needs compute capability {_AMPERE:.1f} (A100) or later, and "
             f"the GPU has {capability:.1f}; write a file with fp16, such as zero1_fp16"
         )
-    if device != "cuda" and "fp16" in half and not cpu_has_fp16():
+    if device == "cpu" and "fp16" in half and not cpu_has_fp16():
         raise ValueError(
             f"{computes} fp16, which torch does not do on this CPU; write a file with bf16 or "
             "fp32, such as zero1_fp32"

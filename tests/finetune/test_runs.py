@@ -257,6 +257,7 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
         (["--world-size", "3"], "batch_size 16: is not a multiple of --world-size 3"),
         (["--world-size", "5"], "--world-size: 5 ranks on a machine with 4 usable GPUs"),
         (["deepspeed=zero9"], "zero9"),
+        (["deepspeed=zero1_fp16"], "deepspeed: zero1_fp16 computes in fp16, which torch does not"),
         (["start_from=MNIL"], "unknown task 'MNIL' (did you mean MNLI?)"),
         (["start_from=MNLI"], "CoLA starts from the model of MNLI (start_from)"),
         *(([option, "-1"], f"{option} -1: ") for option in ("--jobs", "--world-size")),
@@ -268,6 +269,8 @@ def test_bad_requests_are_refused_before_anything_starts(
     tiny_model, easy_glue, tmp_path, monkeypatch, capsys, arguments, message
 ):
     monkeypatch.setattr(gpus, "visible_gpus", lambda: list("0123"))
+    monkeypatch.setattr(runs, "visible_gpus", list)
+    monkeypatch.setattr("pretrain.checks.recipe.cpu_has_fp16", bool)
     output = tmp_path / "runs"
     usual = {"--data": str(easy_glue), "--tasks": "CoLA", "--output": str(output)}
     base = [word for pair in usual.items() if pair[0] not in arguments for word in pair]
