@@ -115,13 +115,20 @@ def _json_lines(path: Path) -> Iterator[TableRow]:
             if line.strip():
                 place = f"{path}: line {number}"
                 try:
-                    value = json.loads(line)
+                    value = json.loads(line, object_pairs_hook=_record)
                     strict_json(value, ensure_ascii=False).encode()  # refuses \ud800, half a letter
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{place}: not valid JSON: {error}") from None
                 if not isinstance(value, dict):
                     raise ValueError(f"{place}: not a JSON object with a key for each column")
                 yield TableRow(place, value)
+
+
+def _record(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError(f"a key is there twice: {', '.join(name for name, _ in pairs)}")
+    return record
 
 
 def _parquet(path: Path) -> Iterator[TableRow]:
