@@ -7,6 +7,7 @@ function that adds its arguments, which is called when the command is parsed, an
 import argparse
 import difflib
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ _PACKAGES = ("data_prep", "pretrain", "finetune")
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that refuses a second value for the same option.
+    """An ArgumentParser that refuses a second value for the same option, and infinite numbers.
 
     Options with action="extend" collect the values of all occurrences, and flags may be repeated.
     Sub-parsers are of the same class.
@@ -54,6 +55,7 @@ class Parser(argparse.ArgumentParser):
         """Destinations of the options seen so far in the current command line."""
         for name in (None, "store"):
             self.register("action", name, _StoreOnce)
+        self.register("type", float, _finite)
 
     def load(self) -> None:
         """Call `add_arguments`, if not done yet."""
@@ -82,6 +84,12 @@ class Parser(argparse.ArgumentParser):
         setting = re.match(r"unrecognized arguments: --(\w+\.[\w.]+)", message)
         hint = f"; a setting has no dashes: {setting[1]}=VALUE" if setting else ""
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message}{hint} (see {self.prog} -h)\n")
+
+
+def _finite(text: str) -> float:
+    if math.isfinite(number := float(text)):
+        return number
+    raise ValueError
 
 
 class _StoreOnce(argparse.Action):

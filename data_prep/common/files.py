@@ -161,6 +161,14 @@ def retried(action: Callable[[], T], sleep: Callable[[float], object] = time.sle
     return action()
 
 
+def check_writable(*files: Path | None) -> None:
+    """Raise OSError if an output file cannot be written, before the work for it begins."""
+    for path in filter(None, files):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        AtomicFile(path).discard()
+
+
 def check_absent(output: Path) -> None:
     """Raise ValueError if an output, which will be a file, exists."""
     if output.exists():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import errno
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.common import pictures
-from data_prep.common.files import AtomicFile, write_json
+from data_prep.common.files import check_writable, write_json
 from data_prep.corpus import Corpus
 from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.data.batches import check_packing, check_targets, evenly_spaced, validation_note
@@ -58,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
         names = [str(folder) for folder in models]
     loaded = [load_model(folder) for folder in models]
     all_results = [_results(each, corpus, options) for each in loaded]
-    _check_output_files(options.json, options.plot)
+    check_writable(options.json, options.plot)
     measured: list[Measured] = []
     for name, each, results in zip(names, loaded, all_results, strict=True):
         if len(models) > 1:
@@ -88,14 +86,6 @@ def _check_options(options: argparse.Namespace) -> None:
         if value is not None and not options.lengths:
             raise ValueError(f"{option} needs --lengths")
     pictures.check_name("--plot", options.plot)
-
-
-def _check_output_files(json: Path | None, plot: Path | None) -> None:
-    """Raise an error if an output file cannot be written, before anything is measured."""
-    for path in filter(None, (json, plot)):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        AtomicFile(path).discard()
 
 
 def _results(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from data_prep.common.arguments import check_least
-from data_prep.common.files import write_json
+from data_prep.common.files import check_writable, write_json
 from pretrain.checks.devices import DEVICES
 from pretrain.config.settings import add_recipe
 
@@ -92,6 +92,7 @@ def plan(options: argparse.Namespace) -> None:
         sys.stderr.write(f"note: {missing[0]}: no such folder on this machine\n")
     has_corpora = corpora and not missing
     (check_recipe if has_corpora else check_settings)(config, gpus)
+    check_writable(options.json)
     measured = None
     if is_here:
         from pretrain.plan import speed
@@ -130,6 +131,7 @@ def bench(options: argparse.Namespace) -> None:
 
     config = load(options.recipe, options.overrides)
     check_settings(config, int(os.environ.get("WORLD_SIZE", "1")))
+    check_writable(options.json)
     measured = speed.measure(config, options.seconds)
     if measured is None:  # on other ranks than the first
         return

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from data_prep.common import pictures
+from data_prep.common.files import check_writable
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -30,6 +31,7 @@ def replay(options: argparse.Namespace) -> None:
     from pretrain.spikes.replay import replay
 
     pictures.check_name("--plot", options.plot)
+    check_writable(options.json, options.plot)
     replay(options.curves, options.json, options.plot)
 
 

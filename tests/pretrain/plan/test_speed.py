@@ -93,6 +93,21 @@ def test_what_the_device_cannot_compute_is_refused_by_name(run_ranks, monkeypatc
     run_ranks(1, measure)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("bench small --json .", ".: Is a directory"),
+        ("plan small --kind here --json .", ".: Is a directory"),
+        ("bench small --seconds inf", "argument --seconds: 'inf' is not a number (see "),
+    ],
+)
+def test_what_would_be_lost_or_never_end_is_refused_at_once(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(speed, "start", None)
+    with contextlib.suppress(SystemExit):  # by the parser
+        assert main([*words.split(), *TINY]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
+
+
 def test_the_share_of_a_peak_is_printed_for_all_pairs_and_for_those_computed():
     text = speed.table(MEASURED)
     assert "base zero-clap, 8 x 2048, 2 x NVIDIA H200, torch 2.13, attention flex" in text
