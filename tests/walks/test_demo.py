@@ -39,10 +39,10 @@ def test_the_demo_survives_a_damaged_block_and_pretraining_helps(tmp_path: Path)
     assert sum(line["gradient_norm"] > 1000 for line in lines) == 2
     assert all(line["gradient_norm"] < 1000 for line in metrics.surviving(lines))
     accuracy = {
-        name: float(table[f"module of a docstring, accuracy, {name}"])
+        name: float(table[f"word order, accuracy, {name}"])
         for name in ("pretrained weights", "random weights", "the best constant answer")
     }
-    assert accuracy["pretrained weights"] > 2 * accuracy["the best constant answer"]
-    assert accuracy["pretrained weights"] > accuracy["random weights"]
+    assert accuracy["random weights"] > accuracy["the best constant answer"]
+    assert accuracy["pretrained weights"] > accuracy["random weights"] + 0.1
     assert (output / "run" / "loss.png").stat().st_size > 10_000
     assert list((output / "run" / "tensorboard").glob("events*"))
