@@ -153,8 +153,6 @@ class RunState:
     """The segments of every rollback."""
     seeds: frozenset[int]
     """Seeds used so far, on any lineage."""
-    last: Record | None
-    """The newest record."""
     segments: tuple[Record, ...] = ()
     """The segments that hold, as they were recorded. A rollback ends those of rollbacks that begin
     at its step or later, another recipe those of recipes."""
@@ -265,7 +263,6 @@ def run_state(records: Sequence[Record]) -> RunState:
         spikes=tuple(r for r in records if r["kind"] == "spike"),
         rollbacks=tuple(rollbacks),
         seeds=frozenset(r["seed"] for r in (*segments(records, START), *rollbacks)),
-        last=records[-1] if records else None,
     )
     for record in records:
         _apply(state, record)

@@ -173,7 +173,7 @@ def view(run: Path) -> RunView:
     lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS, notes.append))
     measured = metrics.read_metrics(run / metrics.VALIDATION, notes.append)
     validation = metrics.surviving_validation(measured, lines)
-    activity = _activity(run, state, config.training.steps)
+    activity = _activity(run, records, state, config.training.steps)
     slow = _slow_rank(run, lines, records) if activity == TRAINING else None
     # Only a supervisor keeps a log of each attempt.
     is_supervised = (run / "logs" / f"attempt-{state.next_attempt - 1:03d}.log").exists()
@@ -195,7 +195,7 @@ def _slow_rank(
     return pace.slow_rank(own, begun[-1]["hosts"], environment.get("accelerator", ""))
 
 
-def _activity(run: Path, state: ledger.RunState, steps: int) -> str:
+def _activity(run: Path, records: Sequence[Record], state: ledger.RunState, steps: int) -> str:
     if state.is_done(steps):
         return FINISHED
     if holder(run):
@@ -204,7 +204,7 @@ def _activity(run: Path, state: ledger.RunState, steps: int) -> str:
         return STARTING
     if state.unanswered_spike is not None:
         return SPIKED
-    return GIVEN_UP if state.last and state.last["kind"] == "gave-up" else STOPPED
+    return GIVEN_UP if records and records[-1]["kind"] == "gave-up" else STOPPED
 
 
 def describe_run(seen: RunView) -> str:
@@ -263,7 +263,7 @@ def facts(seen: RunView) -> dict[str, Any]:
         "segment": {n: getattr(segment, n) for n in ("name", "first_step", "end_step")},
         "corpora": [dataclasses.asdict(drawn) for drawn in seen.drawn],
         "slow_rank": dataclasses.asdict(seen.slow_rank) if seen.slow_rank else None,
-        "reason": state.last.get("reason") if state.last else None,
+        "reason": seen.records[-1].get("reason") if seen.records else None,
         "log": str(seen.log) if seen.log else None,
         "next": seen.next_command or None,
     }
@@ -296,6 +296,6 @@ def current_activity(seen: RunView) -> str:
     rest = f"it would continue from step {state.resume_step():,} of {steps:,}"
     if seen.activity == SPIKED:
         return f"stopped at a loss spike, not yet rolled back; {rest}"
-    if seen.activity == GIVEN_UP and state.last:
-        return f"given up: {state.last['reason']}; {rest}"
+    if seen.activity == GIVEN_UP:
+        return f"given up: {seen.records[-1]['reason']}; {rest}"
     return f"not being trained; {rest}"

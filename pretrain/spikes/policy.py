@@ -110,7 +110,7 @@ def plan(
     """
     onset, last_read = spike["onset"], spike["step"]
     near = [r for r in rollbacks if abs(r["onset"] - onset) <= REGION_STEPS]
-    reason = _spent_budget(onset, near, rollbacks) or _no_target(spike, checkpoints, policy)
+    reason = _spent_budget(onset, near, rollbacks) or _no_target(spike, checkpoints)
     if reason:
         return GiveUp(reason)
     rung = 1 + max((r["rung"] for r in near), default=0)
@@ -160,7 +160,7 @@ def _spent_budget(
     )
 
 
-def _no_target(spike: Mapping[str, Any], checkpoints: Collection[int], policy: SpikeConfig) -> str:
+def _no_target(spike: Mapping[str, Any], checkpoints: Collection[int]) -> str:
     """Explain that no checkpoint is early enough; "" if one is, or little would be lost.
 
     Retention keeps the targets of the loss's channels. An evaluation may date a spike much further

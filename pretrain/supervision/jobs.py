@@ -47,8 +47,6 @@ class Job:
 
     def ended(self) -> bool:
         """Return whether the launcher has ended; its ranks may still run."""
-        if self.child:
-            return self.child.poll() is not None
         return not processes.is_alive(self.process)
 
     def code(self) -> int | None:

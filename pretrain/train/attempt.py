@@ -153,9 +153,9 @@ class Attempt:
         pipeline, watch = self.pipeline, self.log.watch
 
         def judge() -> int:
-            scores, record = pipeline.scores(sums)
-            verdict = watch.evaluated(step, scores.total.loss, pipeline.validation_id)
-            self.log.validated(step, record, pipeline.validation_id)
+            scores = pipeline.scores(sums)
+            verdict = watch.evaluated(step, scores["total"]["loss"], pipeline.validation_id)
+            self.log.validated(step, scores, pipeline.validation_id)
             return verdict
 
         with self.supervisor.stage(EVALUATE, step):

@@ -19,8 +19,6 @@ from pretrain.train.setup import Setup
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pretrain.inference.evaluate import Scores
-
 
 class DataPipeline:
     """The objective and the batches of one segment, on one rank."""
@@ -90,14 +88,13 @@ class DataPipeline:
         """Sums over a batch of `validation`; those of all batches give `scores`."""
         return self._validated.evaluate(model, batch, len(self._names))
 
-    def scores(self, sums: Sequence[float]) -> tuple[Scores, dict[str, Any]]:
-        """The scores of the validation splits, and as a record with those of each corpus."""
+    def scores(self, sums: Sequence[float]) -> dict[str, Any]:
+        """The scores of the validation splits as a record; of several corpora, of each as well."""
         from pretrain.inference.evaluate import Scores, scores_by_corpus
 
-        scores = Scores.of(sums, self._validated.terms, self._names)
-        record = dataclasses.asdict(scores)
+        record = dataclasses.asdict(Scores.of(sums, self._validated.terms, self._names))
         if self.segment.config.data.corpora:  # several
             sizes = {name: len(m.subsets) for name, m in self._corpora.items()}
             by_corpus = scores_by_corpus(sums, self._validated.terms, sizes)
             record["corpora"] = {name: dataclasses.asdict(s) for name, s in by_corpus.items()}
-        return scores, record
+        return record

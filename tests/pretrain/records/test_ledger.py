@@ -216,7 +216,6 @@ def test_an_empty_ledger_is_a_run_that_has_not_begun():
     empty = ledger.run_state([])
     assert (empty.attempts, empty.checkpoints, empty.resume_step()) == (0, (), 0)
     assert (empty.segments, empty.seeds) == ((), frozenset())
-    assert empty.last is None
     assert not empty.is_done(1)
 
 
@@ -252,7 +251,6 @@ def test_attempts_are_counted_spikes_kept_and_done_is_done():
     assert [spike["onset"] for spike in end.spikes] == [5]
     assert end.is_done(9)
     assert not end.is_done(10), "it was extended"
-    assert end.last == {"number": 4, "kind": "done", "step": 9}
 
 
 def test_a_reject_of_the_last_checkpoint_undoes_done_until_it_is_done_again():
