@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
-import csv
-import io
+import itertools
 import json
 import random
 import shlex
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from data_prep.common import children
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import write_atomically
+from data_prep.common.files import json_lines, write_atomically
 
 MARK = ".made-by-zeroclap-demo"
 """Marks a folder that the next demo may delete."""
@@ -68,7 +67,7 @@ def stages(output: Path, world_size: int) -> dict[str, str]:
         ),
         "fine-tuning to tell a docstring from one whose words were shuffled: two seeds, from "
         "pretrained and from random weights": (
-            f"finetune finetune {out}/model --train {out}/{TASK}.csv --text docstring "
+            f"finetune finetune {out}/model --train {out}/{TASK}.jsonl --text text "
             f"--label words --dev-share 0.2 --name {TASK} --seeds 1,2 --weights both "
             f"--output {out}/scores epochs=1 learning_rate=5e-4 warmup_fraction=0.2 pooling=mean "
             "dropout=0 attention_dropout=0"
@@ -76,14 +75,14 @@ def stages(output: Path, world_size: int) -> dict[str, str]:
     }
 
 
-def word_order() -> str:
-    """Return the task as CSV: docstrings of the standard library, every second one shuffled.
+def word_order() -> bytes:
+    """Return the task as lines of JSON: docstrings of Python, every second one shuffled.
 
     Pretraining has read most of them, in order. No code is executed, and the same Python version
-    gives the same table.
+    gives the same lines.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    found: set[str] = set()
+    found: set[tuple[str, ...]] = set()
     for file in (file for module in MODULES for file in (library / module).rglob("*.py")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about escape sequences in old code
@@ -91,21 +90,15 @@ def word_order() -> str:
         for node in ast.walk(tree):
             documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
             if isinstance(node, documented) and (text := ast.get_docstring(node)):
-                words = text.split()[:_MOST_WORDS]
-                if len(words) >= _FEWEST_WORDS:
-                    found.add(" ".join(words))
+                found.add(tuple(text.split()[:_MOST_WORDS]))
+    docstrings = [list(words) for words in sorted(found) if len(words) >= _FEWEST_WORDS]
     generator = random.Random(0)
-    rows = [("docstring", "words")]
-    texts = sorted(found)
-    generator.shuffle(texts)
-    for number, text in enumerate(texts):
-        words = text.split()
-        if shuffled := number % 2 == 1:
-            generator.shuffle(words)
-        rows.append((" ".join(words), "shuffled" if shuffled else "in order"))
-    table = io.StringIO()
-    csv.writer(table).writerows(rows)
-    return table.getvalue()
+    generator.shuffle(docstrings)
+    for words in docstrings[::2]:
+        generator.shuffle(words)
+    labels = itertools.cycle(("shuffled", "in order"))
+    rows = zip(docstrings, labels, strict=False)
+    return json_lines({"text": " ".join(words), "words": label} for words, label in rows)
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -121,7 +114,7 @@ def demo(options: argparse.Namespace) -> int:
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     (output / MARK).touch()
-    write_atomically(output / f"{TASK}.csv", word_order().encode())
+    write_atomically(output / f"{TASK}.jsonl", word_order())
     began = time.monotonic()
     plan = stages(output, min(2, len(visible_gpus()) or 2))
     for number, (title, words) in enumerate(plan.items(), start=1):
