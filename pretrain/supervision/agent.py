@@ -34,8 +34,6 @@ MODULE = "pretrain.supervision.agent"
 _KILL_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 """Between two attempts to connect to node 0."""
-_IDLE_SECONDS = 1.0
-"""Between two checks for node 0's heartbeats while there is no attempt."""
 
 
 class Agent:
@@ -78,7 +76,7 @@ class Agent:
         self._supervisor = SupervisorLiveness(self._run)
         self._idle_since = time.monotonic()
         self._endpoint: tuple[str, int] | None = None
-        self._listen, self._look, self._connect = (nodes.Interval() for _ in range(3))
+        self._look, self._connect = nodes.Interval(), nodes.Interval()
         self._reporter = nodes.Reporter(self._run, self._node, nodes.QUIET_SECONDS)
 
     def run(self) -> int:
@@ -130,11 +128,10 @@ class Agent:
 
     def _poll(self) -> int | None:
         """Follow the control file, check the launcher, report; return an exit code to stop."""
-        quiet = nodes.QUIET_SECONDS
-        if self._listen.due(quiet if self._job else min(_IDLE_SECONDS, quiet)):
+        newest = None
+        if self._look.due(0.6 * nodes.QUIET_SECONDS if self._job else 0.0):
             self._supervisor.listen()
-        is_due = self._look.due(0.6 * quiet if self._job else 0.0)
-        newest = control.try_read(self._run) if is_due else None
+            newest = control.try_read(self._run)
         if newest and newest != self._control_file:
             self._follow(newest)
             if newest.state == control.EXIT:
