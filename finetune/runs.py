@@ -182,8 +182,9 @@ def plan_runs(
         ValueError: a bad setting, no such model folder or one that does not fit
             together, or missing data and bad lines, of all tasks at once.
     """
-    device, model = "cuda" if visible_gpus() else "cpu", located(model)
+    device = "cuda" if visible_gpus() else "cpu"
     configs = check_settings(chosen, overrides, protocol, world_size, device)
+    model = located(model)  # may download
     model_sha256 = _model_digest(model, [config.pooling for config in configs.values()])
     read = read_tasks(data, chosen, configs)
     order = list(seeds) or list(range(1, PROTOCOLS[protocol].seeds + 1))
