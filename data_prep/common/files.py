@@ -204,6 +204,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
             fsync(path)
         partial.replace(folder)
         fsync(folder.parent)
+    except OSError as error:
+        error.filename = error.filename or str(folder)  # it is missing when a disk is full
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -78,6 +78,8 @@ def test_a_folder_appears_when_it_is_complete_and_a_failure_leaves_nothing(tmp_p
     target = tmp_path / "deep" / "target"
     with pytest.raises(FileNotFoundError), new_folder(target) as folder:
         (folder / "nowhere" / "file").write_text("content")
+    with pytest.raises(OSError, match="full: .*/deep/target'"), new_folder(target):
+        raise OSError(errno.ENOSPC, "full")
     assert list(target.parent.iterdir()) == []
     with new_folder(target) as folder:
         (folder / "inner").mkdir()
