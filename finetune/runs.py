@@ -48,7 +48,7 @@ MODEL = "model"
 """The subfolder for the fine-tuned model, if it is kept."""
 LOG = "log.txt"
 DATA = "data"
-"""The subfolder for the examples of a custom task."""
+"""The subfolder for the examples of custom tasks, in folders named after their hashes."""
 WEIGHTS = ("pretrained", "random")
 """Initial weights; random ones show the gain of pretraining."""
 _PROGRESS_SECONDS = 60.0
@@ -229,7 +229,7 @@ def check_settings(
         batch, name = config.batch(world_size), config.deepspeed
         if name:
             found = deepspeed.read_settings(name, batch, config.gradient_clipping, world_size)
-            check_precision(f"deepspeed: {name}", found, device)
+            check_precision(f"deepspeed: {name}", deepspeed.half_precisions(found), device, None)
         configs[task.name] = config
     return configs
 
@@ -278,7 +278,7 @@ def check_output(output: Path) -> None:
     Raises:
         ValueError: it has entries, but no runs.
     """
-    if not any(output.glob(f"*/{PLAN}")) and not (output / DATA).is_dir():
+    if not any(output.glob(f"*/{PLAN}")) and not any(output.glob(f"{DATA}/{'[0-9a-f]' * 12}")):
         check_new(output)
 
 

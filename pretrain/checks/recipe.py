@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import named_errors
@@ -251,16 +249,13 @@ def check_device(config: RunConfig, world_size: int, device: str, capability: fl
             f"training.attention_backend: {backend!r} needs a GPU; on {device} write dense"
         )
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
-    check_precision(
-        f"training.deepspeed: {config.training.deepspeed}", settings, device, capability
-    )
+    half = deepspeed_settings.half_precisions(settings)
+    check_precision(f"training.deepspeed: {config.training.deepspeed}", half, device, capability)
 
 
-def check_precision(
-    named: str, settings: Mapping[str, Any], device: str, capability: float | None = None
-) -> None:
-    """Refuse settings of DeepSpeed, which errors name so, as `check_device` does."""
-    half, computes = deepspeed_settings.half_precisions(settings), f"{named} computes in"
+def check_precision(named: str, half: list[str], device: str, capability: float | None) -> None:
+    """Refuse precisions of a setting, as `check_device` does; errors name the setting."""
+    computes = f"{named} computes in"
     if device == "cuda" and "bf16" in half and capability is not None and capability < _AMPERE:
         raise ValueError(
             f"{computes} bf16, which needs compute capability {_AMPERE:.1f} (A100) or later, and "

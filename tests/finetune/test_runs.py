@@ -295,11 +295,11 @@ def test_a_refused_setting_leaves_no_folder_of_the_examples(tiny_model, tmp_path
 def test_a_folder_that_something_else_fills_is_refused_and_not_changed(
     tiny_model, tmp_path, capsys, command
 ):
-    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "data").mkdir()
     name, *words = command.split()
     assert main([name, str(tiny_model), *words, "--output", str(tmp_path)]) == 2
     assert f"{tmp_path}: is not empty; choose a new folder" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_the_errors_of_all_tasks_are_reported_at_once(tiny_model, tmp_path):
