@@ -2,10 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 
-from data_prep.common.arguments import Command, Parser, program, run_command
+from data_prep.common.arguments import Command, program, run_command
 
 
 def _command(name: str, summary: str, example: str) -> Command:
@@ -43,15 +43,9 @@ GROUPS = {"prepare data": {name: _command(name, *texts) for name, texts in _COMM
 """Every command, in the order of `--help`."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
-    return run_command(_parser(), arguments)
-
-
-def _parser() -> Parser:
-    description = "Convert raw text to indexed binaries."
-    return program("python -m data_prep", description, "sample --output text", GROUPS)
-
+_description = "Convert raw text to indexed binaries."
+_parser = partial(program, "python -m data_prep", _description, "sample --output text", GROUPS)
+main = partial(run_command, _parser)
 
 if __name__ == "__main__":
     sys.exit(main())

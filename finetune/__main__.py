@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
-from data_prep.common.arguments import Command, Parser, program, run_command
+from data_prep.common.arguments import Command, program, run_command
 from finetune import command, demo
 from finetune.birthplaces import command as birthplaces
 from finetune.studies import command as studies
@@ -19,17 +19,9 @@ COMMANDS: dict[str, Command] = {
 """Every command, in the order of `--help`."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
-    return run_command(_parser(), arguments)
-
-
-def _parser() -> Parser:
-    description = (
-        "Fine-tune a model folder on your own task, GLUE or birthplaces, and use the result."
-    )
-    return program("python -m finetune", description, "demo", {"fine-tune": COMMANDS})
-
+_description = "Fine-tune a model folder on your own task, GLUE or birthplaces, and use the result."
+_parser = partial(program, "python -m finetune", _description, "demo", {"fine-tune": COMMANDS})
+main = partial(run_command, _parser)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 import data_prep.__main__ as data_prep
 import finetune.__main__ as finetune
 import pretrain.__main__ as pretrain
-from data_prep.common.arguments import Command, Parser, program, run_command
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
-    return run_command(_parser(), arguments)
-
-
-def _parser() -> Parser:
-    description = "Pretrain and fine-tune language models, from raw text to a GLUE table."
-    return program("zeroclap", description, "demo", GROUPS)
-
+from data_prep.common.arguments import Command, program, run_command
 
 _GROUPS: dict[str, dict[str, Command]] = {
     **data_prep.GROUPS,
@@ -33,6 +22,10 @@ GROUPS = {
     for title, commands in _GROUPS.items()
 } | {"for specialists": {n: c[n] for c in _GROUPS.values() for n in c if n in _SPECIALISTS}}
 """Every command, in the order of the work, and at the end those for specialists."""
+
+_description = "Pretrain and fine-tune language models, from raw text to a GLUE table."
+_parser = partial(program, "zeroclap", _description, "demo", GROUPS)
+main = partial(run_command, _parser)
 
 
 if __name__ == "__main__":

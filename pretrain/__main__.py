@@ -7,9 +7,9 @@ when it runs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
-from data_prep.common.arguments import Command, Parser, program, run_command
+from data_prep.common.arguments import Command, program, run_command
 from pretrain.convert import command as convert
 from pretrain.inference import command as inference
 from pretrain.plan import command as plan
@@ -29,15 +29,9 @@ GROUPS: dict[str, dict[str, Command]] = {
 """Every command, in the order of `--help`."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
-    return run_command(_parser(), arguments)
-
-
-def _parser() -> Parser:
-    description = "Pretrain language models."
-    return program("python -m pretrain", description, "supervise demo data.corpus=corpus", GROUPS)
-
+_example = "supervise demo data.corpus=corpus"
+_parser = partial(program, "python -m pretrain", "Pretrain language models.", _example, GROUPS)
+main = partial(run_command, _parser)
 
 if __name__ == "__main__":
     sys.exit(main())

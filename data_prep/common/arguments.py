@@ -55,7 +55,6 @@ class Parser(argparse.ArgumentParser):
         """Destinations of the options seen so far in the current command line."""
         for name in (None, "store"):
             self.register("action", name, _StoreOnce)
-        self.register("type", float, _finite)
 
     def load(self) -> None:
         """Call `add_arguments`, if not done yet."""
@@ -70,7 +69,9 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:  # noqa: ANN401
-        """Suggest the nearest command in place of one that does not exist."""
+        """Suggest the nearest command in place of one that does not exist; refuse infinity."""
+        if isinstance(value, float) and not math.isfinite(value):
+            raise argparse.ArgumentError(action, f"{value} is not a finite number")
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             near = difflib.get_close_matches(value, action.choices, 1)
             hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(action.choices)}"
@@ -84,12 +85,6 @@ class Parser(argparse.ArgumentParser):
         setting = re.match(r"unrecognized arguments: --(\w+\.[\w.]+)", message)
         hint = f"; a setting has no dashes: {setting[1]}=VALUE" if setting else ""
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message}{hint} (see {self.prog} -h)\n")
-
-
-def _finite(text: str) -> float:
-    if math.isfinite(number := float(text)):
-        return number
-    raise ValueError
 
 
 class _StoreOnce(argparse.Action):
@@ -202,11 +197,18 @@ def parse_arguments(
 
 
 @console.survive_broken_pipe()
-def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
+def run_command(
+    program: Callable[[], argparse.ArgumentParser], arguments: Sequence[str] | None = None
+) -> int:
     """Parse a command line, run its command and return the exit code.
 
     An error that the user can correct is reported in one line.
+
+    Args:
+        program: Returns the parser, as `program` does.
+        arguments: By default those of this process.
     """
+    parser = program()
     name = parser.prog
     try:
         options = parse_arguments(parser, arguments)  # may import what the command needs

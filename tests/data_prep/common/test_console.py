@@ -148,8 +148,7 @@ def parser():
     made.set_defaults(run_command=action, parser=made)
     return made
 
-command_line._parser = parser
-sys.exit(command_line.main([]))
+sys.exit(command_line.main.func(parser, []))
 """
 
 

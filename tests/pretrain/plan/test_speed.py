@@ -98,7 +98,7 @@ def test_what_the_device_cannot_compute_is_refused_by_name(run_ranks, monkeypatc
     [
         ("bench small --json .", ".: Is a directory"),
         ("plan small --kind here --json .", ".: Is a directory"),
-        ("bench small --seconds inf", "argument --seconds: 'inf' is not a number (see "),
+        ("bench small --seconds inf", "argument --seconds: inf is not a finite number (see "),
     ],
 )
 def test_what_would_be_lost_or_never_end_is_refused_at_once(words, message, monkeypatch, capsys):
