@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help=plot)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Run the command."""
     folder: Path = options.folder
-    pictures.check_name("--plot", options.plot)
+    pictures.check_file(options.plot)
     manifest = load_manifest(folder)
     for lines in (
         _facts(folder, manifest),
@@ -42,7 +42,6 @@ def run(options: argparse.Namespace) -> int:
             print(line)
     if options.plot:
         plot_lengths(manifest, options.plot)
-    return 0
 
 
 def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:

@@ -40,14 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Run the command."""
     summary = write_sample(options.output)
     print(f"{options.output}: {_FILES} files")
     for subset, count in sorted(summary.items()):
         megabytes = count.text_bytes / 1e6
         print(f"  {subset:16}{count.documents:8,} documents{megabytes:8.2f} MB")
-    return 0
 
 
 def write_sample(output: Path) -> dict[str, Count]:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder or .json file")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Run the command."""
     file = options.output if options.output.suffix == ".json" else options.output / FILE_NAME
     check_new(options.output)
@@ -54,7 +54,6 @@ def run(options: argparse.Namespace) -> int:
     print(f"{file}: {tokenizer.vocab_size} ids from {used:,} documents ({rejected:,} rejected)")
     for line in how_divided(inputs, separator):
         print(line)
-    return 0
 
 
 def _train(texts: Iterator[str], options: argparse.Namespace) -> Tokenizer:

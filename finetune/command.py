@@ -184,12 +184,11 @@ def _predict(options: argparse.Namespace) -> None:
 
     example: python -m finetune predict scores/RTE-pretrained-seed1/model pairs.tsv
     """
-    from data_prep.common.files import check_absent, check_writable, write_atomically
+    from data_prep.common.files import check_absent, write_atomically
     from finetune.predict import predict
 
     if options.output:
         check_absent(options.output)
-        check_writable(options.output)
     lines = predict(options.model, options.file, options.device)
     if options.output:
         write_atomically(options.output, lines.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from scipy.special import softmax
 
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import write_atomically
+from data_prep.common.files import check_writable, write_atomically
 from data_prep.common.records import decode
 from finetune import examples, scores
 from finetune.batches import EncodedExamples
@@ -137,16 +138,17 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
     """
     chosen = choose_device(device)
     work = _submission_work(runs)
-    output.mkdir(parents=True, exist_ok=True)
-    partial = output / f"{SUBMISSION}.partial"
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+    whole, packed = io.BytesIO(), output / SUBMISSION
+    check_writable(packed)
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
         for task, folder, name, rows in work:
             loaded = load_model(folder / MODEL)
             content = submission(task, _logits(loaded, task, rows, chosen))
             write_atomically(output / f"{name}.tsv", content.encode())
             archive.writestr(f"{name}.tsv", content)
             print(f"{output / name}.tsv: {len(rows):,} predictions of {folder.name}", flush=True)
-    return partial.replace(output / SUBMISSION)
+    write_atomically(packed, whole.getvalue())
+    return packed
 
 
 def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:

@@ -161,18 +161,19 @@ def retried(action: Callable[[], T], sleep: Callable[[float], object] = time.sle
     return action()
 
 
-def check_writable(*files: Path | None) -> None:
+def check_writable(file: Path | None) -> None:
     """Raise OSError if an output file cannot be written, before the work for it begins."""
-    for path in filter(None, files):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        AtomicFile(path).discard()
+    if file:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+        AtomicFile(file).discard()
 
 
 def check_absent(output: Path) -> None:
-    """Raise ValueError if an output, which will be a file, exists."""
+    """Raise an error if an output, which will be a file, exists or cannot be written."""
     if output.exists():
         raise ValueError(f"{output}: exists; choose a new name")
+    check_writable(output)
 
 
 def check_new(output: Path) -> None:
@@ -195,7 +196,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
         ValueError: `folder` is a file, or is not empty.
     """
     check_new(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(folder)
     partial.mkdir()
     try:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.common.files import write_atomically
+from data_prep.common.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -43,10 +43,11 @@ _STYLE: Mapping[Any, Any] = {
 }
 
 
-def check_name(option: str, path: Path | None) -> None:
-    """Raise ValueError, naming the option, if its file's kind of picture cannot be written."""
+def check_file(path: Path | None) -> None:
+    """Raise an error if a picture, which the option --plot names, cannot be written."""
     if path and path.suffix not in FORMATS:
-        raise ValueError(f"{option} {path}: the name has to end in {', '.join(FORMATS)}")
+        raise ValueError(f"--plot {path}: the name has to end in {', '.join(FORMATS)}")
+    check_writable(path)
 
 
 @contextmanager

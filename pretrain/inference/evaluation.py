@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
         names = [str(folder) for folder in models]
     loaded = [load_model(folder) for folder in models]
     all_results = [_results(each, corpus, options) for each in loaded]
-    check_writable(options.json, options.plot)
+    check_writable(options.json)
     measured: list[Measured] = []
     for name, each, results in zip(names, loaded, all_results, strict=True):
         if len(models) > 1:
@@ -85,7 +85,7 @@ def _check_options(options: argparse.Namespace) -> None:
     for option, value in (("--stride", options.stride), ("--plot", options.plot)):
         if value is not None and not options.lengths:
             raise ValueError(f"{option} needs --lengths")
-    pictures.check_name("--plot", options.plot)
+    pictures.check_file(options.plot)
 
 
 def _results(

@@ -30,8 +30,8 @@ def replay(options: argparse.Namespace) -> None:
     """
     from pretrain.spikes.replay import replay
 
-    pictures.check_name("--plot", options.plot)
-    check_writable(options.json, options.plot)
+    pictures.check_file(options.plot)
+    check_writable(options.json)
     replay(options.curves, options.json, options.plot)
 
 

@@ -14,8 +14,6 @@ def test_rows_have_all_documents_and_all_text(manifest):
     assert kept.documents + too_long.documents == len(texts)
     assert kept.text_bytes + too_long.text_bytes == sum(len(text.encode()) for text in texts)
     assert too_long.tokens >= 63 * too_long.documents
-    for share, other in zip(kept[4:], too_long[4:], strict=True):
-        assert share + other == pytest.approx(1)
 
 
 def test_table_shows_documents_tokens_and_bytes(manifest):

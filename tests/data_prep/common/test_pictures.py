@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.common.pictures import check_name, legend_below, picture
+from data_prep.common.pictures import check_file, legend_below, picture
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_other_suffixes_are_refused():
     with pytest.raises(
         ValueError, match=r"^--plot a\.gif: the name has to end in \.png, \.svg, \.pdf$"
     ):
-        check_name("--plot", Path("a.gif"))
+        check_file(Path("a.gif"))
 
 
 def test_a_legend_has_each_label_once_and_is_outside_all_axes(tmp_path):
