@@ -11,6 +11,7 @@ not cut. No code is executed, and the same Python version gives the same files.
 import argparse
 import ast
 import inspect
+import itertools
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
@@ -97,15 +98,21 @@ def _topics(library: Path) -> Iterator[_Text]:
 
 
 def _docstrings(library: Path) -> Iterator[_Text]:
-    for file in _files(library, "*.py"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escape sequences in old code
-            module = ast.parse(file.read_bytes())
-        classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
-        for owner in (module, *classes):
-            text = "\n\n".join(_docstrings_within(owner))
-            if len(text) >= _SHORTEST_CHARACTERS:
-                yield _Text(text, "Docstrings")
+    for found in itertools.chain.from_iterable(map(docstrings, _files(library, "*.py"))):
+        text = "\n\n".join(found)
+        if len(text) >= _SHORTEST_CHARACTERS:
+            yield _Text(text, "Docstrings")
+
+
+def docstrings(file: Path) -> Iterator[list[str]]:
+    """Yield the docstrings of a module and its functions, then those of each class and its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about escape sequences in old code
+        module = ast.parse(file.read_bytes())
+    yield [*_docstrings_within(module)]
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef):
+            yield [*_docstrings_within(node)]
 
 
 def _docstrings_within(node: ast.AST) -> Iterator[str]:

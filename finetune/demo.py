@@ -7,7 +7,6 @@ of what they measured.
 from __future__ import annotations
 
 import argparse
-import ast
 import itertools
 import json
 import random
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-import warnings
 from pathlib import Path
 
 from data_prep.common import children
@@ -81,23 +79,20 @@ def word_order() -> bytes:
     Pretraining has read most of them, in order. No code is executed, and the same Python version
     gives the same lines.
     """
+    from data_prep.sample import docstrings
+
     library = Path(sysconfig.get_path("stdlib"))
     found: set[tuple[str, ...]] = set()
     for file in (file for module in MODULES for file in (library / module).rglob("*.py")):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escape sequences in old code
-            tree = ast.parse(file.read_bytes())
-        for node in ast.walk(tree):
-            documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-            if isinstance(node, documented) and (text := ast.get_docstring(node)):
-                found.add(tuple(text.split()[:_MOST_WORDS]))
-    docstrings = [list(words) for words in sorted(found) if len(words) >= _FEWEST_WORDS]
+        texts = itertools.chain.from_iterable(docstrings(file))
+        found |= {tuple(text.split()[:_MOST_WORDS]) for text in texts}
+    examples = [list(words) for words in sorted(found) if len(words) >= _FEWEST_WORDS]
     generator = random.Random(0)
-    generator.shuffle(docstrings)
-    for words in docstrings[::2]:
+    generator.shuffle(examples)
+    for words in examples[::2]:
         generator.shuffle(words)
     labels = itertools.cycle(("shuffled", "in order"))
-    rows = zip(docstrings, labels, strict=False)
+    rows = zip(examples, labels, strict=False)
     return json_lines({"text": " ".join(words), "words": label} for words, label in rows)
 
 
