@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -65,7 +66,13 @@ def build(loaded: LoadedModel, plan: RunPlan, task: Task) -> Classifier:
     return Classifier(model.encoder, head)
 
 
-def save(folder: Path, parts: Path, loaded: LoadedModel, plan: RunPlan, task: Task) -> None:
+def save(
+    folder: Path,
+    trained: Mapping[str, torch.Tensor],
+    loaded: LoadedModel,
+    plan: RunPlan,
+    task: Task,
+) -> None:
     """Write the fine-tuned model into the run's folder.
 
     The last layer of a regression is multiplied by the task's scale: the model's outputs are in the
@@ -73,17 +80,12 @@ def save(folder: Path, parts: Path, loaded: LoadedModel, plan: RunPlan, task: Ta
 
     Args:
         folder: the run's folder.
-        parts: the weights as `Engine.save` wrote them.
+        trained: the weights, as `Engine.weights` gave them.
         loaded: the model that the run started from.
         plan: the run's plan.
         task: the run's task.
     """
-    from pretrain.engine.consolidated import consolidated_weights
-
-    weights = {
-        re.sub(r"^head\.", CLASSIFIER, name): weight
-        for name, weight in consolidated_weights(parts).items()
-    }
+    weights = {re.sub(r"^head\.", CLASSIFIER, name): each for name, each in trained.items()}
     for name in weights:
         if task.is_regression and name.startswith(f"{CLASSIFIER}projection."):
             weights[name] = weights[name] * task.scale

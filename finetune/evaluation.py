@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,15 +63,17 @@ class DevEvaluator:
         task: Task,
         dev_sets: Mapping[str, EncodedExamples],
         best_epoch_by: str,
-        best_folder: Path | None,
+        keeps_model: bool,
     ) -> None:
-        """Score each split of `dev_sets`; save the best weights to `best_folder`, if given."""
+        """Score each split of `dev_sets`, and keep the weights of the best epoch if wanted."""
+        self.weights: dict[str, torch.Tensor] = {}
+        """Of the best epoch, as `Engine.weights` gives them."""
         self.answers = 0
         """Number of different answers that the best epoch's model gave on the first split."""
         self.epochs: list[dict[str, float]] = []
         """One record per epoch: its number from 1, the loss on the first split and every score."""
         self._engine, self._batches, self._task = engine, batches, task
-        self._dev_sets, self._best_folder = dev_sets, best_folder
+        self._dev_sets, self._keeps_model = dev_sets, keeps_model
         self._scores_of_best = task.scores_of_best(best_epoch_by)
 
     @property
@@ -100,8 +101,8 @@ class DevEvaluator:
         self.epochs.append(record)
         if self.best == record:
             self.answers = distinct[0]
-            if self._best_folder:
-                engine.save(self._best_folder)
+            if self._keeps_model:
+                self.weights = engine.weights()
         if engine.rank == 0:
             line = "  ".join(f"{name} {record[name]:.4f}" for name in self._task.score_names)
             print(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {line}", flush=True)

@@ -28,7 +28,7 @@ from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
 from pretrain.config.deepspeed import stage_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.convert.model_folder import LoadedModel, load_model
-from pretrain.engine.distributed import Process, gather, leave
+from pretrain.engine.distributed import Process, leave
 from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
@@ -36,9 +36,6 @@ from pretrain.loop.protocols import StepRecord
 from pretrain.model.classifier import Classifier
 from pretrain.records.metrics import METRICS, MetricsWriter
 from pretrain.records.progress import ProgressPrinter
-
-_BEST = ".best"
-"""Folder of the best epoch's weights during the run, one part per rank."""
 
 
 @console.survive_broken_pipe()
@@ -61,8 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         with lock(folder / "lock", "another process is working on this run"):
             # Left by an interrupted run, which may have had other settings.
             (folder / METRICS).unlink(missing_ok=True)
-            for left in (_BEST, MODEL):
-                shutil.rmtree(folder / left, ignore_errors=True)
+            shutil.rmtree(folder / MODEL, ignore_errors=True)
             write_json(folder / RESULT, train(plan, folder))
     except ValueError as error:
         print(f"finetune.train: error: {error}", file=sys.stderr)
@@ -95,9 +91,8 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     engine = _engine(config, classifiers.build(loaded, plan, task), process)
     read, order = splits["train"], (config.batch_size, plan.seed, config.length_window)
     batches = ShuffledBatches(read.lengths, read.collate, *order)
-    # DeepSpeed writes a script beside the folder of the parts.
-    parts = folder / _BEST / "weights" if plan.save_model else None
-    evaluation = DevEvaluator(engine, batches, task, dev_sets, config.best_epoch_by, parts)
+    wanted = config.best_epoch_by, plan.save_model
+    evaluation = DevEvaluator(engine, batches, task, dev_sets, *wanted)
     steps = config.steps(len(splits["train"]))
     metrics, records = MetricsWriter(folder, attempt=1), list[StepRecord]()
     training_started = time.perf_counter()
@@ -112,14 +107,12 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     )
     ended = time.perf_counter()
     tokens = sum(record.result.tokens for record in records)
-    gather(None)  # wait until every rank has written its part
     leave()
     if engine.rank > 0:
         return {}
     metrics.sync()
-    if parts:
-        classifiers.save(folder, parts, loaded, plan, task)
-        shutil.rmtree(folder / _BEST)
+    if plan.save_model:
+        classifiers.save(folder, evaluation.weights, loaded, plan, task)
     return {
         "plan": dataclasses.asdict(plan),
         "task": plan.task,

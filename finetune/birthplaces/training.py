@@ -212,7 +212,6 @@ def _train(
 ) -> dict[str, Any]:
     """Return the weights at the end, in fp32 on the CPU."""
     from pretrain.engine import engine as engines
-    from pretrain.engine.consolidated import consolidated_weights
     from pretrain.loop.loop import run
     from pretrain.model.language_model import LanguageModel
     from pretrain.records.figures import curves
@@ -246,12 +245,7 @@ def _train(
     )
     metrics.sync()
     board.close()
-    # The engine has the fp32 weights in its own parts; DeepSpeed writes a script beside the folder.
-    parts = folder / ".parts" / "weights"
-    engine.save(parts)
-    weights = consolidated_weights(parts)
-    shutil.rmtree(parts.parent)
-    return weights
+    return engine.weights()
 
 
 MOST_CHARACTERS = 32

@@ -309,6 +309,17 @@ class Engine:
         if errors:
             raise OSError(f"{folder}: cannot be written: {errors[0]}") from errors[0]
 
+    def weights(self) -> dict[str, Tensor]:
+        """The fp32 weights on the CPU, on rank 0, by name; every rank calls it."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        found = {}
+        for name, parameter in self._deepspeed.module.named_parameters():
+            whole = safe_get_full_fp32_param(parameter)  # None at stage 0
+            if self.rank == 0:
+                found[name] = (parameter if whole is None else whole).detach().to("cpu", copy=True)
+        return found
+
     def load(self, folder: Path) -> None:
         """Read a checkpoint that `save` wrote with this or another number of ranks.
 

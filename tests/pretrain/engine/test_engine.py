@@ -562,7 +562,7 @@ def test_consolidated_weights_are_the_fp32_weights_of_the_ranks(name, run_ranks,
         built = build(name, micro=4)
         result = train(built, 4, range(1))[0]
         save_engine(built, tmp_path, 1)
-        return result, masters(built._deepspeed)
+        return result, built.weights()
 
     (result, expected), _ = run_ranks(2, work)
     assert np.isfinite(result.gradient_norm)
@@ -618,22 +618,6 @@ def test_nothing_that_a_checkpoint_holds_is_executed(name, run_ranks, tmp_path, 
     assert all(name in message and "posix.mkdir" in message for name, message in refused)
 
 
-def masters(deepspeed_engine):
-    """The fp32 weights from DeepSpeed, one parameter at a time (a collective at ZeRO stage 3)."""
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    return {
-        name: (
-            parameter
-            if deepspeed_engine.zero_optimization_stage() == 0
-            else safe_get_full_fp32_param(parameter)
-        )
-        .detach()
-        .clone()
-        for name, parameter in deepspeed_engine.module.named_parameters()
-    }
-
-
 class NonFinite:
     """An objective that makes the gradient of one weight infinite, on the last rank."""
 
@@ -667,7 +651,7 @@ def test_a_non_finite_gradient_skips_the_update_and_its_adam_step(name, ranks, r
                 objective = NonFinite(objective, built)
             number = step if corrupt else update
             results.append(one_update(built, mine, objective, LEARNING_RATES[step], 1, number))
-        return results, masters(built._deepspeed)
+        return results, built.weights()
 
     assert not name.startswith("zero0")
     found = run_ranks(ranks, lambda: [trained(True), trained(False)])
@@ -919,7 +903,7 @@ def test_activation_checkpointing_computes_layers_twice_with_the_same_bits(
             layer.attention.register_forward_pre_hook(lambda *_: calls.append(1))
         results = train(built, 2, range(2))
         names = list(built._deepspeed.module.state_dict())
-        return results, len(calls), names, masters(built._deepspeed)
+        return results, len(calls), names, built.weights()
 
     once, twice = run_ranks(2, lambda: [trained(False), trained(True)])[0]
     results, calls, names, weights = once
