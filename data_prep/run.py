@@ -33,12 +33,7 @@ _SHARDS = "shards/shard-*.json"
 _FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
 _LEFT_BY_KILLED = tuple(f"{folder}.*{PARTIAL_SUFFIX}" for folder in _FOLDERS)
 # The manifest is removed first: a folder without it is not a corpus, whatever else is left.
-_OUTPUTS = (
-    records.FILE_NAME,
-    _SHARDS,
-    *(f"{split}/shard-*" for split in SPLITS),
-    TOKENIZER_FILE,
-)
+_OUTPUTS = (records.FILE_NAME, _SHARDS, *(f"{split}/shard-*" for split in SPLITS), TOKENIZER_FILE)
 
 
 def prepare(

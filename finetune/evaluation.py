@@ -22,11 +22,7 @@ _BATCH_SIZE = 64
 
 
 def logits_of(
-    model: Model,
-    encoded: EncodedExamples,
-    device: torch.device,
-    rank: int = 0,
-    world_size: int = 1,
+    model: Model, encoded: EncodedExamples, device: torch.device, rank: int = 0, world_size: int = 1
 ) -> Logits:
     """Compute the logits of every example in fp32, in the split's order, on every rank.
 

@@ -18,12 +18,7 @@ from pretrain.spikes import command as spikes
 from pretrain.supervision import command as supervision
 
 GROUPS: dict[str, dict[str, Command]] = {
-    "pretrain": {
-        **plan.COMMANDS,
-        **supervision.COMMANDS,
-        **records.COMMANDS,
-        **spikes.COMMANDS,
-    },
+    "pretrain": {**plan.COMMANDS, **supervision.COMMANDS, **records.COMMANDS, **spikes.COMMANDS},
     "use a model": {**convert.COMMANDS, **inference.COMMANDS},
 }
 """Every command, in the order of `--help`."""

@@ -144,10 +144,7 @@ def _adapter(kind: type, with_docstrings: bool = False) -> TypeAdapter[Any]:
     # The dataclasses of its fields are read by the same rules. To find docstrings takes most of the
     # time, and every process of a run would wait for it.
     kind.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        use_attribute_docstrings=with_docstrings,
+        strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=with_docstrings
     )
     return TypeAdapter(kind)
 

@@ -50,10 +50,7 @@ def write(folder: Path, stages: Sequence[Stage]) -> None:
 
 
 def start(
-    folder: Path,
-    *,
-    environment: Mapping[str, str] | None = None,
-    directory: Path | None = None,
+    folder: Path, *, environment: Mapping[str, str] | None = None, directory: Path | None = None
 ) -> subprocess.Popen[bytes]:
     """Start the process of a run; its output is appended to the run's log.
 

@@ -24,10 +24,7 @@ class Classifier(nn.Module):
         self.head = head
 
     def forward(
-        self,
-        input_ids: Tensor,
-        document_ids: Tensor | None,
-        segment_ids: Tensor | None = None,
+        self, input_ids: Tensor, document_ids: Tensor | None, segment_ids: Tensor | None = None
     ) -> Tensor:
         """Compute the logits of each row, [B, C].
 

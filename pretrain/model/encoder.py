@@ -160,10 +160,7 @@ class Encoder(Stack):
     """The transformer encoder: token ids to the output of the last layer, or of the final norm."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        vocabulary_multiple: int = 1,
-        attention_backend: str = "dense",
+        self, config: ModelConfig, vocabulary_multiple: int = 1, attention_backend: str = "dense"
     ) -> None:
         """Make the modules, see `Stack.assemble`."""
         super().__init__()

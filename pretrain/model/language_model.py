@@ -20,10 +20,7 @@ class LanguageModel(nn.Module):
     """An encoder and a head, which share the token embedding unless the head is untied."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        vocabulary_multiple: int = 1,
-        attention_backend: str = "dense",
+        self, config: ModelConfig, vocabulary_multiple: int = 1, attention_backend: str = "dense"
     ) -> None:
         """Make a model with fresh weights, drawn from torch's global generator.
 

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from pretrain.loop.protocols import Arrays, Model
-from pretrain.objectives.base import (
-    Block,
-    Ids,
-    Key,
-    ObjectiveSettings,
-    padded,
-    padded_document_ids,
-)
+from pretrain.objectives.base import Block, Ids, Key, ObjectiveSettings, padded, padded_document_ids
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -44,10 +44,7 @@ class SpikeWatch:
     """Watch of the training loop: feeds the detector and stops the loop at a spike."""
 
     def __init__(
-        self,
-        detector: SpikeDetector,
-        history: Sequence[Seen],
-        on_event: Callable[[Event], None],
+        self, detector: SpikeDetector, history: Sequence[Seen], on_event: Callable[[Event], None]
     ) -> None:
         """Feed the surviving steps and evaluations to the detector.
 

@@ -136,9 +136,7 @@ def plan(
 
 
 def _spent_budget(
-    onset: int,
-    near: Sequence[Mapping[str, Any]],
-    rollbacks: Sequence[Mapping[str, Any]],
+    onset: int, near: Sequence[Mapping[str, Any]], rollbacks: Sequence[Mapping[str, Any]]
 ) -> str:
     """Describe the exhausted budget; "" if there is none."""
     recent = [r for r in rollbacks if abs(r["onset"] - onset) < _BUDGET_STEPS]

@@ -248,11 +248,7 @@ class OtherNodes:
     """State of the other nodes, as the supervisor on node 0 knows it."""
 
     def __init__(
-        self,
-        run: Path,
-        count: int,
-        clock: Callable[[], float] = time.monotonic,
-        start: str = "",
+        self, run: Path, count: int, clock: Callable[[], float] = time.monotonic, start: str = ""
     ) -> None:
         """Start without heartbeats: a report that already exists may be an old one.
 

@@ -15,12 +15,7 @@ from pretrain.train.setup import Setup
 class Saver:
     """Saves the checkpoints of an attempt. Every rank calls `save` after the same steps."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        log: RunLog,
-        write: Callable[[Path], None],
-    ) -> None:
+    def __init__(self, setup: Setup, log: RunLog, write: Callable[[Path], None]) -> None:
         """Prepare to save.
 
         Args:
