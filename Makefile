@@ -40,7 +40,7 @@ test: $(READY)
 # Tests of several machines need root and the packages that .ci/run installs; those of kernels need
 # g++, and fetch Triton once (0.7 GB). They skip, and say so, without.
 test-slow: $(READY)
-	$(PYTEST) -n 3 -rs -m slow $(SLOW)
+	$(PYTEST) -n 3 -rs -m slow
 
 test-gpu: $(READY)
 	bash tests/gpu/test.sh $(BIN)/python
