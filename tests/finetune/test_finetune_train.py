@@ -1,9 +1,13 @@
 """One run in this process: on two ranks, as a regression, with limits."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from finetune import evaluation
 from finetune.tasks import TASKS
 from tests.finetune.conftest import QUICK, plans, train_on
 
@@ -49,8 +53,6 @@ def test_a_regression_learns_and_is_scored_in_published_units(
 
 
 def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, easy_glue):
-    import torch
-
     from finetune import classifiers
     from pretrain.convert.model_folder import load_model
 
@@ -72,6 +74,26 @@ def test_limits_of_examples_and_tokens_apply(run_ranks, tiny_model, easy_glue, t
     assert left_out > 0
     assert result["dev_examples"] == 50
     assert result["too_long"]["dev"] > 0
+
+
+def test_the_weights_that_are_kept_are_those_of_the_best_epoch(monkeypatch):
+    class Examples(list):
+        labels = np.array([0, 1, 1, 0])
+
+    def logits_of(*_):
+        answers = np.where(np.arange(4) < next(right), Examples.labels, 1 - Examples.labels)
+        return np.eye(2, dtype=np.float32)[answers]
+
+    right = iter([2, 4, 3, 4])  # the first of equals is the best
+    monkeypatch.setattr(evaluation, "logits_of", logits_of)
+    engine = SimpleNamespace(module=torch.nn.Module(), device="cpu", rank=0, world_size=1)
+    engine.weights = lambda: len(scored.epochs)
+    batches = SimpleNamespace(ends_epoch=lambda step: True, epoch=int)
+    about = engine, batches, TASKS["RTE"], {"dev": Examples(range(4))}, "published"
+    scored = evaluation.DevEvaluator(*about, keeps_model=True)
+    for epoch in range(1, 5):
+        scored(epoch)
+    assert scored.best["epoch"] == scored.weights == 2
 
 
 @pytest.mark.slow
