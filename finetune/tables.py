@@ -104,9 +104,13 @@ def _header(fields: Sequence[str], place: str) -> list[str]:
     names = [field.strip() for field in fields]
     if len(names) == 1 and ";" in names[0]:
         raise ValueError(f"{place}: {names[0]!r}: separate columns with commas, not semicolons")
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{place}: column {', '.join(sorted(twice))!r} is there twice")
+    if twice := _twice(names):
+        raise ValueError(f"{place}: column {twice!r} is there twice")
     return names
+
+
+def _twice(names: Sequence[str]) -> str:
+    return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
 def _json_lines(path: Path) -> Iterator[TableRow]:
@@ -125,10 +129,9 @@ def _json_lines(path: Path) -> Iterator[TableRow]:
 
 
 def _record(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        raise ValueError(f"a key is there twice: {', '.join(name for name, _ in pairs)}")
-    return record
+    if twice := _twice([name for name, _ in pairs]):
+        raise ValueError(f"key {twice!r} is there twice")
+    return dict(pairs)
 
 
 def _parquet(path: Path) -> Iterator[TableRow]:
