@@ -35,7 +35,7 @@ from pretrain.checks import needs
 from pretrain.checks.devices import HEADROOM
 from pretrain.checks.recipe import check_precision
 from pretrain.config import deepspeed
-from pretrain.convert.model_folder import load_model
+from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.convert.reading import located, weight_files
 from pretrain.model.classification import check_pooling
 from pretrain.model.config import ModelConfig
@@ -185,7 +185,10 @@ def plan_runs(
     device = "cuda" if visible_gpus() else "cpu"
     configs = check_settings(chosen, overrides, protocol, world_size, device)
     model = located(model)  # may download
-    model_sha256 = _model_digest(model, [config.pooling for config in configs.values()])
+    loaded = load_model(model)
+    for config in configs.values():
+        check_pooling(loaded.model.config, config.pooling)
+    model_sha256 = model_digest(loaded)
     read = read_tasks(data, chosen, configs)
     order = list(seeds) or list(range(1, PROTOCOLS[protocol].seeds + 1))
     plans = [
@@ -234,16 +237,14 @@ def check_settings(
     return configs
 
 
-def _model_digest(model: Path, poolings: Sequence[str] = ()) -> str:
-    """Return a hash of a model folder, which must have what fine-tuning needs.
+def model_digest(loaded: LoadedModel) -> str:
+    """Return a hash of a model folder's settings, weights and vocabulary.
 
     Raises:
-        ValueError: no such folder, or it does not fit together.
+        ValueError: it has no vocabulary.
     """
-    loaded = load_model(model)
-    for pooling in poolings:
-        check_pooling(loaded.model.config, pooling)
-    digests = [sha256_of(path) for path in (model / "config.json", *weight_files(model))]
+    folder = loaded.folder
+    digests = [sha256_of(path) for path in (folder / "config.json", *weight_files(folder))]
     digests.append(loaded.tokenizer.digest())
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
@@ -287,7 +288,7 @@ def prepare(output: Path, plans: Sequence[RunPlan]) -> list[RunPlan]:
 
     Raises:
         ValueError: a run has no other run's model to start from, or the folder has results of the
-            same task that are not comparable, or of another protocol.
+            same task that are not comparable, or of another model or protocol.
     """
     plans = [_with_start(output, plan) for plan in plans]
     for path in sorted(output.glob(f"*/{RESULT}")):
@@ -295,7 +296,7 @@ def prepare(output: Path, plans: Sequence[RunPlan]) -> list[RunPlan]:
         for new in plans:
             changed = old.differences(new)
             if old.task != new.task:  # they share a report
-                changed = [each for each in changed if each.startswith("protocol: ")]
+                changed = [each for each in changed if each.startswith(("protocol: ", "model: "))]
             if changed:
                 raise ValueError(
                     f"{path.parent}: not comparable with the requested runs "
@@ -329,7 +330,7 @@ def _with_start(output: Path, plan: RunPlan) -> RunPlan:
             f"run {source} first, without --no-models"
         )
     *_, folder = min(runs)
-    digest = _model_digest(folder / MODEL)
+    digest = model_digest(load_model(folder / MODEL))
     return dataclasses.replace(plan, start=folder.name, start_sha256=digest)
 
 

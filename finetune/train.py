@@ -23,7 +23,7 @@ from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.evaluation import DevEvaluator
 from finetune.graphs import can_replay, replay_passes
-from finetune.runs import MODEL, RESULT, RunPlan, read_plan
+from finetune.runs import MODEL, RESULT, RunPlan, model_digest, read_plan
 from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
 from pretrain.config.deepspeed import stage_of
 from pretrain.config.sections import OptimizerConfig
@@ -77,13 +77,15 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         The content of result.json; empty on all ranks but the first.
 
     Raises:
-        ValueError: the model or the data cannot be read, or the batch does not divide over the
-            ranks.
+        ValueError: the model or the data cannot be read or are not those of the plan, or the batch
+            does not divide over the ranks.
     """
     started = time.perf_counter()
     task = plan.own or TASKS[plan.task]
     start_from = folder.parent / plan.start / MODEL if plan.start else Path(plan.model)
     loaded = load_model(start_from)
+    if model_digest(loaded) != (plan.start_sha256 or plan.model_sha256):
+        raise ValueError(f"{start_from}: is not the model that the run was planned with")
     splits, skipped = _read_data(plan, task, loaded)
     config = plan.config
     dev_sets = {name: splits[name] for name in task.dev}
@@ -156,10 +158,11 @@ def _read_data(
 ) -> tuple[dict[str, EncodedExamples], int]:
     """Return the encoded splits by name, and the number of skipped training rows."""
     limit = classifiers.longest_input(plan.config.max_tokens, loaded.model.config)
-    splits, skipped = {}, 0
-    for name in ("train", *task.dev):
-        split = examples.read_split(task, plan.data, name)
-        skipped += split.skipped
+    read = {name: examples.read_split(task, plan.data, name) for name in ("train", *task.dev)}
+    if examples.digest([*read.values()]) != plan.data_sha256:
+        raise ValueError(f"{plan.data}: is not the data that the run was planned with")
+    splits = {}
+    for name, split in read.items():
         is_train = name == "train"
         count = plan.config.max_train_examples if is_train else 0
         splits[name] = EncodedExamples(
@@ -170,7 +173,7 @@ def _read_data(
             drop_long=is_train,
             segments=loaded.model.config.segments,
         )
-    return splits, skipped
+    return splits, sum(split.skipped for split in read.values())
 
 
 def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) -> Engine:

@@ -1,5 +1,6 @@
 """One run in this process: on two ranks, as a regression, with limits."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import torch
 
 from finetune import evaluation
 from finetune.tasks import TASKS
+from finetune.train import train
 from tests.finetune.conftest import QUICK, plans, train_on
 
 
@@ -50,6 +52,16 @@ def test_a_regression_learns_and_is_scored_in_published_units(
     assert result["best"]["published_loss"] < 0.5 * result["constant"]["published_loss"]
     for epoch in result["epochs"]:
         assert epoch["published_loss"] == pytest.approx(epoch["loss"] / 0.693147, rel=1e-4)
+
+
+def test_another_model_or_data_than_those_of_the_plan_are_refused(tiny_model, easy_glue, tmp_path):
+    plan = planned(tiny_model, easy_glue, "RTE")
+    for changed, message in (
+        ({"model_sha256": "c" * 64}, f"{tiny_model}: is not the model that"),
+        ({"data_sha256": "c" * 64}, f"{easy_glue}: is not the data that"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(dataclasses.replace(plan, **changed), tmp_path)
 
 
 def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, easy_glue):

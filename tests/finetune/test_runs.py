@@ -186,13 +186,15 @@ def test_runs_that_are_not_comparable_do_not_share_a_folder(
     moved = dataclasses.replace(plan, seed=4, weights="random", model="x", data="y")
     assert plan.differences(moved) == []
     other = dataclasses.replace(plan, model_sha256="c" * 64)
-    assert plan.differences(other) == [f"model: {plan.model_sha256[:12]}, now {'c' * 12}"]
+    other_hash = f"{plan.model_sha256[:12]}, now {'c' * 12}"
+    assert plan.differences(other) == [f"model: {other_hash}"]
     for refused, message in [
         (plans(tiny_model, easy_glue, *QUICK[1:], "epochs=7", seeds=(9,)), "epochs: 6, now 7"),
         (
             plans(tiny_model, easy_glue, names=["RTE"], protocol="roberta", seeds=()),
             "protocol: default, now roberta",
         ),
+        ([dataclasses.replace(other, task="RTE", seed=9)], f"{NAME}: not .*\\(model: {other_hash}"),
     ]:
         with pytest.raises(ValueError, match=message):
             runs.prepare(without_model, refused)
