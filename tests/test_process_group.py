@@ -14,7 +14,7 @@ import torch
 
 from pretrain.engine import workarounds
 from pretrain.engine.distributed import Process
-from tests.finetune.conftest import easy_glue, tiny_model  # noqa: F401 - fixtures
+from tests.finetune.conftest import easy_glue, plans, tiny_model  # noqa: F401 - fixtures
 from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
 
 COLLECTIVES = [
@@ -67,18 +67,16 @@ def pretraining(recipe, tmp_path):  # noqa: F811 - a fixture
     def program(patch):
         from pretrain.train import __main__ as train
 
-        train.main([str(recipe.path), f"folder={tmp_path / 'run'}"])
+        words = ["training.steps=2", "schedule.warmup_steps=1"]
+        train.main([str(recipe.path), f"folder={tmp_path / 'run'}", *words])
 
     return program
 
 
 @pytest.fixture
 def fine_tuning(tiny_model, easy_glue, tmp_path):  # noqa: F811 - fixtures
-    from finetune import runs, tasks
-
-    (plan,) = runs.plan_runs(
-        tiny_model, str(easy_glue), [tasks.TASKS["RTE"]], ["pretrained"], [1], []
-    )
+    short = ["epochs=1", "max_train_examples=16"]
+    (plan,) = plans(tiny_model, easy_glue, *short, names=["RTE"])
     plan.write(tmp_path / "run")
 
     def program(patch):

@@ -29,8 +29,9 @@ def home(tmp_path_factory):
         write_pile(home / "in" / f"{number}.jsonl.zst", make_texts(60, 30, seed=number))
     inputs, vocabulary = f"--input {home}/in/*", f"{home}/t"
     assert main(f"train-tokenizer {inputs} --vocab-size 300 --output {vocabulary}".split()) == 0
-    options = f"--output {home}/c --tokenizer {vocabulary} --valid-fraction 0.2 --workers 2"
-    assert main(f"prepare {inputs} {options}".split()) == 0
+    options = f"--output {home}/c --tokenizer {vocabulary} --workers 2"
+    parts = f"--input {home}/in/0* --valid-input {home}/in/1*"
+    assert main(f"prepare {parts} {options}".split()) == 0
     return home
 
 
@@ -40,15 +41,19 @@ def test_inspect_describes_the_corpus(home, tmp_path, capsys):
     assert "Lengths of encoded documents" in picture.read_text()
     shown = capsys.readouterr().out
     for part in (
-        "inputs                2 (",
+        "inputs                1 for training (",
+        "1 for validation (",
+        "valid-fraction        0.0",
         "encoded by",
         "Pile-CC",
         "unigram perplexity",
         "over 1024",
     ):
         assert part in shown
-    assert make_texts(60, 30)[0] in shown or make_texts(60, 30)[1] in shown
+    assert make_texts(60, 30)[0] in shown
     assert "--- valid document 0" in shown
+    assert main(["inspect", f"{home}/c", "--samples", "0"]) == 0
+    assert "--- " not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("few_files")
@@ -81,19 +86,17 @@ def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
     assert "PythonSource" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("prepare --input {h}/in/* --output {h}/in --tokenizer {h}/t", "{h}/in: is not empty"),
+        (PREPARE.replace("/x", "/in"), "{h}/in: is not empty"),
         (TRAIN.replace("{h}/v", "{h}/t") + " --vocab-size 300", "{h}/t: is not empty"),
-        ("prepare --input {h}/no/* --output {h}/x --tokenizer {h}/t", "--input {h}/no/*: no such"),
-        (
-            "prepare --input {h}/in --output {h}/x --tokenizer {h}/t",
-            "{h}/in: is a folder; name the files in it",
-        ),
-        ("prepare --input {h}/in/* --output {h}/x --tokenizer gpt3", "gpt3: no such file"),
-        ("prepare --input {h}/in/* --output {h}/in/0.jsonl.zst --tokenizer {h}/t", "0.jsonl.zst: "),
-        ("prepare --input {h}/in/* --output /proc/x --tokenizer {h}/t", "/proc/x: "),
+        (PREPARE.replace("/in", "/no"), "--input {h}/no/*: no such"),
+        (PREPARE.replace("/in/*", "/in"), "{h}/in: is a folder; name the files in it"),
+        (PREPARE.replace("{h}/t", "gpt3"), "gpt3: no such file"),
+        (PREPARE.replace("/x", "/in/0.jsonl.zst"), "0.jsonl.zst: "),
+        (PREPARE.replace("{h}/x", "/proc/x"), "/proc/x: "),
         (f"{PREPARE} --workers 0", "--workers 0"),
         (f"{PREPARE} --max-tokens 1", "max-tokens 1"),
         (f"{PREPARE} --min-tokens 900", "120 too-short"),
@@ -127,16 +130,7 @@ def test_errors_of_the_user_give_one_line_and_exit_code_2(home, capsys, argument
     assert message.format(h=home) in line.replace("'", "")
 
 
-def test_command_line_accepts_validation_inputs(home, capsys):
-    options = f"--output {home}/made --tokenizer {home}/t --valid-input {home}/in/1*".split()
-    assert main(["prepare", "--input", f"{home}/in/0*", *options]) == 0
-    assert main(["inspect", f"{home}/made", "--samples", "0"]) == 0
-    shown = capsys.readouterr().out
-    assert "1 for training (" in shown
-    assert "1 for validation (" in shown
-    assert "valid-fraction        0.0" in shown
-
-
+@pytest.mark.usefixtures("in_process")
 def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(home, tmp_path, capsys):
     file = tmp_path / "a.jsonl"
     good = "".join(f'{{"body": "{text}", "lang": "en"}}\n' for text in make_texts(20, 30))
@@ -160,6 +154,7 @@ def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(home, tmp
     assert "broken" not in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_corpus_of_sentences_with_a_unigram_vocabulary(home, tmp_path, capsys):
     inputs, options = f"--input {home}/in/0*", f"--output {tmp_path}/t --unigram --lowercase"
     assert main(f"train-tokenizer {inputs} --vocab-size 400 {options}".split()) == 0
@@ -170,6 +165,7 @@ def test_a_corpus_of_sentences_with_a_unigram_vocabulary(home, tmp_path, capsys)
     assert "<unk>" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("in_process")
 def test_characters_that_the_vocabulary_lacks_are_counted(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("abc\n")
     (tmp_path / "b.jsonl").write_text('{"text": "abcxyz"}\n{"text": "aaa"}\n')

@@ -55,32 +55,16 @@ def test_joined_sentences_are_the_text_and_none_is_blank():
     assert sentences("") == []
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        ".",
-        ". ",
-        '."',
-        '."."x',
-        "。",
-        "A.",
-        "\n",
-        " \n",
-        "\n ",
-        "x\n\n",
-        "?\n",
-        "1. ",
-        "a",
-        " ",
-        "…A ",
-    ],
-)
-@pytest.mark.parametrize("end", ["", "A", " A", "\n\nA"])
-def test_time_is_linear_in_the_text(unit, end):
-    text = unit * (200_000 // len(unit)) + end
-    started = time.process_time()
-    assert "".join(sentences(text)) == text
-    assert time.process_time() - started < 60  # 0.05 s; quadratic time would be an hour
+REPEATED = (".", ". ", '."', '."."x', "。", "A.", "\n", " \n", "\n ", "x\n\n", "?\n", "1. ", "a")
+
+
+@pytest.mark.parametrize("unit", [*REPEATED, " ", "…A "])
+def test_time_is_linear_in_the_text(unit):
+    for end in ("", "A", " A", "\n\nA"):
+        text = unit * (100_000 // len(unit)) + end
+        started = time.process_time()
+        assert "".join(sentences(text)) == text
+        assert time.process_time() - started < 15  # 0.03 s; quadratic time would be 15 minutes
 
 
 def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(tokenizer):

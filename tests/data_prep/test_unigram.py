@@ -79,9 +79,8 @@ def test_pieces_do_not_mix_letters_with_digits_or_punctuation(vocabulary):
         assert len(kinds) <= 1, text
 
 
-@pytest.mark.parametrize("threads", ["1", "2"])
-def test_training_is_deterministic_in_other_processes(vocabulary, threads):
-    variables = {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
+def test_training_is_deterministic_in_a_process_with_more_threads(vocabulary):
+    variables = {"RAYON_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "true"}
     done = subprocess.run(
         [sys.executable, "-c", TRAIN_AGAIN],
         env={**os.environ, **variables, "PYTHONPATH": str(Path(__file__).parents[2])},
