@@ -13,7 +13,7 @@ from finetune.__main__ import main
 from finetune.protocols import PROTOCOLS
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
-from tests.finetune.conftest import plans, train_on
+from tests.finetune.conftest import QUICK, plans, train_on
 from tests.pretrain.convert.contents import random_contents
 
 
@@ -21,8 +21,7 @@ from tests.pretrain.convert.contents import random_contents
 def trained(run_ranks, tiny_model, easy_glue, tmp_path_factory):
     """Train on CoLA and STS-B, one seed each."""
     output = tmp_path_factory.mktemp("runs")
-    settings = ["epochs=10", "learning_rate=1e-2", "pooling=mean", "dropout=0"]
-    for plan in plans(tiny_model, easy_glue, *settings, names=["CoLA", "STS-B"]):
+    for plan in plans(tiny_model, easy_glue, *QUICK, "epochs=6", names=["CoLA", "STS-B"]):
         (result,) = train_on(run_ranks, 1, plan, output / plan.name)
         (output / plan.name / "result.json").write_text(json.dumps(result))
     return output
@@ -188,8 +187,7 @@ def test_all_that_a_submission_lacks_is_named_before_anything_is_predicted(
     path.write_text(json.dumps(result))
     monkeypatch.setattr(predict, "_logits", pytest.fail)
     with pytest.raises(
-        ValueError,
-        match=r"no run with a kept model of RTE, WNLI; .*CoLA: has no test\.tsv",
+        ValueError, match=r"no run with a kept model of RTE, WNLI; .*CoLA: has no test\.tsv"
     ):
         predict.submit(runs, tmp_path / "submission")
     assert not (tmp_path / "submission").exists()

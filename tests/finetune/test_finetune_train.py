@@ -20,12 +20,12 @@ def planned(model, data, task, *overrides):
 
 
 def test_two_ranks_learn_the_same_as_one(run_ranks, tiny_model, easy_glue, tmp_path):
-    plan = planned(tiny_model, easy_glue, "RTE", "epochs=2")
+    plan = planned(tiny_model, easy_glue, "RTE", "epochs=2", "max_train_examples=80")
     (tmp_path / "one" / ".model.0123.partial").mkdir(parents=True)  # left by a killed process
     one = train_on(run_ranks, 1, plan, tmp_path / "one")[0]
     two, nothing = train_on(run_ranks, 2, plan, tmp_path / "two")
     assert nothing == {}
-    assert (one["ranks"], two["ranks"], one["steps"]) == (1, 2, 20)
+    assert (one["ranks"], two["ranks"], one["steps"]) == (1, 2, 10)
     lines = [
         (tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("one", "two")
     ]
@@ -39,11 +39,11 @@ def test_two_ranks_learn_the_same_as_one(run_ranks, tiny_model, easy_glue, tmp_p
         assert found == {"run.json", "metrics.jsonl", "model"}  # nothing else
 
 
-@pytest.mark.parametrize("model", ["tiny_model", "segment_model"])
 def test_a_regression_learns_and_is_scored_in_published_units(
-    run_ranks, request, model, easy_glue, tmp_path
+    run_ranks, segment_model, easy_glue, tmp_path
 ):
-    plan = planned(request.getfixturevalue(model), easy_glue, "STS-B", "epochs=6")
+    """One of the model without segments answers in test_finetune_predict."""
+    plan = planned(segment_model, easy_glue, "STS-B", "epochs=6")
     (result,) = train_on(run_ranks, 1, plan, tmp_path / "run")
     assert result["collapsed"] == ""
     assert result["best"]["pearson"] > 0.8

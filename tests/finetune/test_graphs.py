@@ -18,6 +18,8 @@ from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 from tests.finetune.conftest import plans, train_on
 
+SHORT = ["epochs=1", "max_train_examples=64"]
+
 
 class Replayed(torch.autograd.Function):
     """The node that `torch.cuda.make_graphed_callables` makes of a module.
@@ -88,7 +90,7 @@ def test_replayed_passes_have_the_bits_of_the_same_passes(
     stage, run_ranks, segment_model, easy_glue, tmp_path
 ):
     """With dropout, and with inputs of two padded lengths."""
-    words = ["epochs=1", "learning_rate=1e-2", f"deepspeed={stage}", "length_window=1"]
+    words = [*SHORT, "learning_rate=1e-2", f"deepspeed={stage}", "length_window=1"]
     (plan,) = plans(segment_model, easy_glue, *words, names=["RTE"])
     losses, shapes = trained(run_ranks, plan, tmp_path / "replayed", True)
     expected, _ = trained(run_ranks, plan, tmp_path / "plain", False)
@@ -98,7 +100,7 @@ def test_replayed_passes_have_the_bits_of_the_same_passes(
 
 
 def test_padding_changes_no_loss(run_ranks, tiny_model, easy_glue, tmp_path):
-    words = ["epochs=1", "dropout=0", "attention_dropout=0", "pooling=mean"]
+    words = [*SHORT, "dropout=0", "attention_dropout=0", "pooling=mean"]
     (plan,) = plans(tiny_model, easy_glue, *words)
     losses, _ = trained(run_ranks, plan, tmp_path / "padded", False)
     train_on(run_ranks, 1, plan, tmp_path / "as-it-is")

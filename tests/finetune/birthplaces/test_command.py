@@ -15,6 +15,7 @@ from finetune.birthplaces import rows, training
 from finetune.birthplaces.rows import read_rows
 from pretrain.convert.model_folder import load_model
 from pretrain.records.metrics import read_metrics
+from tests.data_prep.conftest import in_process  # noqa: F401 - fixture
 from tests.finetune.birthplaces.conftest import TINY
 
 PAD, MASK = "\u25a1", "\u2047"
@@ -201,6 +202,7 @@ def test_several_ranks_are_refused(task, run_ranks, tmp_path):
     assert run_ranks(2, work) == [2, 2]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_line_is_a_document_and_a_corpus_is_made_once_for_each_text(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("Ann was born.\n\n  \n\u00a0\nBob too.\n")
