@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,10 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def nodes_of(path: Path) -> Iterator[ast.AST]:
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
     """Every node of a file's syntax tree."""
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 @functools.cache
@@ -114,8 +114,7 @@ def test_there_is_something_to_look_at():
 
 
 @pytest.mark.parametrize(
-    ("package", "above"),
-    [("data_prep", {"pretrain", "finetune"}), ("pretrain", {"finetune"})],
+    ("package", "above"), [("data_prep", {"pretrain", "finetune"}), ("pretrain", {"finetune"})]
 )
 def test_a_package_imports_none_that_is_built_on_it(package, above):
     wrong = {module_of(path): tops(imports_of(path)) & above for path in files_of(package)}
@@ -208,16 +207,23 @@ def test_rooms_that_decide_and_record_import_no_torch():
     assert not {"torch", "deepspeed", "megatron", "datasets"} & loaded
 
 
+PROGRAMS = [*(f"{package}.__main__" for package in PACKAGES), "finetune.zeroclap"]
+PREPARING = ["sample", "train-tokenizer", "prepare", "inspect", "verify"]
+
+
 @pytest.mark.parametrize(
-    "module", [*(f"{package}.__main__" for package in PACKAGES), "finetune.zeroclap"]
+    ("module", "commands"), [*((each, [""]) for each in PROGRAMS), (PROGRAMS[0], PREPARING)]
 )
-def test_help_imports_nothing_heavy(module):
+def test_help_imports_nothing_heavy(module, commands):
+    """Of the commands of data_prep, which start in an instant, neither."""
     code = (
         f"from {module} import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit as end: assert not end.code, end.code"
+        f"for command in {commands}:\n"
+        "    try: main([*command.split(), '--help'])\n"
+        "    except SystemExit as end: assert not end.code, end.code"
     )
-    heavy = {"torch", "deepspeed", "megatron", "datasets", "tokenizers", "numpy", "matplotlib"}
+    heavy = {"torch", "deepspeed", "megatron", "datasets", "tokenizers", "matplotlib"}
+    heavy |= {"numpy"} if commands == [""] else set()
     assert not heavy & imported_by(code)
 
 
@@ -268,13 +274,9 @@ def test_what_is_imported_is_declared():
     declared = [*project["dependencies"], *extras["ray"], *extras["wandb"]]
     names = {re.split("[<>=]", words)[0].replace("-", "_") for words in declared}
     names |= {"sklearn", "yaml", "megatron"}  # other names of what is declared
-    names |= {
-        "pyarrow",
-        "cycler",
-        "pydantic_core",
-    }  # what datasets, matplotlib and pydantic require
-    exported = (
-        ROOT / "pretrain" / "convert" / "modeling_zeroclap.py"
-    )  # goes with a model; loaded from there
+    # What datasets, matplotlib and pydantic require.
+    names |= {"pyarrow", "cycler", "pydantic_core"}
+    # It goes with a model, and is loaded from there.
+    exported = ROOT / "pretrain" / "convert" / "modeling_zeroclap.py"
     imported = set().union(*(tops(imports_of(path)) for path in FILES if path != exported))
     assert imported - names - {*PACKAGES, "", *sys.stdlib_module_names} == set()

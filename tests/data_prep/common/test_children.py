@@ -76,41 +76,17 @@ def of_ssh(monkeypatch, folder):
     return json.loads(hosts.variables({}))
 
 
-def started(monkeypatch, call):
-    """Return the environment of the process that a call starts."""
-    seen = []
-
-    def popen(*_, env, **__):
-        seen.append(env)
-        raise InterruptedError
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    with pytest.raises(InterruptedError):
-        call()
-    return seen[0]
-
-
 def of_fine_tuning(monkeypatch, folder):
-    from finetune import runs as finetuning
+    from finetune import runs
 
-    plan = SimpleNamespace(name="a")
     (folder / "a").mkdir()
-    return started(monkeypatch, lambda: finetuning._start(folder, plan, [], 1, 1))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: env)
+    return runs._start(folder, SimpleNamespace(name="a"), [], 1, 1)
 
 
-def of_the_demo(monkeypatch, folder):
-    from argparse import Namespace
-
-    from finetune.demo import demo
-
-    return started(monkeypatch, lambda: demo(Namespace(output=folder / "demo")))
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [of_a_launch, of_ssh, of_fine_tuning, of_the_demo],
-)
+@pytest.mark.parametrize("variables", [of_a_launch, of_ssh, of_fine_tuning])
 def test_every_child_gets_the_environment(variables, tmp_path, monkeypatch):
+    """Those of the demo: tests/finetune/test_zeroclap.py."""
     assert variables(monkeypatch, tmp_path)["PYTHONSAFEPATH"] == "1"
 
 
