@@ -1,7 +1,6 @@
 """No option of any command silently replaces an earlier value."""
 
 import argparse
-import json
 
 import pytest
 
@@ -9,7 +8,6 @@ import data_prep.__main__ as data_prep
 import finetune.__main__ as finetune
 import pretrain.__main__ as pretrain
 from data_prep.common.arguments import Parser, parse_arguments
-from data_prep.manifest import load_manifest
 
 
 def commands():
@@ -83,16 +81,3 @@ def test_groups_and_abbreviations_count_as_the_same_option(capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["--number", "--num", "3"])
     assert "argument --number: given twice (7, 3)" in capsys.readouterr().err
-
-
-def test_every_input_is_read(tmp_path):
-    """Regression test: only the last of several --input was read."""
-    for name in "ab":
-        line = json.dumps({"text": f"the only document of input {name}"})
-        (tmp_path / f"{name}.jsonl").write_text(line + "\n")
-    inputs = [part for name in "ab" for part in ("--input", str(tmp_path / f"{name}.jsonl"))]
-    vocabulary = ["--vocab-size", "300", "--output", str(tmp_path / "v")]
-    assert data_prep.main(["train-tokenizer", *inputs, *vocabulary]) == 0
-    made = ["--tokenizer", str(tmp_path / "v"), "--output", str(tmp_path / "made")]
-    assert data_prep.main(["prepare", *inputs, *made, "--valid-fraction", "0"]) == 0
-    assert load_manifest(tmp_path / "made").totals["train"].documents == 2

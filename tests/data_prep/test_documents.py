@@ -129,11 +129,7 @@ def test_file_that_is_cut_short_or_too_long_is_refused(tmp_path, compress):
     ("name", "content", "looks"),
     [
         ("a.jsonl.zst", GOOD, "not zstd as its name says; it looks like plain text"),
-        (
-            "a.jsonl.zst",
-            gzip.compress(GOOD, mtime=0),
-            "not zstd as its name says; it looks like gzip",
-        ),
+        ("a.jsonl.zst", gzip.compress(GOOD, mtime=0), "not zstd as its name says; .* like gzip"),
         ("a.jsonl.gz", zstandard.compress(GOOD), "not gzip as its name says; .* like zstd"),
         ("a.txt.gz", b"\xff\xfe\xfd", "it looks like neither a compressed file nor plain text"),
         ("a.jsonl", zstandard.compress(GOOD), "not plain as its name says; it looks like zstd"),
@@ -222,17 +218,7 @@ def test_rows_of_parquet_files_and_dataset_folders_are_documents(tmp_path, name)
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "c4-train.00000-of-01024.json.gz",
-        "a.json.zst",
-        "a.json",
-        "a.ndjson",
-        "part-00000",
-        "a.snappy",
-    ],
-)
+@pytest.mark.parametrize("name", ["c4.json.gz", "a.json.zst", "a.json", "part-00000", "a.snappy"])
 def test_an_input_of_any_name_is_read_by_what_it_holds(tmp_path, name):
     if name.endswith("snappy"):
         write_table(tmp_path / name, pyarrow.table({"text": ["a", "b"]}))
@@ -300,19 +286,12 @@ def test_columns_are_found_by_their_keys(tmp_path, name):
         list(read_documents(tmp_path / name, Settings(text_key="data.txt")))
 
 
-@pytest.mark.parametrize(
-    ("text_key", "subset_key", "line"),
-    [
-        ("content", "lang", '{"content": "a", "lang": "en"}'),
-        ("data.body", "data.about.lang", '{"data": {"body": "a", "about": {"lang": "en"}}}'),
-        ("data.body", "about.lang", '{"data.body": "a", "about.lang": "en"}'),
-    ],
-)
-def test_text_and_subset_of_other_layouts_are_found(tmp_path, text_key, subset_key, line):
+def test_text_and_subset_of_other_layouts_are_found(tmp_path):
+    """Which key is found: test_fields."""
     file = tmp_path / "a.jsonl"
-    file.write_text(f'{line}\n{{"text": "b"}}\n')
-    found = list(read_documents(file, Settings(text_key=text_key, subset_key=subset_key)))
-    assert found == [
+    file.write_text('{"data": {"body": "a", "about.lang": "en"}}\n{"text": "b"}\n')
+    settings = Settings(text_key="data.body", subset_key="data.about.lang")
+    assert list(read_documents(file, settings)) == [
         Document("a", "en", str(file), 1),
         Reject("no-text", "unknown", str(file), 2, 14),
     ]
@@ -326,13 +305,11 @@ def test_key_that_no_record_has_is_refused_with_the_keys_found(tmp_path):
     for key in ("lang", "meta.n"):  # a number names no subset
         with pytest.raises(ValueError, match=rf"no record has .* {key} \(--subset-key\)"):
             list(read_documents(file, Settings(text_key="body", subset_key=key)))
-    assert [type(record) for record in read_documents(file, Settings(text_key="body"))] == [
-        Document,
-        Reject,
-        Reject,
-    ]
-    file.write_text("{\n[]\n")
-    assert [type(record) for record in read_documents(file)] == [Reject, Reject]
+    kinds = [type(record) for record in read_documents(file, Settings(text_key="body"))]
+    assert kinds == [Document, Reject, Reject]
+    file.write_text("{\n[]\n")  # no record that could have it
+    for settings in (Settings(), Settings(subset_key="kind")):
+        assert [type(record) for record in read_documents(file, settings)] == [Reject, Reject]
 
 
 def test_text_key_twice_is_refused_for_any_key(tmp_path):
@@ -360,10 +337,8 @@ def test_rejects_have_the_bytes_that_they_take(tmp_path, monkeypatch):
     assert [getattr(record, "text_bytes", None) for record in read_documents(text)] == [60]
     articles = [b" = One = \n \n", b"long\n" * 30, b" \n = Two = \n \nshort\n"]
     text.write_bytes(b"".join(articles))
-    assert (
-        next(read_documents(f"wikitext:{text}")).text_bytes
-        == 1 + sum(map(len, articles[:2])) - 1 + 2
-    )
+    size = 1 + sum(map(len, articles[:2])) - 1 + 2
+    assert next(read_documents(f"wikitext:{text}")).text_bytes == size
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "saved"])
@@ -397,12 +372,10 @@ def test_articles_begin_at_titles_between_blank_lines(tmp_path):
 @pytest.mark.parametrize(("split", "articles"), [("train", 600), ("valid", 60), ("test", 60)])
 def test_wikitext_has_the_published_number_of_articles(split, articles, shared):
     file = shared / "data" / "wikitext-2" / f"wiki.{split}.tokens"
-    found = [
-        record for record in read_documents(f"wikitext:{file}") if isinstance(record, Document)
-    ]
+    found = texts_of(f"wikitext:{file}")
     assert len(found) == articles
-    words = sum(len(record.text.split()) for record in found)
-    assert words == len(file.read_text(encoding="utf-8").split())
+    words = [word for text in found for word in text.split()]
+    assert words == file.read_text(encoding="utf-8").split()
 
 
 def test_dataset_of_a_local_folder_is_read_by_name(tmp_path):

@@ -32,10 +32,6 @@ def test_message_names_a_limited_number_of_keys():
     assert "key-20" not in str(error.value)
 
 
-def test_an_input_without_records_has_no_missing_key():
-    Fields("a.txt", Settings(text_key="body", subset_key="kind")).check()
-
-
 def test_a_column_that_is_there_twice_is_refused_by_name():
     fields = Fields("a.parquet", Settings(text_key="text.body"))
     assert fields.columns(["other", "other", "text", "meta"]) == ["text", "meta"]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from data_prep.encoders import DIFFICULT_TEXTS
+from data_prep.encoders import DIFFICULT_TEXTS, Encoder
 from data_prep.tokenizer import Tokenizer, _bpe, load, load_with_order, train, train_characters
 from tests.data_prep.conftest import make_texts
-from tests.data_prep.test_encoders import random_texts
+from tests.data_prep.test_encoders import FAST, assert_same_ids, random_texts
 from tests.hub import hub_of
 
 CONTROL_TEXT = "<s> </s><pad><mask> <unk>"
@@ -382,13 +382,16 @@ def test_gpt2_files_give_the_ids_of_fairseqs_roberta(roberta):
 
 
 def test_ids_of_any_text_are_those_of_gpt2s_encoder(roberta, gpt2_files):
-    """As the library reads the same files; `dict.txt` orders the ids."""
+    """As the library reads the same files; `dict.txt` orders the ids. The fast encoder has them."""
     theirs = tokenizers.ByteLevelBPETokenizer.from_file(
         *(str(gpt2_files / name) for name in ("encoder.json", "vocab.bpe"))
     )
     symbols = [line.split()[0] for line in (gpt2_files / "dict.txt").read_text().splitlines()]
     ids_of = {symbol: id for id, symbol in enumerate(symbols, start=4)}
     texts = [*DIFFICULT_TEXTS, *random_texts(300)]
+    encoder = Encoder(roberta)
+    assert_same_ids(encoder, roberta, texts)
+    assert encoder.name == FAST
     for text, ids in zip(texts, roberta.encode_batch(texts), strict=True):
         assert ids.tolist() == [ids_of[str(id)] for id in theirs.encode(text).ids], text
         assert roberta.decode(ids.tolist()) == text

@@ -1,12 +1,11 @@
 """Tasks and their scores, collapsed runs, settings, and the protocols of the studies."""
 
-import argparse
 import math
 
 import numpy as np
 import pytest
 
-from finetune import command, scores, tasks
+from finetune import scores, tasks
 from finetune.config import FinetuneConfig
 from finetune.protocols import PROTOCOLS
 from finetune.tasks import TASKS, Task, collapse
@@ -80,13 +79,6 @@ def test_the_learning_rate_rises_and_then_falls_to_zero():
     config = FinetuneConfig(learning_rate=1.0, warmup_steps=4, schedule_steps=8)
     rates = [config.rate(step, 10) for step in range(10)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25, 0, 0])
-
-
-def test_the_command_offers_every_protocol():
-    parser = argparse.ArgumentParser()
-    command._glue_arguments(parser)
-    offered = {action.dest: action.choices for action in parser._actions}
-    assert offered["protocol"] == tuple(PROTOCOLS)
 
 
 def test_each_study_reports_its_own_score_of_a_run_in_the_epoch_where_it_is_best():
