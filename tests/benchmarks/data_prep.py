@@ -81,21 +81,13 @@ def measure(inputs: list[Path], tokenizer: Path, repeats: int, folder: Path) -> 
     seconds: dict[str, list[float]] = {}
     peaks: list[float] = []
     for _ in range(repeats):
-        for part, where in (
-            ("loop", first),
-            ("encode", first),
-            ("shards", first),
-            ("start", tiny),
-        ):
+        for part, where in (("loop", first), ("encode", first), ("shards", first), ("start", tiny)):
             taken, figures = _run_part(part, where, vocabulary)
             seconds.setdefault(part, []).append(taken)
             if part == "shards":
                 peaks.append(figures["peak_bytes"] / 1e6)
-        for name, where, workers in (
-            ("prepare", first, 1),
-            ("one worker", copies, 1),
-            ("two workers", copies, 2),
-        ):
+        runs = {"prepare": (first, 1), "one worker": (copies, 1), "two workers": (copies, 2)}
+        for name, (where, workers) in runs.items():
             taken = _run_prepare(where, vocabulary, workers, folder / "corpus")
             seconds.setdefault(name, []).append(taken)
     median = {name: statistics.median(times) for name, times in seconds.items()}
@@ -104,22 +96,14 @@ def measure(inputs: list[Path], tokenizer: Path, repeats: int, folder: Path) -> 
 
 
 def _table(median: dict[str, float], megabytes: float, peak: float) -> list[Row]:
+    share, speed = median["encode"] / median["shards"], COPIES * megabytes / median["one worker"]
     return [
         Row("one worker / a loop of tokenizers", median["loop"] / median["prepare"], "x", 15),
         Row("two workers / one", median["one worker"] / median["two workers"], "x", 1.85),
-        Row(
-            "the pipeline / the encoder alone, texts in memory",
-            100 * median["encode"] / median["shards"],
-            "%",
-            85,
-        ),
+        Row("the pipeline / the encoder alone, texts in memory", 100 * share, "%", 85),
         Row("peak memory of a worker", peak, "MB", 400, at_most=True),
         Row("a worker's start to its first shard", median["start"], "s", 1, at_most=True),
-        Row(
-            f"no target: one worker, the inputs {COPIES} times",
-            COPIES * megabytes / median["one worker"],
-            "MB/s",
-        ),
+        Row(f"no target: one worker, the inputs {COPIES} times", speed, "MB/s"),
         *(
             Row(f"no target: {name}", megabytes / median[name], "MB/s")
             for name in ("loop", "prepare", "shards", "encode")

@@ -284,15 +284,8 @@ def measure_small(kind: str, seeds: Sequence[int], config: SpikeConfig) -> Small
             counts["early"] += spike.onset < labelled.begins - NEAR_RECORDS
             delays.append(spike.step - labelled.begins)
             heights.append(float(labelled.rise[max(0, spike.step - labelled.begins)]))
-    return SmallRises(
-        curves=len(seeds),
-        suspected=counts["suspect"],
-        new_levels=counts["new-level"],
-        spikes=counts["spike"],
-        early=counts["early"],
-        delays=delays,
-        heights=heights,
-    )
+    suspected, new_levels, spikes, early = counts.values()
+    return SmallRises(len(seeds), suspected, new_levels, spikes, early, delays, heights)
 
 
 def small_table(seeds: Sequence[int], config: SpikeConfig) -> dict[str, SmallRises]:
@@ -391,11 +384,8 @@ def main() -> int:
         "delay: median number of records from the label to the suspicion that is confirmed later; "
         "error: of the onset.\nGross blips (4 to 6 nats) are confirmed at once.\n"
     )
-    for chosen_on in (
-        range(3 * options.seeds),
-        range(seeds.start, seeds.start + 3 * options.seeds),
-    ):
-        small = small_table(chosen_on, SpikeConfig())
+    for first in (0, seeds.start):
+        small = small_table(range(first, first + 3 * options.seeds), SpikeConfig())
     outcomes = [non_finite.outcome(case) for case in non_finite.CASES]
     print(non_finite.table(outcomes), end="\n\n")
     missed = sum(not each.as_wanted for each in outcomes)

@@ -26,8 +26,7 @@ def answers_false(text, subset):
 
 
 @pytest.mark.parametrize(
-    ("length", "reason"),
-    [(9, "too-short"), (10, None), (2048, None), (2049, "too-long")],
+    ("length", "reason"), [(9, "too-short"), (10, None), (2048, None), (2049, "too-long")]
 )
 def test_both_limits_are_inclusive(length, reason):
     assert judge(length, Settings(max_tokens=2048, min_tokens=10)) == reason

@@ -3,12 +3,7 @@ import gc
 import numpy as np
 import pytest
 
-from data_prep.indexed import (
-    IndexedReader,
-    IndexedWriter,
-    dtype_for,
-    import_megatron,
-)
+from data_prep.indexed import IndexedReader, IndexedWriter, dtype_for, import_megatron
 from tests.data_prep.conftest import write_indexed
 
 

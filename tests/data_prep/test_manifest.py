@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -106,8 +107,6 @@ def test_settings_out_of_range_are_refused(values, message):
 
 
 def test_digest_depends_on_the_data(manifest):
-    from dataclasses import replace
-
     other_files = replace(manifest.shards["train"][0], bin_sha256="c")
     other = replace(manifest, shards={"train": [other_files], "valid": []})
     assert replace(manifest, inputs=[]).digest() == manifest.digest()

@@ -33,8 +33,7 @@ def test_numbers_are_short(number, words):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0:00:00"), (59.6, "0:01:00"), (61, "0:01:01"), (9e4, "25:00:00")],
+    ("seconds", "text"), [(0.2, "0:00:00"), (59.6, "0:01:00"), (61, "0:01:01"), (9e4, "25:00:00")]
 )
 def test_durations_are_hours_minutes_and_seconds(seconds, text):
     assert duration(seconds) == text

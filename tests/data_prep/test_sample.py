@@ -53,13 +53,10 @@ def test_summary_matches_the_files_and_most_is_english(summary, corpus):
 def test_files_have_the_same_mixture_and_texts_are_clean(folder, summary):
     files = sorted(folder.glob("*.jsonl.zst"))
     assert [file.name for file in files] == [f"sample-{n:05d}.jsonl.zst" for n in range(4)]
+    subsets = {"Docstrings", "PythonDocs", "PythonSource"}
     for file in files:
         found = documents([file])
-        assert {document.subset for document in found} == {
-            "Docstrings",
-            "PythonDocs",
-            "PythonSource",
-        }
+        assert {document.subset for document in found} == subsets
         assert all(document.text == document.text.strip("\n") for document in found)
         assert all("\r" not in document.text for document in found)
         assert sum("\n\n" in document.text for document in found) > len(found) / 2

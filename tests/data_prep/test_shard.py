@@ -96,9 +96,8 @@ def test_complete_records_of_a_damaged_input_are_kept_on_request(task):
     assert made(task.corpus) == {}
     keeping = replace(task, settings=Settings(10_000, damaged="keep", valid_fraction=0.0))
     manifest = prepare_shard(keeping)
-    assert (
-        manifest.damage == f"{task.input}: cut short or damaged: the last zstd frame is incomplete"
-    )
+    damage = "cut short or damaged: the last zstd frame is incomplete"
+    assert manifest.damage == f"{task.input}: {damage}"
     assert 0 < manifest.files["train"].documents < 300
     assert existing_manifest(keeping) == manifest
 

@@ -19,11 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("data_prep", "pretrain", "finetune", "ds_configs")
 GUIDES = ROOT / "pretrain" / "guides"
-PAGES = [
-    GUIDES / "writing-a-recipe.md",
-    GUIDES / "using-a-model.md",
-    ROOT / "README.md",
-]
+PAGES = [GUIDES / "writing-a-recipe.md", GUIDES / "using-a-model.md", ROOT / "README.md"]
 SMALLER = {
     "--vocab-size 8000": "--vocab-size 2000",
     "--valid-fraction 0.02": "--valid-fraction 0.004",

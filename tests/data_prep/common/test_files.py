@@ -8,12 +8,7 @@ import shutil
 import pytest
 
 from data_prep.common import files
-from data_prep.common.files import (
-    AtomicFile,
-    new_folder,
-    remove_partial_folders,
-    sha256_of,
-)
+from data_prep.common.files import AtomicFile, new_folder, remove_partial_folders, sha256_of
 
 
 def test_json_has_null_for_every_number_that_is_not_finite():

@@ -36,12 +36,8 @@ def test_every_study_that_comes_with_the_project_loads_and_its_arms_differ(name,
 def test_an_arm_is_a_combination_of_levels_and_each_has_every_seed(study_file):
     loaded = study.load(str(study_file), toy=False)
     arms = study.pretraining_arms(loaded)
-    assert [arm.name for arm in arms] == [
-        "learned, some",
-        "learned, none",
-        "ALiBi, some",
-        "ALiBi, none",
-    ]
+    names = "learned, some; learned, none; ALiBi, some; ALiBi, none"
+    assert "; ".join(arm.name for arm in arms) == names
     assert arms[1].settings["model.overrides.dropout"] == 0.0
     runs = study.runs_of(arms, loaded.seeds)
     assert len({run.name for run in runs}) == 8
@@ -76,6 +72,7 @@ def test_settings_that_differ_are_those_of_the_resolved_architecture(study_file)
     assert differ == ["model.dropout", "model.position"]
 
 
+GLUE = ["--data", "GLUE"]
 WRONG = [
     ("no-such-study", [], "neither a file nor one of"),
     ("factors: {}", [], "at least two arms"),
@@ -86,45 +83,33 @@ WRONG = [
     ("colour: red", [], "unknown key"),
     ("", ["training.steps=0"], "learned, some: "),
     ("", ["model.overrides.dropout=0.0"], "same settings"),
-    ("finetune: {tasks: [CoLA], settings: {epoch: 3}}", ["--data", "GLUE"], "epochs"),
-    (
-        "finetune: {tasks: [CoLA], factors: {dropout: {some: {dropout: 0.1}}}}",
-        ["--data", "GLUE"],
-        "factor above",
-    ),
+    ("finetune: {tasks: [CoLA], settings: {epoch: 3}}", GLUE, "epochs"),
+    ("finetune: {tasks: [CoLA], factors: {dropout: {some: {dropout: 0.1}}}}", GLUE, "factor above"),
     (
         "finetune: {tasks: [CoLA], factors: {e: {a-b: {epochs: 1}, a b: {epochs: 2}}}}",
-        ["--data", "GLUE"],
+        GLUE,
         "letters and digits",
     ),
-    (
-        "finetune: {tasks: [CoLA], factors: {e: {a: {}, b: {epochs: 10}}}}",
-        ["--data", "GLUE"],
-        "same settings",
-    ),
-    ("finetune: {tasks: []}", ["--data", "GLUE"], "finetune.tasks"),
-    ("finetune: {tasks: [CoLA], seeds: []}", ["--data", "GLUE"], "finetune.seeds"),
-    ("finetune: {tasks: [CoLA], factors: {e: {}}}", ["--data", "GLUE"], "no levels"),
+    ("finetune: {tasks: [CoLA], factors: {e: {a: {}, b: {epochs: 10}}}}", GLUE, "same settings"),
+    ("finetune: {tasks: []}", GLUE, "finetune.tasks"),
+    ("finetune: {tasks: [CoLA], seeds: []}", GLUE, "finetune.seeds"),
+    ("finetune: {tasks: [CoLA], factors: {e: {}}}", GLUE, "no levels"),
     ("toy: 3", ["--toy"], "study.yaml: has no section"),
     ("factors: [a]", ["--toy"], "study.yaml: factors"),
     ("toy: {factors: [a]}", ["--toy"], "study.yaml: factors"),
-    ("finetune: {tasks: [CoLA], by_task: {RTE: {}}}", ["--data", "GLUE"], "'RTE' is not one of"),
-    ("finetune: {tasks: [CoLA], by_task: {CoLA: {seeds: []}}}", ["--data", "GLUE"], "seeds []"),
-    (
-        "finetune: {tasks: [CoLA], by_task: {CoLA: {settings: {epoch: 3}}}}",
-        ["--data", "GLUE"],
-        "epochs",
-    ),
-    ("finetune: {tasks: [CoLA], only: {mean: [ALiBi]}}", ["--data", "GLUE"], "finetune.only"),
+    ("finetune: {tasks: [CoLA], by_task: {RTE: {}}}", GLUE, "'RTE' is not one of"),
+    ("finetune: {tasks: [CoLA], by_task: {CoLA: {seeds: []}}}", GLUE, "seeds []"),
+    ("finetune: {tasks: [CoLA], by_task: {CoLA: {settings: {epoch: 3}}}}", GLUE, "epochs"),
+    ("finetune: {tasks: [CoLA], only: {mean: [ALiBi]}}", GLUE, "finetune.only"),
     (
         "finetune: {tasks: [CoLA], factors: {e: {a: {}}}, only: {a: [rotary]}}",
-        ["--data", "GLUE"],
+        GLUE,
         "finetune.only.a: 'rotary' is not one of learned, ALiBi",
     ),
     ("pairs: [[ALiBi, rotary]]", [], "pairs: 'rotary' is not one of"),
     ("", ["--glue-jobs", "0"], "--glue-jobs"),
     ("finetune: {tasks: [CoLA]}", [], "--data"),
-    ("finetune: {tasks: [COLLA]}", ["--data", "GLUE"], "CoLA"),
+    ("finetune: {tasks: [COLLA]}", GLUE, "CoLA"),
     ("", ["--jobs", "-1"], "--jobs"),
     ("", ["--seeds", "1,1"], "--seeds"),
 ]
@@ -278,15 +263,8 @@ def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
 
 def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, capsys):
     output = tmp_path / "output"
-    words = [
-        "--output",
-        str(output),
-        "--dry-run",
-        "--kind",
-        "h100",
-        "training.deepspeed=zero1_bf16",
-    ]
-    assert main(["study", str(study_file), *words]) == 0
+    words = f"--output {output} --dry-run --kind h100 training.deepspeed=zero1_bf16"
+    assert main(["study", str(study_file), *words.split()]) == 0
     text = capsys.readouterr().out
     assert "4 arms with seeds 1, 2: 8 runs" in text
     assert "of one h100" in text
