@@ -128,9 +128,9 @@ def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]
 
     Args:
         folder: the checkpoint.
-        part: index of this rank's share of the hashing: it compares the size of every file and the
-            hash of every `parts`-th one.
-        parts: number of ranks that share the hashing.
+        part: index of this rank's share of the files, every `parts`-th one, of which it compares
+            size and hash.
+        parts: number of ranks that share them.
 
     Raises:
         DamagedFile: a file is cut short or changed; the message names it.
@@ -148,11 +148,10 @@ def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]
         raise ValueError(f"{folder}: {reason}") from None
     files.check_format(version, FORMAT_VERSION, folder / MANIFEST)
     try:
-        for name, size in sizes.items():
-            found = files.retried((folder / name).stat).st_size
-            if found != size:
-                raise DamagedFile(f"{folder / name}: has {found} bytes, {size} were written")
         for name in sorted(fingerprints)[part::parts]:
+            found = files.retried((folder / name).stat).st_size
+            if found != sizes[name]:
+                raise DamagedFile(f"{folder / name}: has {found} bytes, {sizes[name]} were written")
             if files.retried(partial(fingerprint, folder / name)) != fingerprints[name]:
                 raise DamagedFile(f"{folder / name}: is not what was written, its hash differs")
     except FileNotFoundError as error:
@@ -174,7 +173,7 @@ class ResumePoint:
 
 
 def find_resume_point(run: Path, steps: Sequence[int], group: Group) -> ResumePoint:
-    """Find the newest checkpoint that verifies; the ranks share the hashing.
+    """Find the newest checkpoint that verifies; the ranks share its files.
 
     Args:
         run: the run's folder.
@@ -201,9 +200,10 @@ def find_resume_point(run: Path, steps: Sequence[int], group: Group) -> ResumePo
 
 
 def _verify(folder: Path, part: int, parts: int) -> tuple[dict[str, Any] | None, str, bool]:
-    """Return the manifest, or the reason why it does not verify and whether damage is proven."""
+    """Return why a checkpoint does not verify and whether damage is proven; part 0 the manifest."""
     try:
-        return read_manifest(folder, part, parts), "", False
+        manifest = read_manifest(folder, part, parts)
+        return (None if part else manifest), "", False  # one is enough: it names every file
     except (OSError, ValueError) as error:
         return None, str(error) or type(error).__name__, isinstance(error, DamagedFile)
 
