@@ -97,19 +97,15 @@ def check_disk_space(config: RunConfig, parameters: int) -> None:
         checkpoints.check_disk_space(existing_folder(run), max_checkpoints_kept(config) + 1, size)
 
 
-def bytes_missing(config: RunConfig, steps: Sequence[int]) -> int:
-    """Return the bytes of the checkpoints that a run may still add to those that it keeps.
+def bytes_of_newest(run: Path, steps: Sequence[int]) -> int:
+    """Return the bytes of a run's newest checkpoint, as the next one will need; 0 without any.
 
     Args:
-        config: the recipe.
-        steps: of the checkpoints that it has, whose newest one gives the size; 0 without any.
+        run: the run's folder.
+        steps: of its checkpoints.
     """
-    if not steps:
-        return 0
-    files = checkpoints.folder_of(Path(config.folder), steps[-1]).glob("*")
-    # One more than are kept: the oldest is deleted after the newest is committed.
-    missing = max(1, max_checkpoints_kept(config) + 1 - len(steps))
-    return missing * sum(path.stat().st_size for path in files)
+    files = checkpoints.folder_of(run, steps[-1]).glob("*") if steps else ()
+    return sum(path.stat().st_size for path in files)
 
 
 def existing_folder(folder: Path) -> Path:

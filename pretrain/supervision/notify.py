@@ -1,4 +1,4 @@
-"""Call the user's program at a rollback, when giving up, and at the end of a run."""
+"""Call the user's program at a rollback, on a full disk, when giving up, and at a run's end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 from data_prep.common.files import strict_json
 from pretrain.records.ledger import SPIKE, Record
 
-KINDS = frozenset({"gave-up", "done", "preempted"})
-"""The ledger's records that are sent, beside rollbacks."""
+WAITING = "waiting"
+"""The event of a disk without room, which is no record of the ledger."""
+KINDS = frozenset({"gave-up", "done", "preempted", WAITING})
+"""The events that are sent, beside rollbacks."""
 COMMAND_SECONDS = 30.0
 
 

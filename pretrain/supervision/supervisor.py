@@ -223,11 +223,13 @@ class Supervisor:
             shutil.rmtree(left, ignore_errors=True)
         if lack := self._lack_of_room():
             self._print(f"{lack}; waiting for room")
+            self._tell({"kind": notify.WAITING}, f"{lack}; waiting for room")
             self._wait_until(lambda: not self._lack_of_room(), math.inf, _LOOK_SECONDS)
 
     def _lack_of_room(self) -> str:
-        """Describe a disk without room for the checkpoints that an attempt may write, else ""."""
-        needed = max(_LEAST_BYTES, capacity.bytes_missing(self.config, self._state().checkpoints))
+        """Describe a disk without room for the next checkpoint, else ""."""
+        newest = capacity.bytes_of_newest(self.run_folder, self._state().checkpoints)
+        needed = max(_LEAST_BYTES, newest)
         free = shutil.disk_usage(self.run_folder).free
         text = f"{self.run_folder}: has {free:,} bytes free and needs {needed:,}"
         return text if free < needed else ""

@@ -148,8 +148,8 @@ def _remove_rejected(config: RunConfig, start: ResumeState, point: ResumePoint) 
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     unproven = {r["step"] for r in records if r["kind"] == "reject"} - point.damaged
     checkpoints.remove(run, kept | unproven, lambda text: sys.stdout.write(f"{text}\n"))
-    # One more than are kept: the oldest is deleted after the newest is committed.
-    missing = max(1, max_checkpoints_kept(config) + 1 - len(kept))
+    # Without any, for all that are kept, and one more: the oldest is deleted after a commit.
+    missing = 1 if kept else max_checkpoints_kept(config) + 1
     checkpoints.check_disk_space(run, missing, start.checkpoint_size)
 
 
@@ -184,4 +184,5 @@ def _record(
         hosts=hosts,
         pid=os.getpid(),
         versions=environment["versions"],
+        kernels=[environment[name] for name in ("accelerator", "attention_backend", "compiled")],
     )

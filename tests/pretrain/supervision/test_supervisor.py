@@ -21,7 +21,6 @@ from pretrain.config.sections import NotifyConfig, SupervisionConfig
 from pretrain.processes import processes
 from pretrain.records import control, failures, heartbeat, ledger, metrics, progress
 from pretrain.records import folder as run_folder
-from pretrain.spikes.policy import max_checkpoints_kept
 from pretrain.supervision import jobs, launch, supervisor
 from pretrain.supervision.decide import Problem
 from tests.pretrain.builders import commit_checkpoint
@@ -403,23 +402,24 @@ def test_a_launch_waits_for_room_on_the_disk_and_says_how_much_is_missing_where(
     opened, tmp_path, monkeypatch
 ):
     Launcher(monkeypatch, "record('attempt', step=100); record('done')")
-    output, free = [], [10]
+    output = []
     ledger.append(tmp_path / "ledger.jsonl", "commit", attempt=1, step=100)
     folder = tmp_path / "checkpoints" / "step-00000100"
     folder.mkdir(parents=True)
-    (folder / "weights.pt").write_bytes(b"w" * 1_000_000)
+    (folder / "weights.pt").write_bytes(b"w" * (needed := 20_000_000))
     left = folder.with_name("step-00000200.t.partial")
     left.mkdir()
-    monkeypatch.setattr(supervisor.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
-    config = RunConfig(folder=str(tmp_path))
-    needed = max_checkpoints_kept(config) * 1_000_000
-
-    def listen(text):
-        output.append(text)
-        if "waiting for room" in text:
-            free[0] = needed
-
-    assert opened(config, write=listen, poll_seconds=0.05).run() == 0
+    told = tmp_path / "told"
+    monkeypatch.setattr(
+        supervisor.shutil,
+        "disk_usage",
+        lambda path: SimpleNamespace(free=needed if told.exists() else 10),
+    )
+    notify = NotifyConfig(["sh", "-c", f"cat >> {told}"])
+    config = RunConfig(folder=str(tmp_path), notify=notify)
+    assert opened(config, write=output.append, poll_seconds=0.05).run() == 0
+    events = [json.loads(line)["event"] for line in told.read_text().splitlines()]
+    assert events == ["waiting", "done"]
     waited = [text for text in output if "waiting for room" in text]
     assert waited == [
         f"[supervisor] {tmp_path}: has 10 bytes free and needs {needed:,}; waiting for room\n"
