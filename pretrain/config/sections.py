@@ -279,8 +279,8 @@ class SpikeConfig:
     if the next evaluation shows it too."""
     margin_steps: NonNegativeInt = 100
     """Steps between the checkpoint of a rollback and the spike's onset, at least. The second
-    rollback skips the blocks of as many steps before the onset, and of four times as many after
-    it."""
+    rollback skips the blocks of as many steps before the onset, and of those from there to the
+    confirmation, at most four times as many."""
 
     @property
     def slow_window(self) -> int:
@@ -326,9 +326,9 @@ class SupervisionConfig:
     the others by ssh. Empty: this machine, or one `supervise` on each."""
     hang_seconds: PositiveFloat = 60.0
     """Silence after which a step counts as hanging, unless ten times the 99th percentile of the
-    last 1000 steps is longer (of the median, while fewer than 100 steps are known). Until a step of
-    the attempt, or of a new phase, is recorded, `init_seconds` counts if it is longer. A process
-    that stays stopped (SIGSTOP) counts as hanging at any time, after two thirds of it."""
+    last steps, at most 1000, is longer (of the median, while fewer than 100 are known). Until a
+    step of the attempt, or of a new phase, is recorded, `init_seconds` counts if it is longer. A
+    process that stays stopped (SIGSTOP) counts as hanging at any time, after two thirds of it."""
     init_seconds: PositiveFloat = 600.0
     """Silence after which the start-up counts as hanging. It is the longest time between two of:
     launch, ranks joined, model built, checkpoint verified, engine made, checkpoint loaded, batches

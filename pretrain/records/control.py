@@ -1,6 +1,6 @@
 """Control files: how the supervisor, the ranks and the agents of other nodes communicate.
 
-They are small files in the run's folder `control/`, and each has one writer:
+They are small files in the run's folder `control/`, and each but the stop request has one writer:
 
     control.json             which attempt may train, where, and whether it is to stop
     stop-TOKEN               request to an attempt to save and exit after the current step
@@ -23,6 +23,7 @@ import math
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -222,12 +223,21 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def repeated(seconds: float, action: Callable[[], object]) -> Iterator[None]:
-    """Call `action` in a thread, now and every `seconds`, until this block ends."""
+    """Call `action` in a thread, now and every `seconds`, until this block ends.
+
+    An error is printed once, and the next call may succeed: these calls tell others who is alive.
+    """
     left = threading.Event()
 
     def repeat() -> None:
+        printed = ""
         while True:
-            action()
+            try:
+                action()
+            except Exception as error:
+                if repr(error) != printed:
+                    printed = repr(error)
+                    traceback.print_exc()
             if left.wait(seconds):
                 return
 

@@ -78,6 +78,11 @@ def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
         with contextlib.suppress(OSError):  # tried again
             files.replace_json(_sign(run, name), sign)
 
+    def remove() -> None:
+        sign = control.read_json(_sign(run, name)) or {}
+        if (sign.get("host"), sign.get("process")) == (socket.gethostname(), os.getpid()):
+            _sign(run, name).unlink(missing_ok=True)
+
     def unless_refused(action: Callable[[], object]) -> None:
         with contextlib.suppress(OSError):  # the file system is unavailable
             action()
@@ -87,7 +92,7 @@ def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
     with contextlib.ExitStack() as stack:
         stack.callback(unless_refused, file.close)
         check_not_elsewhere(run, name)
-        stack.callback(unless_refused, lambda: _sign(run, name).unlink(missing_ok=True))
+        stack.callback(unless_refused, remove)
         renew()
         stack.enter_context(control.repeated(_SIGN_SECONDS, renew))
         held = stack.pop_all()

@@ -129,7 +129,12 @@ def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Evaluations after the same step stand beside each other if they measured different things.
     """
     result: list[dict[str, Any]] = []
+    newest = 0
     for record in records:
+        attempt = record.get("attempt", 0)
+        if attempt < newest:  # a superseded attempt wrote it before it noticed
+            continue
+        newest = attempt
         step, validation_id = record["step"], record.get("validation_id")
         while result and (
             result[-1]["step"] > step

@@ -82,8 +82,7 @@ class RunLog:
         self._first_validation_id = (validation or [{}])[0].get("validation_id", "")
         self._progress = progress.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
         segments = self._setup.segments
-        micro_batch_size = segments.at(start.step).config.batch.micro_batch_size
-        self._loss_before = recorded_loss(lines, records, start, micro_batch_size)
+        self._loss_before = recorded_loss(lines, records, start)
         self.watch = SpikeWatch(
             SpikeDetector(config.spike, declared_changes(segments, start.state)),
             history_before(start.step, lines, validation),
@@ -246,23 +245,25 @@ def recorded_loss(
     lines: Sequence[Mapping[str, Any]],
     records: Sequence[ledger.Record],
     start: ResumeState,
-    micro_batch_size: int,
 ) -> float:
     """Return the loss that the attempt's first step had before; NaN if it had none that is finite.
 
-    No seed is used twice, so an equal seed means an equal history, under the same recipe.
+    No seed is used twice, so an equal seed means an equal history, under the same recipe. Attempts
+    with another micro-batch size, which keys the dropout, or on other kernels have other losses.
 
     Args:
         lines: of metrics.jsonl, from before the attempt.
-        records: of the ledger.
+        records: of the ledger, with the attempt's own.
         start: how the attempt begins.
-        micro_batch_size: of its first step, which keys the dropout.
     """
+    own = next(record for record in reversed(records) if record["kind"] == "attempt")
     attempts: set[int] = set()
     for record in records:
         if "recipe" in record and record["step"] <= start.step:
             attempts.clear()
-        elif record["kind"] == "attempt" and record["micro_batch_size"] == micro_batch_size:
+        elif record["kind"] == "attempt" and all(
+            record.get(name) == own.get(name) for name in ("micro_batch_size", "kernels")
+        ):
             attempts.add(record["attempt"])
     found = [
         metrics.loss_of(line)

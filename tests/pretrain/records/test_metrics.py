@@ -121,6 +121,7 @@ def test_what_survives_is_the_newest_attempt_at_each_step():
     assert metrics.surviving(first) == first
     assert metrics.surviving(first + second) == first[:6] + second
     assert metrics.surviving(first + second + third) == first[:3] + third
+    assert metrics.surviving(first + second + lines(9, 10) + third) == first[:3] + third
     assert metrics.surviving([]) == []
 
 

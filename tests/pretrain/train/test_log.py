@@ -140,32 +140,31 @@ def test_the_seed_of_an_attempt_is_that_of_the_order_in_its_first_step(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("step", "seed", "micro_batch_size", "expected"),
+    ("step", "seed", "micro_batch_size", "kernels", "expected"),
     [
-        (10, 1, 4, 5.0),
-        (10, 1, 8, 6.0),
-        (10, 2, 8, 7.0),
-        (10, 2, 4, math.nan),
-        (12, 1, 4, math.nan),  # metrics.jsonl has null where a loss is not finite
-        (13, 1, 4, math.nan),
+        (10, 1, 4, "dense", 5.0),
+        (10, 1, 8, "dense", 6.0),
+        (10, 2, 8, "dense", 7.0),
+        (10, 2, 8, "flex", math.nan),
+        (10, 2, 4, "dense", math.nan),
+        (12, 1, 4, "dense", math.nan),  # metrics.jsonl has null where a loss is not finite
+        (13, 1, 4, "dense", math.nan),
     ],
 )
-def test_the_loss_to_repeat_is_that_of_the_same_seed_and_micro_batches(
-    step, seed, micro_batch_size, expected
+def test_the_loss_to_repeat_is_that_of_the_same_seed_micro_batches_and_kernels(
+    step, seed, micro_batch_size, kernels, expected
 ):
-    sizes = {1: 4, 2: 8, 3: 8}
-    records = [
-        {"kind": "attempt", "attempt": attempt, "micro_batch_size": size}
-        for attempt, size in sizes.items()
-    ]
+    attempts = [(1, 4, "dense"), (2, 8, "dense"), (3, 8, "dense"), (4, micro_batch_size, kernels)]
+    names = ("attempt", "micro_batch_size", "kernels")
+    records = [{"kind": "attempt", **dict(zip(names, each, strict=True))} for each in attempts]
     state = ledger.run_state([{"kind": "segment", "why": "start", "step": 0, "seed": seed}])
     start = ResumeState(4, "t", step, state, Lineage.begin(10, seed), 0, [], seed)
-    found = recorded_loss(LINES, records, start, micro_batch_size)
+    found = recorded_loss(LINES, records, start)
     assert found == pytest.approx(expected, nan_ok=True)
     # Another recipe has other losses from its step on.
     for first in (step, step + 1):
         later = [*records, {"kind": "segment", "recipe": "0a1b", "step": first}]
-        found = recorded_loss(LINES, later, start, micro_batch_size)
+        found = recorded_loss(LINES, later, start)
         assert found == pytest.approx(math.nan if first == step else expected, nan_ok=True)
 
 
