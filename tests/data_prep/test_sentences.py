@@ -64,7 +64,7 @@ def test_time_is_linear_in_the_text(unit):
         text = unit * (100_000 // len(unit)) + end
         started = time.process_time()
         assert "".join(sentences(text)) == text
-        assert time.process_time() - started < 15  # 0.03 s; quadratic time would be 15 minutes
+        assert time.process_time() - started < 3  # 0.03 s; quadratic time is 14 s or more
 
 
 def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(tokenizer):
