@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,17 @@ def test_a_request_that_the_disk_refuses_is_not_a_request_and_ends_nothing(tmp_p
         control.stop_on_signals(tmp_path, "aa", {})
         os.kill(os.getpid(), signal.SIGUSR1)
         assert not control.stop_requested(tmp_path, "aa")
+
+
+def test_what_is_repeated_goes_on_after_errors_and_prints_each_once(capsys):
+    errors, gone_on = iter([KeyError("a"), KeyError("a"), ValueError("b")]), threading.Event()
+
+    def action():
+        if error := next(errors, None):
+            raise error
+        gone_on.set()
+
+    with control.repeated(0.01, action):
+        assert gone_on.wait(10)
+    printed = capsys.readouterr().err
+    assert (printed.count("KeyError: 'a'"), printed.count("ValueError: b")) == (1, 1)

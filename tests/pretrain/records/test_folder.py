@@ -70,6 +70,8 @@ def test_who_holds_a_lock_is_seen_without_taking_it(tmp_path, monkeypatch):
         for other in ({"process": 2**22 + 1}, {"time": 1.0}):  # it is gone, or came later
             files.replace_json(path, {**sign, **other})
             assert run_folder.holder(tmp_path) == ""
+        files.replace_json(path, {**sign, "host": "elsewhere"})
+    assert path.exists(), "it is another machine's, which has taken over"
 
 
 def test_a_lock_that_cannot_be_closed_harms_no_run(tmp_path, monkeypatch):
