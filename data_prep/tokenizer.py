@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE_NAME = "tokenizer.json"
+FILE_NAMES = (
+    *(FILE_NAME, *gpt2_vocabulary.HUGGING_FACE_FILES),
+    *("added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"),
+)
+"""Files of a repository that its vocabulary is in."""
 _ACCEPTED = (
     f"a {FILE_NAME}; a folder with one (a prepared corpus, an exported model, the output of "
     f"train-tokenizer); a folder with {', '.join(gpt2_vocabulary.FAIRSEQ_FILES)}, or "
@@ -371,16 +376,16 @@ def _read_json(file: Path) -> "tokenizers.Tokenizer":
 
 def _find(name_or_path: str | Path) -> Path:
     """Return the path of the `tokenizer.json`, or of the folder in another layout."""
-    path = Path(name_or_path)
+    path, reason = Path(name_or_path), "no such file"
+    if isinstance(name_or_path, str) and hub.may_be_name(name_or_path):
+        try:
+            path = hub.fetch(name_or_path, FILE_NAMES)
+        except ValueError as error:
+            reason = str(error)
     if path.is_dir() and not (path / FILE_NAME).exists() and gpt2_vocabulary.is_layout(path):
         return path
     file = path / FILE_NAME if path.is_dir() else path
     if file.is_file():
         return file
-    reason = f"has no {FILE_NAME}" if path.is_dir() else "no such file"
-    if isinstance(name_or_path, str) and hub.may_be_name(name_or_path):
-        try:
-            return hub.fetch(name_or_path, [FILE_NAME]) / FILE_NAME
-        except ValueError as error:
-            reason = str(error)
+    reason = f"has no {FILE_NAME}" if path.is_dir() else reason
     raise ValueError(f"tokenizer {name_or_path}: {reason}; accepted: {_ACCEPTED}")

@@ -22,7 +22,7 @@ from torch import Tensor
 from data_prep.common import hub
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import named_errors, read_json
-from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizer import FILE_NAMES, Tokenizer
 from pretrain.convert import names as layout
 from pretrain.convert import tokenizer_files
 from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
@@ -49,7 +49,7 @@ _UNUSED = re.compile(
 )
 """Counters, and the pooler, which neither a masked language model nor a classifier has."""
 _WHOLE, _PICKLED, _INDEX = "model.safetensors", "pytorch_model.bin", ".index.json"
-_FETCHED = ("config.json", "*.safetensors", _WHOLE + _INDEX, *tokenizer_files.NAMES)
+_FETCHED = ("config.json", "*.safetensors", _WHOLE + _INDEX, *FILE_NAMES)
 
 
 def located(model: Path) -> Path:

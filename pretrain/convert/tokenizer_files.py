@@ -11,11 +11,6 @@ from data_prep.common.files import read_json, write_json
 from data_prep.tokenizer import Tokenizer
 from pretrain.model.config import ModelConfig
 
-NAMES = (
-    *(tokenizers.FILE_NAME, "vocab.json", "merges.txt"),
-    *("added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"),
-)
-"""Files that a vocabulary may be in."""
 _SPECIAL_TOKENS = {
     "bos_token": "<s>",
     "cls_token": "<s>",

@@ -188,12 +188,18 @@ def write_hub(tokenizer, file):
 def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(tokenizer, tmp_path):
     (tmp_path / "hub" / "someone" / "roberta-2.0").mkdir(parents=True)
     write_hub(tokenizer, tmp_path / "hub" / "someone" / "roberta-2.0" / "tokenizer.json")
+    slow = write_hugging_face(tokenizer, tmp_path / "hub" / "someone" / "slow")
+    spaced = write_hugging_face(tokenizer, tmp_path / "hub" / "someone" / "spaced")
+    write_hub(tokenizer, spaced / "tokenizer.json")
+    (spaced / "tokenizer_config.json").write_text('{"add_prefix_space": true}')
     with hub_of(tmp_path / "hub"):
         copies = [
             load(write_gpt2(tokenizer, tmp_path / "gpt2")),
             load(write_hugging_face(tokenizer, tmp_path / "hugging face")),
             load("someone/roberta-2.0"),
+            load("someone/slow"),
         ]
+        assert load("someone/spaced").digest() == load(spaced).digest() != load(slow).digest()
     texts = [*make_texts(20, 30, seed=3), CONTROL_TEXT, " naïve  東京\n\U0001f600 "]
     for copy in copies:
         assert copy.digest() == tokenizer.digest()
