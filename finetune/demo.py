@@ -132,7 +132,8 @@ def demo(options: argparse.Namespace) -> int:
 def table(output: Path, seconds: float) -> str:
     """Format what the demo measured, and where to find more."""
     from data_prep.manifest import load_manifest
-    from finetune.report import CONSTANT, collect, summary
+    from finetune.report import CONSTANT, CONSTANT_TITLE, collect, summary
+    from finetune.runs import WEIGHTS
     from pretrain.records import ledger, metrics
 
     corpus = load_manifest(output / "corpus")
@@ -145,13 +146,9 @@ def table(output: Path, seconds: float) -> str:
     }
     rows["  of the unigram distribution"] = f"{corpus.unigram_perplexity:.1f}"
     scores = summary(collect(output / "scores")).set_index(["model", "epoch", "score"])["median"]
-    for name, title in (
-        ("pretrained", "pretrained weights"),
-        ("random", "random weights"),
-        (CONSTANT, "the best constant answer"),
-    ):
-        score = scores[name, "last", "accuracy"]
-        rows[f"word order, accuracy, {title}"] = f"{score:.3f}"
+    titles = {**{name: f"{name} weights" for name in WEIGHTS}, CONSTANT: CONSTANT_TITLE}
+    for name, title in titles.items():
+        rows[f"word order, accuracy, {title}"] = f"{scores[name, 'last', 'accuracy']:.3f}"
     rows["loss spikes survived"] = str(len(ledger.segments(records, ledger.SPIKE)))
     rows["pretraining speed"] = f"{speed:,.0f} tokens/s"
     rows["whole demo"] = f"{seconds:.0f} s"

@@ -11,7 +11,7 @@ import torch
 
 from finetune import scores, tasks
 from finetune.batches import EncodedExamples, ShuffledBatches
-from finetune.tasks import Logits, Task, suffix_of
+from finetune.tasks import Logits, Task
 from pretrain.engine.distributed import gather
 from pretrain.loop.protocols import Model
 
@@ -92,8 +92,7 @@ class DevEvaluator:
             both = torch.from_numpy(logits), torch.from_numpy(dev_set.labels)
             record.setdefault("loss", float(tasks.loss(self._task, *both)) / len(dev_set))
             distinct.append(len(np.unique(answers)))
-            values = scores.score(self._task.metrics, dev_set.labels, answers)
-            record |= {f"{name}{suffix_of(split)}": value for name, value in values.items()}
+            record |= tasks.score(self._task, split, dev_set.labels, answers)
         self.epochs.append(record)
         if self.best == record:
             self.answers = distinct[0]

@@ -58,7 +58,7 @@ def published_loss(labels: Values, predictions: Values) -> float:
 
 
 def squared_error(labels: Values, predictions: Values) -> float:
-    """Return the mean squared error, in units of `Task.scale`; infinite if it is not finite."""
+    """Return the mean squared error; infinite if it is not finite."""
     error = float(np.mean((labels - predictions) ** 2))
     return error if math.isfinite(error) else math.inf
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from finetune import scores
 from finetune.scores import Values
 
 if TYPE_CHECKING:
@@ -253,6 +254,17 @@ def truth(task: Task, labels: Sequence[float]) -> Values:
 def answers(task: Task, logits: Logits) -> Values:
     """Return the model's answers: the likeliest classes, or the numbers."""
     return logits[:, 0] if task.is_regression else logits.argmax(axis=1)
+
+
+def score(task: Task, split: str, right: Values, given: Values) -> dict[str, float]:
+    """Return the scores of a split's answers by name, a squared error in the units of the files.
+
+    The published loss is that of the learned numbers.
+    """
+    found = scores.score(task.metrics, right, given)
+    if "squared_error" in found:
+        found["squared_error"] *= task.scale * task.scale
+    return {f"{name}{suffix_of(split)}": value for name, value in found.items()}
 
 
 def constant(task: Task, right: Values) -> Values:

@@ -24,7 +24,7 @@ from finetune.config import FinetuneConfig
 from finetune.evaluation import DevEvaluator
 from finetune.graphs import can_replay, replay_passes
 from finetune.runs import MODEL, RESULT, RunPlan, model_digest, read_plan
-from finetune.tasks import TASKS, Objective, Task, collapse, constant, suffix_of
+from finetune.tasks import TASKS, Objective, Task, collapse, constant, score
 from pretrain.config.deepspeed import stage_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.convert.model_folder import LoadedModel, load_model
@@ -138,9 +138,7 @@ def _scores(
 ) -> dict[str, Any]:
     of_constant = dict[str, float]()  # the best answer that is the same for every example
     for split, dev_set in dev_sets.items():
-        right = dev_set.labels
-        found = scores.score(task.metrics, right, constant(task, right))
-        of_constant |= {f"{name}{suffix_of(split)}": value for name, value in found.items()}
+        of_constant |= score(task, split, dev_set.labels, constant(task, dev_set.labels))
     published, *_ = task.metrics
     best = scores.best(evaluation.epochs, [published])
     return {

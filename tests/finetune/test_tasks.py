@@ -1,5 +1,6 @@
 """Tasks and their scores, collapsed runs, settings, and the protocols of the studies."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -154,6 +155,15 @@ NAN, BOTH = math.nan, ("pearson", "spearman")
 def test_scores_agree_with_their_definitions_without_warnings(labels, predictions, expected):
     found = scores.score([*expected], np.array(labels), np.array(predictions))
     assert found == pytest.approx(expected)
+
+
+def test_the_squared_error_of_a_task_of_one_s_own_is_in_the_units_of_its_files():
+    task = Task("own", "regression", metrics=("pearson", "squared_error"), scale=10.0)
+    right, given = np.array([[0.1, 0.5], [0.3, 0.5]], dtype=np.float32)
+    found = tasks.score(task, "test", right, given)
+    assert found == pytest.approx({"pearson_test": 1.0, "squared_error_test": 2.0})
+    huge = dataclasses.replace(task, scale=1e200)  # its square is beyond a float
+    assert tasks.score(huge, "dev", right, given)["squared_error"] == math.inf
 
 
 def test_no_constant_beats_the_majority_or_the_mean():
