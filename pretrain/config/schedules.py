@@ -19,9 +19,8 @@ def learning_rate(segments: Segments, step: int) -> float:
             steps - cooldown_steps on, where f(x) = 1 - sqrt(x), which ends lower than
             1 - x; peak before (Hägele et al. 2024, section 3)
 
-    where `steps` is `training.steps` and period = steps, or of an overestimated-cosine
-    floor(1.1 * steps), counted from the end of the warm-up as in EIFY/fairseq, so that the
-    published run ends at 84 % of the period.
+    where `steps` is `training.steps` and period = steps - warmup, or of an overestimated-cosine
+    floor(1.1 * steps), as in EIFY/fairseq, so that the published run ends at 84 % of the period.
 
     In a phase that has a schedule of its own, updates count from its first, and its length takes
     the place of `training.steps`. The other phases share the run's schedule; each may have another
@@ -43,6 +42,7 @@ def learning_rate(segments: Segments, step: int) -> float:
             return peak
         left = (steps - step) / cooldown
         return minimum + (peak - minimum) * (1.0 - math.sqrt(1.0 - left))
-    period = 11 * steps // 10 if config.schedule.name == "overestimated-cosine" else steps
+    overestimated = config.schedule.name == "overestimated-cosine"
+    period = 11 * steps // 10 if overestimated else steps - warmup
     phase = (step - warmup) / period
     return minimum + 0.5 * (peak - minimum) * (1.0 + math.cos(math.pi * phase))
