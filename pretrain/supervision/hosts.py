@@ -160,7 +160,7 @@ class Agents:
             run: the run's folder.
             write: receives messages, without line ends, about agents that could not be started.
         """
-        self.start = secrets.token_hex(8) if names else ""
+        self.start = secrets.token_hex(8)
         """Token of this start: the agents serve its supervisor only."""
         self._names, self._run, self._write = names, run, write
         self._children: dict[int, subprocess.Popen[bytes]] = {}

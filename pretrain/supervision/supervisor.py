@@ -87,6 +87,8 @@ class Supervisor:
         self._stop_requests, self._printed = control.StopRequests(), ""
         run_folder.check_not_elsewhere(self.run_folder)  # before it is told to stop
         self._lock = run_folder.lock(self.run_folder, run_folder.SUPERVISOR_LOCK)
+        self._found = control.read_control_file(self.run_folder)
+        """The control file of the supervisor before."""
         dump(config, self.run_folder / run_folder.SUPERVISED)
         self._agents = hosts.Agents(machines, self.run_folder, self._print)
         self._other_nodes = OtherNodes(self.run_folder, node.count, start=self._agents.start)
@@ -154,8 +156,9 @@ class Supervisor:
         if job := jobs.find(self.run_folder, control_file):
             self._print(f"attempt {job.control_file.attempt} still runs; watching it")
             return self._run_to_end(job)
-        if control_file and control_file.state == control.RUN:
-            control.write(self.run_folder, dataclasses.replace(control_file, state=control.STOP))
+        if control_file and control_file.state != control.EXIT:
+            # If its supervisor only stood still, it sees that another one wrote this, and leaves.
+            self._write_control_file(dataclasses.replace(control_file, state=control.STOP))
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)
         run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read_failures(self.run_folder, control_file.token) if control_file else []
@@ -240,6 +243,7 @@ class Supervisor:
         """Wait for a condition, `seconds` or a stop request; return whether the condition held."""
         deadline = time.monotonic() + seconds
         while not condition():
+            self._check_not_replaced()
             if self._stop_requests.count or time.monotonic() >= deadline:
                 return False
             time.sleep(min(self._poll_seconds, every))
@@ -249,8 +253,7 @@ class Supervisor:
         """Launch the next attempt and run it to its end."""
         run = self.run_folder
         control_file = launch.next_control_file(self.config, self._node, self._records())
-        control_file = dataclasses.replace(control_file, start=self._agents.start)
-        control.write(run, control_file)
+        self._write_control_file(control_file)
         job = jobs.start(run, control_file, 0)
         ranks = launch.world_size(self._settings, self._node.count)
         started = f"{count(ranks, 'rank')} through deepspeed"
@@ -263,10 +266,11 @@ class Supervisor:
             problem = self._watch(job)
         finally:
             stop = dataclasses.replace(job.control_file, state=control.STOP)
-            with contextlib.suppress(OSError):  # the processes are ended even on a full disk
-                control.write(self.run_folder, stop)
+            # The processes are ended even on a full disk, and if another supervisor took over.
+            with contextlib.suppress(OSError, ValueError):
+                self._write_control_file(stop)
             job.end(processes.GRACE_SECONDS)
-        control.write(self.run_folder, stop)
+        self._write_control_file(stop)
         # Their ranks may still write down why they ended. `_wait_for_nodes` waits longer.
         deadline = time.monotonic() + processes.GRACE_SECONDS
         while self._other_nodes.busy() and time.monotonic() < deadline:
@@ -280,6 +284,7 @@ class Supervisor:
         deadline = math.inf
         while not job.ended():
             time.sleep(self._poll_seconds)
+            self._check_not_replaced()
             if self._stop_requests.count:
                 deadline = self._request_stop(job, deadline)
             if problem := self._problem(job, watch, deadline):
@@ -339,10 +344,30 @@ class Supervisor:
     def _release_nodes(self, code: int) -> None:
         """Make the agents of the other nodes exit."""
         if self._node.count > 1:
-            token, start = secrets.token_hex(8), self._agents.start
-            leave = ControlFile(token, 0, control.EXIT, code=code, start=start)
-            control.write(self.run_folder, leave)
+            self._write_control_file(ControlFile(secrets.token_hex(8), 0, control.EXIT, code=code))
             self._agents.close(processes.GRACE_SECONDS)
+
+    def _write_control_file(self, control_file: ControlFile) -> None:
+        """Replace the control file, as written by this start."""
+        self._check_not_replaced()
+        own = dataclasses.replace(control_file, start=self._agents.start)
+        control.write(self.run_folder, own)
+
+    def _check_not_replaced(self) -> None:
+        """Raise if another supervisor has taken the run over, before anything is written.
+
+        Where locks do not hold between machines, or not longer than a machine is silent, one may
+        do so while this machine stands still.
+
+        Raises:
+            ValueError: another one has; the message says what to do.
+        """
+        newest = control.try_read(self.run_folder)
+        if newest and newest != self._found and newest.start != self._agents.start:
+            raise ValueError(
+                f"{self.run_folder}: another supervisor has taken this run over, as this one was "
+                "silent; leave the run to it, or end it before you start this one again"
+            )
 
     def _records(self) -> list[ledger.Record]:
         return ledger.read_ledger(self.ledger)
@@ -351,6 +376,7 @@ class Supervisor:
         return ledger.run_state(self._records())
 
     def _record(self, kind: str, **fields: object) -> None:
+        self._check_not_replaced()
         ledger.append(self.ledger, kind, **fields)
         self._print_news()
 

@@ -1,5 +1,6 @@
 """The supervisor; small scripts replace the launcher."""
 
+import contextlib
 import errno
 import functools
 import json
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -396,6 +398,43 @@ def test_the_ranks_that_a_killed_supervisor_left_are_ended_and_counted_as_a_cras
     assert supervise(opened, tmp_path, []) == 0
     rank.wait(5)
     assert kinds(tmp_path) == ["attempt", "crash", "attempt", "done"]
+
+
+@pytest.mark.parametrize(
+    ("script", "moment"),
+    [
+        ("record('attempt'); time.sleep(10); record('outlived')", "attempt 1: "),
+        ("record('attempt')", "attempt 1 failed"),
+    ],
+)
+def test_a_supervisor_that_stood_still_leaves_the_run_to_one_that_took_it_over_elsewhere(
+    script, moment, opened, tmp_path, monkeypatch
+):
+    Launcher(monkeypatch, script)
+    config, found = RunConfig(folder=str(tmp_path)), []
+    saving = tmp_path / "checkpoints" / "step-00000200.t.partial"
+
+    def state():
+        return control.read_control_file(tmp_path), kinds(tmp_path), saving.exists()
+
+    def listen(text):
+        if moment in text:
+            while not kinds(tmp_path):
+                time.sleep(0.05)
+            with monkeypatch.context() as elsewhere:  # it sees neither the lock nor the processes
+                elsewhere.setattr(run_folder, "lock", lambda *_: contextlib.ExitStack())
+                elsewhere.setattr(jobs, "find", lambda *_: None)
+                elsewhere.setattr(processes, "end_all", lambda *_: None)
+                opened(config, write=[].append)._take_over()
+            saving.mkdir(parents=True)
+            found.append(state())
+
+    first = opened(config, write=listen, poll_seconds=0.05)
+    for act in (first.run, lambda: first._record("gave-up")):
+        with pytest.raises(ValueError, match="another supervisor has taken this run over"):
+            act()
+    assert found == [state()]
+    assert not processes.members(tmp_path)
 
 
 def test_a_launch_waits_for_room_on_the_disk_and_says_how_much_is_missing_where(
