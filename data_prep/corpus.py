@@ -63,15 +63,11 @@ class Corpus:
     @cached_property
     def subsets(self) -> npt.NDArray[np.uint8]:
         """Index of each document's subset in `manifest.subsets`; uint8 [documents]."""
-        number = self.manifest.subsets.index
-        return np.concatenate(
-            [
-                np.array([*map(number, files.subsets)], np.uint8)[
-                    subset_numbers(self.folder, files)
-                ]
-                for files in self._shards
-            ]
-        )
+        number, found = self.manifest.subsets.index, []
+        for files in self._shards:
+            numbers = np.array([*map(number, files.subsets)], np.uint8)
+            found.append(numbers[subset_numbers(self.folder, files)])
+        return np.concatenate(found)
 
     def document(self, index: int, first: int = 0, end: int | None = None) -> Ids:
         """Return the ids [first, end) of a document, including the final `</s>`; a read-only view.
@@ -167,11 +163,9 @@ def open_shard(folder: Path, files: ShardFiles, dtype: str) -> IndexedReader:
     found = (len(reader.bounds) - 1, len(lengths), len(ids), str(ids.dtype))
     expected = (files.documents, files.sequences, files.tokens, dtype)
     if found != expected:
-        described = (
-            "{} documents, {} sequences and {} tokens as {}".format(*each)
-            for each in (found, expected)
-        )
-        raise ValueError(f"{folder / files.stem}.idx: {', but the manifest has '.join(described)}")
+        described = "{} documents, {} sequences and {} tokens as {}".format
+        both = f"{described(*found)}, but the manifest has {described(*expected)}"
+        raise ValueError(f"{folder / files.stem}.idx: {both}")
     return reader
 
 

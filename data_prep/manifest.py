@@ -166,6 +166,7 @@ class Tally:
     rejects: dict[str, Rejects]  # by reason
     cut: int  # documents truncated or split, as settings.long says
     cut_tokens: int  # removed from truncated documents
+    cut_bytes: int = field(default=0, kw_only=True)  # of text, estimated from the share of tokens
 
     def keep(self, split: str, subset: str, count: Count) -> None:
         """Count documents written to a split."""
@@ -185,6 +186,7 @@ class Tally:
             self.reject(reason, rejects)
         self.cut += other.cut
         self.cut_tokens += other.cut_tokens
+        self.cut_bytes += other.cut_bytes
 
     def rejects_summary(self) -> str:
         """Return the rejects as "3 too-long (first at a.jsonl:7), 1 not-json (first at ...)"."""

@@ -97,12 +97,10 @@ def run(options: argparse.Namespace) -> int:
         print(line)
     for line in how_divided(inputs, settings.document_separator):
         print(line)
-    for text in warnings(manifest):
+    broken = broken_warning(manifest)
+    for text in filter(None, (*warnings(manifest), broken)):
         print(f"{options.parser.prog}: warning: {text}", file=sys.stderr)
-    if warning := broken_warning(manifest):
-        print(f"{options.parser.prog}: warning: {warning}", file=sys.stderr)
-        return EXIT_DONE if options.allow_broken else EXIT_FAILED
-    return EXIT_DONE
+    return EXIT_FAILED if broken and not options.allow_broken else EXIT_DONE
 
 
 def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator[str]:

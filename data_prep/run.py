@@ -178,8 +178,7 @@ def _existing_shards(tasks: Sequence[ShardTask]) -> dict[int, ShardManifest]:
             f"{folder / min(extra)}: left by a prepare of more inputs than the {len(expected)} "
             "named now. Name another --output, or use --overwrite to make the corpus again"
         )
-    found = {task.index: existing_manifest(task) for task in tasks}
-    return {index: shard for index, shard in found.items() if shard is not None}
+    return {task.index: shard for task in tasks if (shard := existing_manifest(task))}
 
 
 def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, ShardManifest]:

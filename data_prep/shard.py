@@ -143,22 +143,25 @@ class _Shard:
 
     def _add_one(self, document: Document, ids: Ids, lengths: list[int]) -> None:
         text = document.text.encode()
-        text_bytes = len(text)
-        self.text_bytes += text_bytes
+        self.text_bytes += len(text)
         if (split := self._role) == "both":  # of the document and all its windows
             is_valid = content_share(text, "valid") < self._settings.valid_fraction
             split = "valid" if is_valid else "train"
         pieces = windows(ids, self._settings)
         self.tally.cut += pieces[0].size < ids.size
-        self.tally.cut_tokens += ids.size - sum(piece.size for piece in pieces)
+        left, left_bytes = ids.size, len(text)
         lengths_of_pieces = cut_lengths(lengths, [len(piece) for piece in pieces])
         for piece, of_sequences in zip(pieces, lengths_of_pieces, strict=True):
+            # Estimated from the share of the ids; the bytes of all pieces add up to the text's.
+            text_bytes = left_bytes * piece.size // left if left else left_bytes
+            left, left_bytes = left - piece.size, left_bytes - text_bytes
             if reason := judge(len(piece) + 2, self._settings):
                 self._reject(reason, document, text_bytes, len(piece) + 1)
             else:
                 self._splits[split].append(piece, of_sequences, document)
                 self.tally.keep(split, document.subset, Count(1, len(piece) + 1, text_bytes))
-            text_bytes = 0  # counted with the first window
+        self.tally.cut_tokens += left
+        self.tally.cut_bytes += left_bytes
 
     def close(self) -> dict[str, ShardFiles]:
         """Finish the files; splits without documents have none."""

@@ -29,12 +29,12 @@ _COLUMNS = (("documents", 14), ("tokens", 18), ("MB of text", 14))  # and their 
 
 
 class SizeRow(NamedTuple):
-    """Documents that were kept, or rejected for one reason; None where a size is not known."""
+    """Documents that were kept, or rejected for one reason; None where tokens are not known."""
 
     name: str
     documents: int
     tokens: int | None
-    text_bytes: int | None
+    text_bytes: int
 
 
 def by_frequency(rejects: Mapping[str, Rejects]) -> list[str]:
@@ -45,7 +45,7 @@ def by_frequency(rejects: Mapping[str, Rejects]) -> list[str]:
 def rows(manifest: CorpusManifest) -> list[SizeRow]:
     """Return what was kept, then what was rejected, most frequent reason first.
 
-    If documents were truncated, the last row has the tokens that were cut off.
+    If documents were truncated, the last row has what was cut off.
     """
     kept = sum(manifest.totals.values(), Count())
     found = [SizeRow("kept", kept.documents, kept.tokens, kept.text_bytes)]
@@ -54,7 +54,7 @@ def rows(manifest: CorpusManifest) -> list[SizeRow]:
         tokens = None if rejects.tokens is None else sum(rejects.tokens.values())
         found.append(SizeRow(reason, rejects.count, tokens, sum(rejects.text_bytes.values())))
     if manifest.cut_tokens:
-        found.append(SizeRow("cut off", 0, manifest.cut_tokens, None))
+        found.append(SizeRow("cut off", 0, manifest.cut_tokens, manifest.cut_bytes))
     return found
 
 
@@ -149,7 +149,7 @@ def broken_warning(manifest: CorpusManifest) -> str | None:
     count = sum(rejects.count for rejects in broken.values())
     not_encoded = sum(r.count for name, r in manifest.rejects.items() if name not in _ENCODED)
     records = sum(manifest.length_histogram.counts) + not_encoded
-    text_bytes = {row.name: row.text_bytes or 0 for row in rows(manifest)}
+    text_bytes = {row.name: row.text_bytes for row in rows(manifest)}
     share_of_bytes = sum(map(text_bytes.__getitem__, broken)) / max(sum(text_bytes.values()), 1)
     if max(count / max(records, 1), share_of_bytes) <= ALLOWED_BROKEN:
         return None

@@ -63,7 +63,7 @@ def test_missing_unfinished_and_other_folders_have_different_messages(tmp_path):
     ("change", "message"),
     [
         ({"format_version": 99}, "format version 99 was written by a later version of zeroclap"),
-        ({"later": 1}, "unknown key 'later'; known are cut, cut_tokens, damages, "),
+        ({"later": 1}, "unknown key 'later'; known are cut, cut_bytes, cut_tokens, damages, "),
     ],
 )
 def test_damage_is_named(tmp_path, manifest, change, message):

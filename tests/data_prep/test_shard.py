@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.documents import Document, Reject
+from data_prep.encoders import Encoder
 from data_prep.filters import filtered
 from data_prep.indexed import IndexedReader
 from data_prep.manifest import Settings, ShardTask
@@ -120,7 +121,7 @@ def test_an_input_changed_in_place_is_another_one(task):
         existing_manifest(task)
 
 
-def test_sizes_of_texts_are_in_bytes(task):
+def test_sizes_of_texts_are_in_bytes(task, monkeypatch):
     write_pile(task.input, ["é" * 3, "東京", "x", "é" * 400])
     reports = []
     settings = Settings(max_tokens=100, valid_fraction=0.0)
@@ -128,6 +129,14 @@ def test_sizes_of_texts_are_in_bytes(task):
     assert manifest.kept["train"]["Pile-CC"].text_bytes == 6 + 6 + 1
     assert manifest.rejects["too-long"].text_bytes == {"Pile-CC": 800}
     assert reports[-1].text_bytes == 813
+    split = replace(settings, long="split", min_tokens=20)
+    write_pile(task.input, ["é" * 498])  # an id per byte: windows of 98, and one of 16
+    manifest = prepare_shard(replace(task, settings=split))
+    assert manifest.kept["train"]["Pile-CC"].text_bytes == 980
+    assert manifest.rejects["too-short"].text_bytes == {"Pile-CC": 16}
+    monkeypatch.setattr(Encoder, "encode", lambda self, texts: [np.empty(0, np.int32)])
+    empty = prepare_shard(replace(task, settings=settings))  # as of a normaliser that drops it all
+    assert (empty.kept["train"]["Pile-CC"].text_bytes, empty.cut_bytes) == (996, 0)
     (other,) = filtered(iter([Document("é", "X", "a", 1)]), Settings(subset="Y"))
     assert isinstance(other, Reject)
     assert other.text_bytes == 2

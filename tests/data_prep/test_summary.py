@@ -35,13 +35,16 @@ def test_documents_that_were_not_encoded_have_no_tokens(manifest):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_truncation_has_a_row_of_the_tokens_cut_off(inputs, tokenizer_folder, tmp_path):
+def test_truncation_has_a_row_of_what_is_cut_off(inputs, tokenizer_folder, tmp_path):
     settings = Settings(max_tokens=64, long="truncate", valid_fraction=0.2)
     manifest = prepare(inputs, tmp_path / "cut", tokenizer_folder, settings)
     whole = prepare(inputs, tmp_path / "whole", tokenizer_folder, Settings(valid_fraction=0.2))
     (kept, cut), (everything,) = rows(manifest), rows(whole)
     assert cut.name == "cut off"
     assert kept.tokens + cut.tokens == everything.tokens
+    assert kept.text_bytes + cut.text_bytes == everything.text_bytes
+    for name, found in bytes_per_token(whole).items():
+        assert bytes_per_token(manifest)[name] == pytest.approx(found, rel=0.02)
     assert "cut off" in "".join([*table_of_sizes(manifest)][-2:])
 
 
