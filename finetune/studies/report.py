@@ -93,15 +93,17 @@ def _table(title: str, measured: Measured, cell: Cell) -> str:
 
 
 def _cells(frame: DataFrame, names: Sequence[str], cell: Cell) -> list[str]:
-    """Write the figures of an arm; a cell is empty where none of its seeds has the figure."""
-    found = {name: frame[name].dropna() for name in names if name in frame}
-    return [cell(name, found[name]) if len(found.get(name, ())) else "" for name in names]
+    """Write the figures of an arm; a cell is empty where none of its seeds has the figure.
+
+    Of collapsed runs, every table has their number.
+    """
+    own = {results.COLLAPSED: _sum_up}
+    columns = frame.reindex(columns=names).items()
+    return [own.get(n, cell)(n, found.dropna()) if found.count() else "" for n, found in columns]
 
 
 def _median(name: str, values: Series) -> str:
-    """Median, lowest and highest of a figure; of collapsed runs, their number."""
-    if name == results.COLLAPSED:
-        return f"{values.sum():.0f}"
+    """Median, lowest and highest of a figure."""
     median, low, high = map(_number, (values.median(), values.min(), values.max()))
     return median if low == high else f"{median} ({low} to {high})"
 
@@ -195,7 +197,9 @@ def _latex(measured: Measured) -> str:
     names = results.names_of(measured)
     cells = [_cells(frame, names, _with_deviation) for frame in measured.values()]
     table = pandas.DataFrame(cells, [arm.name for arm in measured], names)
-    return str(table.to_latex(escape=True, caption="Mean and standard deviation over seeds."))
+    caption = "Mean and standard deviation over seeds."
+    caption += " Scores of collapsed runs count." * (results.COLLAPSED in names)
+    return str(table.to_latex(escape=True, caption=caption))
 
 
 CURVES, LENGTHS = "curves", "lengths"

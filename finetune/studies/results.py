@@ -203,10 +203,8 @@ def _best(found: Results, factor: str) -> Results:
         levels = [{*arm.levels} for arm in best.values()]
         return {a: v for a, v in measured.items() if any(each <= {*a.levels} for each in levels)}
 
-    return Results(
-        *(kept(found.pretraining), kept(found.finetuning), kept(found.cost)),
-        *(kept(found.curves), found.unfinished),
-    )
+    pretraining, finetuning, cost = map(kept, (found.pretraining, found.finetuning, found.cost))
+    return Results(pretraining, finetuning, cost, kept(found.curves), found.unfinished)
 
 
 def paired(measured: Measured, one: Arm, other: Arm) -> DataFrame:

@@ -147,6 +147,10 @@ def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(view
     assert collected.unfinished == [f"1 of 3 fine-tunings of {OURS.folder}-seed1"]
     found = collected.finetuning
     table = report._table("Fine-tuning", found, report._median)
+    latex = report._latex(found)
+    assert re.search(r"CLAP & 70.00( ± 10.00)? & 2 ", latex)  # a number in LaTeX as well
+    assert "Scores of collapsed runs count." in latex
+    assert "collapsed" not in report._latex(collected.pretraining)
     if len(seeds) > 1:
         assert found[THEIRS].to_dict("index") == {1: {"CoLA": pytest.approx(70), "collapsed": 2}}
         assert "| CLAP | 70.00 | 2 |" in table
