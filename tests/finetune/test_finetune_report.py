@@ -93,6 +93,9 @@ def test_a_task_without_published_scores_has_no_table_of_them(tmp_path):
     text = report.write_report(tmp_path)
     assert "Beside the published" not in text
     assert "| weights | WNLI | mean |" in text
+    assert "| pretrained | 60.0 |  |" in text  # the published means leave it out
+    write_run(tmp_path, "pretrained", 1, 0.7, 0.6, task="RTE")
+    assert "| pretrained | 70.0 | 60.0 | 70.0 of 1 |" in report.write_report(tmp_path)
 
 
 def test_the_report_is_printed_and_written_beside_the_published_table_in_its_units(runs, capsys):
