@@ -34,7 +34,8 @@ def fetch(name: str, patterns: Sequence[str]) -> Path:
         return Path(snapshot_download(name, allow_patterns=[*patterns], local_files_only=local))
     except (OSError, ValueError) as error:
         what, *_ = reason.splitlines() or str(error).splitlines() or [type(error).__name__]
-        raise ValueError(f"no such file here, and none on the Hugging Face hub: {what}") from error
+        hub = "not in the hub's cache" if local else "none on the Hugging Face hub"
+        raise ValueError(f"no such file here, and {hub}: {what}") from error
 
 
 def _reason_for_silence(endpoint: str) -> str:

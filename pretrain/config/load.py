@@ -83,6 +83,8 @@ def find(recipe: str) -> Path:
     Raises:
         ValueError: there is none; the known names are listed.
     """
+    if (own := Path(recipe, RUN_FILE)).is_file():
+        raise ValueError(f"recipe {recipe!r}: is a run's folder; its recipe is {own}")
     return named_file("recipe", recipe, RECIPES, ".yaml")
 
 

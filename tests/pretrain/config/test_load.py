@@ -126,6 +126,13 @@ def test_recipes_that_extend_each_other_are_refused(tmp_path):
         recipes.load(write(tmp_path, "c", "{extends: c}"))
 
 
+def test_the_folder_of_a_run_is_no_recipe(tmp_path):
+    """Nor is it taken for a recipe with a similar name."""
+    write(tmp_path, "run", "{}")
+    with pytest.raises(ValueError, match=r"is a run's folder; its recipe is .*/run\.yaml"):
+        recipes.load(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
