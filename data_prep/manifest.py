@@ -56,18 +56,11 @@ class Settings:
         """Refuse values out of range."""
         object.__setattr__(self, "valid_fraction", float(self.valid_fraction))  # 0 is a fraction
         if not 0 <= self.valid_fraction < 1:
-            raise ValueError(
-                f"valid-fraction {self.valid_fraction}: accepted: 0 or more, and less than 1"
-            )
-        if self.max_tokens is None:
-            if self.long in ("truncate", "split"):
-                raise ValueError(
-                    f"long {self.long!r} needs max-tokens, the length of the longest piece"
-                )
-        elif self.max_tokens < 3:
-            raise ValueError(
-                f"max-tokens {self.max_tokens}: accepted: 3 (<s>, one id, </s>) or more"
-            )
+            raise ValueError(f"valid-fraction {self.valid_fraction}: accepted: 0 to below 1")
+        if self.max_tokens is None and self.long != "drop":
+            raise ValueError(f"long {self.long!r} needs max-tokens, the longest piece's length")
+        if self.max_tokens is not None and self.max_tokens < 3:
+            raise ValueError(f"max-tokens {self.max_tokens}: accepted: 3 (<s>, id, </s>) or more")
         if self.min_tokens < 0 or self.min_tokens > (self.max_tokens or self.min_tokens):
             most = "or more" if self.max_tokens is None else f"to max-tokens ({self.max_tokens})"
             raise ValueError(f"min-tokens {self.min_tokens}: accepted: 0 {most}")

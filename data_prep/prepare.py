@@ -95,8 +95,6 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_FAILED
     for line in _summary(options.output, manifest, time.monotonic() - started):
         print(line)
-    for line in how_divided(inputs, settings.document_separator):
-        print(line)
     broken = broken_warning(manifest)
     for text in filter(None, (*warnings(manifest), broken)):
         print(f"{options.parser.prog}: warning: {text}", file=sys.stderr)
@@ -115,3 +113,4 @@ def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator
     yield from (f"damaged: {damage}" for damage in manifest.damages)
     if not manifest.totals["valid"].documents:
         yield "the validation split is empty, which pretraining refuses; see --valid-fraction"
+    yield from how_divided([i.path for i in manifest.inputs], manifest.settings.document_separator)

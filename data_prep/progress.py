@@ -3,11 +3,12 @@
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from data_prep.common.wording import duration
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_BARS = 0.1
 
 
 class Done(NamedTuple):
@@ -47,49 +48,55 @@ def rates(done: Done, input_bytes: int, elapsed_seconds: float) -> str:
 
 
 class ProgressReport:
-    """Shows the number of finished shards, the speed, and the remaining time."""
+    """Shows the number of finished shards or inputs, the speed, and the remaining time."""
 
-    def __init__(self, num_shards: int, input_bytes: int = 0) -> None:
-        """Start the clock for `num_shards` shards made from `input_bytes` of input."""
-        self._num_shards = num_shards
-        self._shards_done = 0
+    def __init__(
+        self, command: str, num_parts: int, input_bytes: int = 0, unit: str = "shards"
+    ) -> None:
+        """Start the clock.
+
+        Args:
+            command: Begins each line.
+            num_parts: Shards or inputs to finish.
+            input_bytes: Size of what is read; the remaining time follows from it.
+            unit: What the parts are.
+        """
+        from tqdm import tqdm
+
+        self._command, self._num_parts, self._unit = command, num_parts, unit
+        self._parts_done = 0
         self._done = Done()
         self._input_bytes = input_bytes
         self._started = self._shown = time.monotonic()
-        self._bar: Any = None
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            # tqdm estimates the remaining time from shards, `rates` from bytes.
-            layout = "{desc}: {n_fmt}/{total_fmt} shards |{bar:20}| {elapsed}{postfix}"
-            self._bar = tqdm(total=num_shards, desc="prepare", bar_format=layout, file=sys.stderr)
+        # tqdm estimates the remaining time from the parts, `rates` from bytes.
+        layout = f"{command}: {{n_fmt}}/{{total_fmt}} {unit} |{{bar:20}}| {{elapsed}}{{postfix}}"
+        # None disables the bar where stderr is not a terminal.
+        self._bar = tqdm(total=num_parts, bar_format=layout, file=sys.stderr, disable=None)
 
     def update(self, done: Done) -> None:
-        """Show the work that this run has done so far."""
-        self._done = done
-        now = time.monotonic()
+        """Show the work that this run has done so far, unless that was shown a moment ago."""
+        self._done, now = done, time.monotonic()
+        pause = _SECONDS_BETWEEN_LINES if self._bar.disable else _SECONDS_BETWEEN_BARS
+        if self._parts_done < self._num_parts and now - self._shown < pause:
+            return
+        self._shown = now
         description = rates(done, self._input_bytes, now - self._started)
-        if self._bar is not None:
+        if self._bar.disable:
+            self.say(f"{self._parts_done} of {self._num_parts} {self._unit}, {description}")
+        else:
             self._bar.set_postfix_str(description, refresh=False)
-            self._bar.update(self._shards_done - self._bar.n)
+            self._bar.update(self._parts_done - self._bar.n)
             self._bar.refresh()
-        elif self._shards_done == self._num_shards or now - self._shown >= _SECONDS_BETWEEN_LINES:
-            self._shown = now
-            self.say(f"{self._shards_done} of {self._num_shards} shards, {description}")
 
-    def finish_shard(self) -> None:
-        """Count one more finished shard."""
-        self._shards_done += 1
-        self.update(self._done)
+    def finish_part(self, done: Done | None = None) -> None:
+        """Count one more finished part."""
+        self._parts_done += 1
+        self.update(done or self._done)
 
     def say(self, message: str) -> None:
         """Print a separate line."""
-        if self._bar is not None:
-            self._bar.write(f"prepare: {message}", file=sys.stderr)
-        else:
-            print(f"prepare: {message}", file=sys.stderr, flush=True)
+        self._bar.write(f"{self._command}: {message}", file=sys.stderr)
 
     def close(self) -> None:
         """Close the bar."""
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()

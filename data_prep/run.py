@@ -183,8 +183,7 @@ def _existing_shards(tasks: Sequence[ShardTask]) -> dict[int, ShardManifest]:
 
 def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, ShardManifest]:
     """Make shards; returns their manifests. Failures are raised after all other tasks are done."""
-    results: dict[int, ShardManifest] = {}
-    failures: dict[int, str] = {}
+    results, failures = dict[int, ShardManifest](), dict[int, str]()
     if not tasks:
         return results
     if workers > len(tasks):
@@ -195,7 +194,7 @@ def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, Sh
         )
     input_bytes = sum(input_state(task.input)[0] for task in tasks)
     with (
-        closing(ProgressReport(len(tasks), input_bytes)) as report,
+        closing(ProgressReport("prepare", len(tasks), input_bytes)) as report,
         closing(ENGINES[engine](prepare_shard, tasks, workers, report.update)) as outcomes,
     ):
         for task, outcome in outcomes:
@@ -205,7 +204,7 @@ def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, Sh
                     report.say(f"{task.name} failed: {outcome}")
             else:
                 results[task.index] = outcome
-                report.finish_shard()
+                report.finish_part()
     if failures:
         kept = f" ({len(results)} other shards are done and kept)" if results else ""
         first = failures[min(failures)]

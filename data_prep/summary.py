@@ -92,14 +92,14 @@ def bytes_per_token(manifest: CorpusManifest) -> dict[str, float]:
 
 def density(manifest: CorpusManifest) -> str:
     """Return a line with the bytes of text per token."""
-    by_subset = bytes_per_token(manifest)
-    kept = sum(manifest.totals.values(), Count())
+    by_subset, kept = bytes_per_token(manifest), sum(manifest.totals.values(), Count())
     line = f"{kept.text_bytes / max(kept.tokens, 1):.2f} bytes of text per token"
-    if len(by_subset) == 1:
-        return line
-    named = [f"{name} {found:.2f}" for name, found in by_subset.items()]
-    rest = ", ..." if len(named) > _SUBSETS_SHOWN else ""
-    return f"{line}; lowest first: {', '.join(named[:_SUBSETS_SHOWN])}{rest}"
+    return line if len(by_subset) == 1 else f"{line}; lowest first: {_listed(by_subset)}"
+
+
+def _listed(found: Mapping[str, float]) -> str:
+    named = [f"{name} {number:.2f}" for name, number in found.items()]
+    return ", ".join(named[:_SUBSETS_SHOWN] + ["..."] * (len(named) > _SUBSETS_SHOWN))
 
 
 def warnings(manifest: CorpusManifest) -> Iterator[str]:
@@ -120,11 +120,10 @@ def warnings(manifest: CorpusManifest) -> Iterator[str]:
         )
     low = {n: b for n, b in bytes_per_token(manifest).items() if b < LEAST_BYTES_PER_TOKEN}
     if low:
-        named = ", ".join(f"{name} {found:.2f}" for name, found in [*low.items()][:_SUBSETS_SHOWN])
         yield (
-            f"under {LEAST_BYTES_PER_TOKEN:g} bytes of text per token ({named}): the vocabulary "
-            "has few words of this text and encodes the rest as bytes. Train one on such text with "
-            "train-tokenizer to need fewer tokens"
+            f"under {LEAST_BYTES_PER_TOKEN:g} bytes of text per token ({_listed(low)}): the "
+            "vocabulary has few words of this text and encodes the rest as bytes. Train one on "
+            "such text with train-tokenizer to need fewer tokens"
         )
 
 

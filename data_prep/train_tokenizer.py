@@ -3,6 +3,7 @@
 import argparse
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from data_prep.common.files import check_new
@@ -10,6 +11,7 @@ from data_prep.documents import Document, Reject, how_divided, read_documents
 from data_prep.fields import add_reading_arguments
 from data_prep.inputs import add_input_argument, find_inputs
 from data_prep.manifest import Settings
+from data_prep.progress import Done, ProgressReport
 from data_prep.tokenizer import FILE_NAME, Tokenizer, train, train_characters, train_unigram
 
 
@@ -38,13 +40,19 @@ def run(options: argparse.Namespace) -> None:
     counts: Counter[type] = Counter()
 
     def texts() -> Iterator[str]:
+        text_bytes = 0
         for path in inputs:
             for record in read_documents(path, settings):
                 counts[type(record)] += 1
                 if isinstance(record, Document):
                     yield record.text
+                    text_bytes += len(record.text.encode())
+                    report.update(Done(counts[Document], text_bytes))
+            report.finish_part()
+        report.say("all inputs are read; making the vocabulary")
 
-    tokenizer = _train(texts(), options)
+    with closing(ProgressReport("train-tokenizer", len(inputs), unit="inputs")) as report:
+        tokenizer = _train(texts(), options)
     used, rejected = counts[Document], counts[Reject]
     if not used:
         raise ValueError(f"--input {' '.join(options.input)}: no document ({rejected} rejected)")

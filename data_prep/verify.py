@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from data_prep.manifest import (
     load_manifest,
     read_record,
 )
+from data_prep.progress import Done, ProgressReport
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import load
 
@@ -74,8 +76,15 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
         yield from cache.differences(tables)
     import_megatron()  # before the threads: it changes the filters of warnings meanwhile
     shards = [files for split in manifest.shards.values() for files in split]
-    with ThreadPoolExecutor(workers) as pool:
-        yield from filter(None, pool.map(partial(_problem, folder, manifest), shards))
+    report, done = ProgressReport("verify", len(shards), sum(s.size_bytes for s in shards)), Done()
+    with closing(report), ThreadPoolExecutor(workers) as pool:
+        problems = pool.map(partial(_problem, folder, manifest), shards)
+        for files, problem in zip(shards, problems, strict=True):
+            more = files.documents, files.size_bytes, files.tokens, files.size_bytes
+            done = Done(*map(sum, zip(done, more, strict=True)))
+            report.finish_part(done)
+            if problem:
+                yield problem
 
 
 def _check_tokenizer(folder: Path, manifest: CorpusManifest) -> Iterator[str]:

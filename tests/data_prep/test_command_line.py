@@ -30,6 +30,16 @@ def home(tmp_path_factory):
     return home
 
 
+def test_commands_that_read_all_text_tell_how_far_they_are(home, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("data_prep.progress._SECONDS_BETWEEN_LINES", 0)
+    words = f"train-tokenizer --characters --input {home}/in/* --output {tmp_path}/t"
+    assert main(words.split()) == main(["verify", f"{home}/c"]) == 0
+    shown = capsys.readouterr().err
+    assert "train-tokenizer: 0 of 2 inputs, 59 documents, " in shown
+    assert "train-tokenizer: 2 of 2 inputs, 120 documents, " in shown
+    assert "verify: 1 of 2 shards, 60 documents, " in shown
+
+
 def test_inspect_describes_the_corpus(home, tmp_path, capsys):
     picture = tmp_path / "lengths.svg"
     assert main(["inspect", f"{home}/c", "--samples", "1", "--plot", str(picture)]) == 0

@@ -7,12 +7,12 @@ from data_prep.progress import Done, ProgressReport, rates
 def test_log_has_a_line_every_ten_seconds_and_one_at_the_end(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 11.0, 12.0, 19.0, 20.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    report = ProgressReport(2, 10_000)
+    report = ProgressReport("prepare", 2, 10_000)
     report.update(Done(10, 1_000_000))  # too soon for a line
     report.update(Done(110, 22_000_000, 4_400_000, 2_000))
-    report.finish_shard()  # too soon
+    report.finish_part()  # too soon
     report.update(Done(2000, 40_000_000, 8_000_000, 10_000))
-    report.finish_shard()
+    report.finish_part()
     assert capsys.readouterr().err.splitlines() == [
         "prepare: 0 of 2 shards, 110 documents, 10 documents/s, 2.0 MB/s, 0.40 M tokens/s, "
         "20% read, 0:00:44 left",
@@ -41,9 +41,9 @@ def test_durations_are_hours_minutes_and_seconds(seconds, text):
 
 def test_terminal_shows_a_bar(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    report = ProgressReport(3)
+    report = ProgressReport("prepare", 3)
     for _ in range(3):
-        report.finish_shard()
+        report.finish_part()
     report.update(Done(30, 3_000_000))
     report.say("a separate line")
     report.close()
