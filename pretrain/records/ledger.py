@@ -126,7 +126,7 @@ def append(path: Path, kind: str, **fields: object) -> Record:
 
 
 def _write_at(descriptor: int, size: int, line: bytes) -> None:
-    """Write `line` after the first `size` bytes; if that fails, leave only those bytes."""
+    """Write `line` after the first `size` bytes, in place of a torn line, or leave only those."""
     try:
         os.ftruncate(descriptor, size)
         written = 0

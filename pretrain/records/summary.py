@@ -32,11 +32,11 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
     lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS))
     done = [line for line in lines if line["step"] < step]
     measured = metrics.surviving_validation(metrics.read_metrics(run / metrics.VALIDATION), lines)
-    begun = {line["attempt"] for line in done}
+    newest = max((line["attempt"] for line in done), default=0)
     spikes = [r for r in records if r["kind"] == "spike" and r["onset"] < step]
     found: dict[str, Any] = {
         "tokens": sum(line["tokens"] for line in done),
-        "attempts": max(begun, default=0),
+        "attempts": sum(r["kind"] == "attempt" and r["attempt"] <= newest for r in records),
         "loss_spikes": len(spikes),
         "rollbacks": sum(r["step"] < step for r in ledger.segments(records, ledger.SPIKE)),
         "corpora": _corpora(config, records),

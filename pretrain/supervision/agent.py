@@ -32,8 +32,8 @@ from pretrain.supervision.watch import StoppedProcesses
 MODULE = "pretrain.supervision.agent"
 """The module that is started on the other machines of a hostfile."""
 _KILL_SECONDS = 10.0
-_CONNECT_SECONDS = 5.0
-"""Between two attempts to connect to node 0."""
+_CONNECT_INTERVAL = 5.0
+"""Seconds between two attempts to connect to node 0."""
 
 
 class Agent:
@@ -204,7 +204,7 @@ class Agent:
         endpoint = self._supervisor.endpoint
         if endpoint is None or self._report.state not in (nodes.READY, nodes.UNREACHABLE):
             return
-        if self._connect.due(_CONNECT_SECONDS) or endpoint != self._endpoint:
+        if self._connect.due(_CONNECT_INTERVAL) or endpoint != self._endpoint:
             problem = nodes.connect_problem(*endpoint)
             self._set_report(nodes.UNREACHABLE if problem else nodes.READY, problem)
             self._endpoint = endpoint

@@ -22,11 +22,12 @@ def test_it_counts_what_came_before_the_step(step, tokens, attempts, spikes, mea
     history.train(5)
     history.spike(onset=10)
     history.roll_back(9)
+    history.add("crash", attempt=2, step=9, reason="a launch that did not begin")
     history.begin()
     history.train(20)
     history.write(tmp_path / "run")
     score = {"loss": 5.0, "perplexity": 148.0, "subsets": {}}
-    lines = [{"attempt": 1 + (s > 9), "step": s, **score} for s in (6, 12, 25)]
+    lines = [{"attempt": 1 + 2 * (s > 9), "step": s, **score} for s in (6, 12, 25)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "run" / metrics.VALIDATION).write_text(text)
     found = summary(tmp_path / "run", RunConfig(), step)
