@@ -43,7 +43,7 @@ class Split:
 
     examples: list[Example]
     skipped: int = 0
-    """Number of ragged training rows that were left out (see `Task.skips_ragged`)."""
+    """Number of ragged training rows that were left out (`BenchmarkTask.skips_ragged`)."""
 
 
 def read_split(task: Task, data: str, split: str) -> Split:

@@ -25,7 +25,7 @@ DEVICES = {
 
 HEADROOM = 0.9
 """Share of a GPU's memory that a plan may fill: CUDA itself, kernel workspaces and the allocator's
-fragments take some, which `Memory` does not count."""
+fragments take some, which `plan.Memory` does not count."""
 
 
 def kind_of(name: str) -> str | None:

@@ -62,8 +62,8 @@ class RunConfig:
     def deepspeed_arguments(self, world_size: int) -> tuple[str, sections.BatchConfig, float, int]:
         """Return what `deepspeed.read_settings` takes.
 
-        The batch is the first phase's, as none may have the recipe's own. Its sizes change nothing
-        that DeepSpeed computes.
+        The batch is the first phase's, as none may have the recipe's own. Of what DeepSpeed
+        computes, its sizes decide only after how many steps fp16's loss scale doubles.
         """
         batch, clipping = self.segments.at(0).config.batch, self.optimizer.gradient_clipping
         return self.training.deepspeed, batch, clipping, world_size

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ConcatenatedBlocks:
-    """The blocks of several sources, numbered through as `mixture.Order` numbers them."""
+    """The blocks of several sources, numbered through as `order.Order` numbers them."""
 
     sources: tuple[Blocks, ...]
     """At least one."""

@@ -1,8 +1,8 @@
 """The protocols of a pretraining objective and of its settings.
 
 An objective turns blocks of tokens into arrays (`collate`), and a model's outputs into sums: a loss
-per term to train on (`loss`, see `pretrain.loop.Objective`), and nats, correct predictions and
-targets to report (`evaluate`). A new objective is a file with its settings record
+per term to train on (`loss`, see `pretrain.loop.protocols.Objective`), and nats, correct
+predictions and targets to report (`evaluate`). A new objective is a file with its settings record
 and its class, and a line in registry.py.
 """
 

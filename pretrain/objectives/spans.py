@@ -27,8 +27,8 @@ _SPECIAL_TOKENS = 4
 _SHORTEST_TEXT = 4
 """Least length to which a text is cut."""
 _MEAN_SHARE = 0.25
-"""Mean share of the tokens read that the span has, as in the assignment. Half of them made answers
-worse (notes/measurements.md)."""
+"""Mean share of the tokens read that the span has, as in the assignment. With half of them, answers
+were worse."""
 _SHORTEST_BLOCK = 25
 """Of shorter blocks, seven eighths and the special tokens do not fit."""
 
