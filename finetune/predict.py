@@ -102,6 +102,8 @@ def _read_lines(file: Path, task: Task) -> list[Example]:
                 f"{file}: line {number}: has {len(texts)} tab-separated texts, of "
                 f"{sum(map(len, texts))} characters; it must have {count}, not all empty"
             )
+        if number == 1 and texts == task.texts and file.suffix == ".tsv":
+            raise ValueError(f"{file}: line 1: is a header, not a text; leave it out")
         found.append(Example(texts))
     return found
 

@@ -68,6 +68,7 @@ def test_a_label_with_a_tab_or_a_line_end_is_one_column():
     [
         ("", (), "new.tsv: is empty"),
         ("one\n\nthree\n", (), "new.tsv: line 2: has 1 tab-separated texts, of 0 characters; it"),
+        ("sentence\none\n", (), "new.tsv: line 1: is a header, not a text"),
         ("one\ntwo\tthree\n", (), "line 2: has 2 tab-separated texts, of 8 characters; it must ha"),
         ("one\n", ("--device", "cuda"), "--device cuda: this machine has cpu"),
     ],
