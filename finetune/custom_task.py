@@ -85,12 +85,9 @@ def describe(request: Request) -> CustomTask:
         hint = f"it has {', '.join(map(str, row.values))}. Name yours with --text and --label"
         check_columns(row.place, row.values, [*request.texts, request.label], hint)
     kind = request.kind or _kind_of(request, rows["train"])
-    names: tuple[str, ...] = ()
-    scale = 1.0
-    if kind == "regression":
-        scale = max(1.0, *(abs(_number_of(request, row)) for row in rows["train"]))
-    else:
-        names = _names(request, rows["train"])
+    names = _names(request, rows["train"]) if kind == "classification" else ()
+    numbers = [_number_of(request, row) for row in rows["train"]] if kind == "regression" else []
+    scale = max([1.0, *map(abs, numbers)])
     metrics, official = _SCORES[kind]
     task = Task(
         request.name, kind, request.texts, request.label, names, metrics, official, (), scale

@@ -55,12 +55,15 @@ def study(options: argparse.Namespace) -> int:
     """
     from finetune.studies import study as studies
     from finetune.studies.report import write_report
+    from pretrain.supervision.launch import device_type
 
     check_least("--jobs", options.jobs, 0)
     check_least("--glue-jobs", options.glue_jobs)
     chosen = studies.load(options.study, toy=options.toy)
     chosen = dataclasses.replace(chosen, seeds=options.seeds or chosen.seeds)
-    checked = studies.check_arms(chosen, options.overrides)
+    is_here = options.engine == "local" and not options.dry_run
+    device = device_type(os.environ) if is_here else ""
+    checked = studies.check_arms(chosen, options.overrides, device)
     runs = studies.runs_of([each.arm for each in checked], chosen.seeds)
     _check_data(chosen, options.data)
     if options.dry_run:
@@ -75,11 +78,8 @@ def study(options: argparse.Namespace) -> int:
         finally:  # a study that is stopped has a report of what is finished
             sys.stdout.write(f"\n{write_report(chosen, checked, runs, options.output)}\n")
     for name, code in failed.items():
-        log = options.output / name / job.LOG
-        print(
-            f"{options.parser.prog}: error: {name} ended with exit code {code}: {log}",
-            file=sys.stderr,
-        )
+        words = f"{name} ended with exit code {code}: {options.output / name / job.LOG}"
+        print(f"{options.parser.prog}: error: {words}", file=sys.stderr)
     return EXIT_FAILED if failed else EXIT_DONE
 
 

@@ -19,7 +19,7 @@ from data_prep.common.files import named_errors
 from data_prep.common.records import NonNegativeInt, PositiveInt, decode
 from data_prep.common.wording import changes
 from finetune import runs, tasks
-from pretrain.checks.recipe import check
+from pretrain.checks.recipe import check, check_device
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten, merge, named_file, parse, to_yaml
@@ -121,16 +121,14 @@ class Study:
         _check(self.factors, self.seeds)
         if not self.factors:
             raise ValueError("factors: there is none; a study compares at least two arms")
-        both = self.factors.keys() & (self.finetune.factors if self.finetune else {})
-        if both:
+        own, only = (self.finetune.factors, self.finetune.only) if self.finetune else ({}, {})
+        if both := self.factors.keys() & own:
             raise ValueError(f"finetune.factors.{min(both)}: is the name of a factor above as well")
-        if self.best and self.best not in self.factors:
-            raise ValueError(f"best: {self.best!r} is not one of {', '.join(self.factors)}")
-        for level, models in (self.finetune.only if self.finetune else {}).items():
+        _check_known("best", [self.best] * bool(self.best), [*self.factors])
+        for level, models in only.items():
             _check_known(f"finetune.only.{level}", models, _levels(self.factors))
-        factors = self.factors | (self.finetune.factors if self.finetune else {})
         for pair in self.pairs:
-            _check_known("pairs", pair, _levels(factors))
+            _check_known("pairs", pair, _levels(self.factors | own))
 
 
 def _levels(factors: Factors) -> list[str]:
@@ -253,12 +251,13 @@ def runs_of(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Run]:
     return [Run(arm, seed) for seed in seeds for arm in arms]
 
 
-def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
+def check_arms(study: Study, changes: Sequence[str], device: str = "") -> list[CheckedArm]:
     """Read and check the recipe of every arm, with its corpora, and every way of fine-tuning.
 
     Args:
         study: the study.
         changes: `key=value` settings of the command line, which hold for all arms.
+        device: which the runs use, "cpu" or "cuda"; empty: any.
 
     Raises:
         ValueError: what the first arm with an error has; or two arms are the same.
@@ -269,11 +268,12 @@ def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
             config = recipes.load(arm.recipe, [*arm.words, *changes])
             ranks = world_size(config.supervision, 1)
             model = check(config, ranks)
+            check_device(config, ranks, device, None)
         found.append(CheckedArm(arm, config, model, ranks))
     chosen = tasks.find(study.finetune.tasks) if study.finetune else []
-    settings = [runs.check_settings(chosen, way.words) for way in ways]
+    settings = [runs.check_settings(chosen, way.words, device=device) for way in ways]
     for names, _, own in study.finetune.groups if study.finetune else ():
-        runs.check_settings(tasks.find(names), Arm((), own).words)
+        runs.check_settings(tasks.find(names), Arm((), own).words, device=device)
     _check_distinct([each.arm for each in found], [_resolved(each) for each in found])
     _check_distinct(ways, settings)
     return found

@@ -237,14 +237,14 @@ def check_device(config: RunConfig, world_size: int, device: str, capability: fl
     Args:
         config: the recipe.
         world_size: number of ranks.
-        device: "cpu" or "cuda".
+        device: "cpu" or "cuda"; empty: not known, which allows all.
         capability: compute capability of the GPU, such as 8.0; None where it is not known.
 
     Raises:
         ValueError: names the setting, the device, and what would work there.
     """
     backend = config.training.attention_backend
-    if backend not in ("dense", AUTOMATIC) and device != "cuda":
+    if backend not in ("dense", AUTOMATIC) and device == "cpu":
         raise ValueError(
             f"training.attention_backend: {backend!r} needs a GPU; on {device} write dense"
         )

@@ -112,6 +112,8 @@ WRONG = [
     ("finetune: {tasks: [COLLA]}", GLUE, "CoLA"),
     ("", ["--jobs", "-1"], "--jobs"),
     ("", ["--seeds", "1,1"], "--seeds"),
+    ("", ["training.deepspeed=zero1_fp16"], "learned, some: training.deepspeed: zero1_fp16 comp"),
+    ("finetune: {tasks: [CoLA], settings: {deepspeed: zero1_fp16}}", GLUE, "deepspeed: zero1_fp16"),
 ]
 
 
@@ -120,6 +122,7 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
     study_file, tmp_path, monkeypatch, capsys, change, words, says
 ):
     monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("pretrain.checks.recipe.cpu_has_fp16", lambda: False)
     path = tmp_path / "study.yaml"
     key = change.partition(":")[0]
     kept = study_file.read_text()
@@ -263,7 +266,7 @@ def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
 
 def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, capsys):
     output = tmp_path / "output"
-    words = f"--output {output} --dry-run --kind h100 training.deepspeed=zero1_bf16"
+    words = f"--output {output} --dry-run --kind h100 training.deepspeed=zero1_fp16"
     assert main(["study", str(study_file), *words.split()]) == 0
     text = capsys.readouterr().out
     assert "4 arms with seeds 1, 2: 8 runs" in text
