@@ -41,9 +41,8 @@ def join_reasons(reasons: Sequence[str]) -> str:
     parts = []
     for reason in dict.fromkeys(filter(None, reasons)):
         ranks = [str(rank) for rank, other in enumerate(reasons) if other == reason]
-        parts.append(
-            reason if len(ranks) == len(reasons) else f"{reason} (rank {', '.join(ranks)})"
-        )
+        where = "" if len(ranks) == len(reasons) else f" (rank {', '.join(ranks)})"
+        parts.append(reason + where)
     return "; ".join(parts)
 
 

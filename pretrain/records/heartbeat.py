@@ -96,11 +96,10 @@ def silence_limit(stage: str, step_seconds: Sequence[float], config: Supervision
             the limit of the start-up applies.
         config: limits of the stages.
     """
-    if stage == STEP and not step_seconds:
-        return max(config.hang_seconds, config.init_seconds)
-    if stage == STEP:
-        return max(config.hang_seconds, _STEP_FACTOR * _typical(step_seconds))
-    return config.init_seconds * (_SAVE_FACTOR if stage in (SAVE, EVALUATE) else 1)
+    if stage != STEP:
+        return config.init_seconds * (_SAVE_FACTOR if stage in (SAVE, EVALUATE) else 1)
+    usual = _STEP_FACTOR * _typical(step_seconds) if step_seconds else config.init_seconds
+    return max(config.hang_seconds, usual)
 
 
 def _typical(step_seconds: Sequence[float]) -> float:

@@ -6,7 +6,6 @@ the steps repeat under a higher attempt number. `surviving` selects the lineage 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from data_prep.common import files
 from pretrain.loop.protocols import StepRecord
+from pretrain.records import control
 
 Line = Mapping[str, Any]
 """A line of metrics.jsonl or validation.jsonl."""
@@ -114,11 +114,8 @@ def parse_line(line: bytes, name: str) -> dict[str, Any] | None:
     A valid line is a JSON object with a step, and in metrics.jsonl and validation.jsonl with the
     keys in NEEDED.
     """
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or type(record.get("step")) is not int:
+    record = control.parse_object(line)
+    if record is None or type(record.get("step")) is not int:
         return None
     return record if record.keys() >= NEEDED.get(name, frozenset()) else None
 

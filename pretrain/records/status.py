@@ -281,8 +281,7 @@ def current_activity(seen: RunView) -> str:
     """Describe the current state of a run in a sentence or two."""
     state, steps = seen.state, seen.config.training.steps
     if seen.activity == FINISHED:
-        attempts = count(state.attempts, "attempt")
-        text = f"finished: {steps:,} of {steps:,} steps in {attempts}"
+        text = f"finished: {steps:,} of {steps:,} steps in {count(state.attempts, 'attempt')}"
         return text + suspicion(state.suspected_since)
     if seen.activity == STARTING:
         return f"starting: no attempt trains now; from step {state.resume_step():,} of {steps:,}"
@@ -290,9 +289,7 @@ def current_activity(seen: RunView) -> str:
         newest = progress.progress_line(seen.lines, steps) if seen.lines else "no step yet"
         text = f"training now, attempt {state.next_attempt - 1}: {newest}"
         text += suspicion(state.suspected_since)
-        return text + (
-            f"\nno supervisor: run `{seen.next_command}` to adopt it" if seen.orphaned else ""
-        )
+        return text + f"\nno supervisor: run `{seen.next_command}` to adopt it" * seen.orphaned
     rest = f"it would continue from step {state.resume_step():,} of {steps:,}"
     if seen.activity == SPIKED:
         return f"stopped at a loss spike, not yet rolled back; {rest}"

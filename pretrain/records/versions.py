@@ -22,7 +22,6 @@ from pretrain.records.collective import Failure, Group
 if TYPE_CHECKING:
     from pretrain.records.ledger import Record
 
-OWN = "zeroclap"
 _ROOT = Path(__file__).parents[2]
 _FOLDERS = ("data_prep", "pretrain")
 """Beside each other, wherever this process imports them from."""
@@ -42,7 +41,7 @@ def sources() -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Return this process's versions by name: of zeroclap, Python and packages; "no" if missing."""
     own = f"source hash {hashlib.sha256(repr(sources()).encode()).hexdigest()[:12]}"
-    found = {OWN: own, "Python": platform.python_version()}
+    found = {"zeroclap": own, "Python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)

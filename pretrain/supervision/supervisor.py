@@ -262,15 +262,11 @@ class Supervisor:
 
     def _run_to_end(self, job: Job) -> int | None:
         """Watch an attempt, end its processes on all nodes, and record how it ended."""
-        try:
+        stop = dataclasses.replace(job.control_file, state=control.STOP)
+        with contextlib.ExitStack() as end:  # backwards, each even if the one before fails
+            end.callback(job.end, processes.GRACE_SECONDS)
+            end.callback(self._write_control_file, stop)
             problem = self._watch(job)
-        finally:
-            stop = dataclasses.replace(job.control_file, state=control.STOP)
-            # The processes are ended even on a full disk, and if another supervisor took over.
-            with contextlib.suppress(OSError, ValueError):
-                self._write_control_file(stop)
-            job.end(processes.GRACE_SECONDS)
-        self._write_control_file(stop)
         # Their ranks may still write down why they ended. `_wait_for_nodes` waits longer.
         deadline = time.monotonic() + processes.GRACE_SECONDS
         while self._other_nodes.busy() and time.monotonic() < deadline:
@@ -350,8 +346,7 @@ class Supervisor:
     def _write_control_file(self, control_file: ControlFile) -> None:
         """Replace the control file, as written by this start."""
         self._check_not_replaced()
-        own = dataclasses.replace(control_file, start=self._agents.start)
-        control.write(self.run_folder, own)
+        control.write(self.run_folder, dataclasses.replace(control_file, start=self._agents.start))
 
     def _check_not_replaced(self) -> None:
         """Raise if another supervisor has taken the run over, before anything is written.
