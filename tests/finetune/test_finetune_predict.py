@@ -1,5 +1,6 @@
 """Prediction: labels of new text, and files for the benchmark's server."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -10,9 +11,12 @@ import pytest
 
 from finetune import classifiers, predict, tasks
 from finetune.__main__ import main
+from finetune.examples import Example
 from finetune.protocols import PROTOCOLS
+from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
+from pretrain.model.heads import ClassificationHead
 from tests.finetune.conftest import QUICK, plans, train_on
 from tests.pretrain.convert.contents import random_contents
 
@@ -77,6 +81,18 @@ def test_what_cannot_be_predicted_is_refused(predicted, text, options, message):
     code, lines, error = predicted("CoLA", text, *options)
     assert (code, lines, error.count("\n")) == (2, [], 1)
     assert message in error
+
+
+def test_answers_are_without_dropout_and_of_the_model_s_segments(segment_model, monkeypatch):
+    def seen(model, encoded, device):
+        return model.training, "segment_ids" in encoded.collate([0]).arrays
+
+    monkeypatch.setattr(predict, "logits_of", seen)
+    loaded, task = load_model(segment_model), tasks.TASKS["RTE"]
+    config = classifiers.head_config(PROTOCOLS["default"].config(task), task)
+    head = ClassificationHead(loaded.model.config.hidden_size, config)
+    loaded = dataclasses.replace(loaded, classifier=head)
+    assert predict._logits(loaded, task, [Example(("a", "b"))], "cpu") == (False, True)
 
 
 def test_a_table_and_an_output_that_exists_are_refused(predicted, trained, tmp_path, capsys):

@@ -10,7 +10,7 @@ import torch
 
 from finetune import evaluation
 from finetune.tasks import TASKS
-from finetune.train import train
+from finetune.train import _read_data, train
 from tests.finetune.conftest import QUICK, plans, train_on
 
 
@@ -64,7 +64,7 @@ def test_another_model_or_data_than_those_of_the_plan_are_refused(tiny_model, ea
             train(dataclasses.replace(plan, **changed), tmp_path)
 
 
-def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, easy_glue):
+def test_the_pair_head_starts_the_head_and_segments_are_read(segment_model, easy_glue):
     from finetune import classifiers
     from pretrain.convert.model_folder import load_model
 
@@ -75,6 +75,8 @@ def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, ea
         head = classifiers.build(loaded, plan, TASKS["RTE"]).head
         assert torch.equal(head.dense.weight, pooler) == is_pooler
         assert not torch.equal(head.projection.weight, loaded.model.pair_head.projection.weight)
+        splits, _ = _read_data(plan, TASKS["RTE"], loaded)
+        assert all("segment_ids" in each.collate([0]).arrays for each in splits.values())
 
 
 def test_limits_of_examples_and_tokens_apply(run_ranks, tiny_model, easy_glue, tmp_path):
@@ -92,7 +94,8 @@ def test_the_weights_that_are_kept_are_those_of_the_best_epoch(monkeypatch):
     class Examples(list):
         labels = np.array([0, 1, 1, 0])
 
-    def logits_of(*_):
+    def logits_of(model, *_):
+        assert not model.training  # else dropout would be scored
         answers = np.where(np.arange(4) < next(right), Examples.labels, 1 - Examples.labels)
         return np.eye(2, dtype=np.float32)[answers]
 

@@ -148,6 +148,22 @@ def test_fine_tuning_starts_from_the_pretrained_weights_and_repeats_bit_for_bit(
     assert first == second != Path("same/model.safetensors").read_bytes()
 
 
+def test_a_seed_gives_the_rows_an_order_of_its_own(task, tmp_path, monkeypatch):
+    def trained(start, recipe, batches, *_):
+        first.append(batches.chosen(0))
+        return start.weights
+
+    first = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "_train", trained)
+    monkeypatch.setattr(training, "BATCH_SIZE", 8)
+    words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} {TINY}"
+    for output, seed in (("a", 1), ("b", 1), ("c", 2)):
+        more = f"--seed {seed} --writing_params_path {output}"
+        training.finetune(parse_arguments(_parser(), f"birthplaces {words} {more}".split()))
+    assert first[0] == first[1] != first[2]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
