@@ -155,6 +155,8 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
 
 def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
     """Return each test set: its task, the run that predicts it, its file's name, its examples."""
+    if not runs.is_dir():
+        raise ValueError(f"{runs}: no such folder")
     results = {path.parent: read_result(path.parent) for path in sorted(runs.glob(f"*/{RESULT}"))}
     work, missing = list[tuple[Task, Path, str, list[Example]]](), list[str]()
     without = list[str]()

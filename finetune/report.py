@@ -65,8 +65,10 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     """Read every finished run's result, with its folder's name.
 
     Raises:
-        ValueError: there is no finished run.
+        ValueError: there is no such folder, or no finished run.
     """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
         raise ValueError(f"{folder}: has no finished run of `{as_invoked('finetune glue')}`")

@@ -257,6 +257,9 @@ def read_tasks(
     Raises:
         ValueError: the errors of all tasks.
     """
+    if data != examples.HUB and not Path(data).is_dir():
+        accepted = f"accepted: GLUE's folder, one of saved datasets, or {examples.HUB}"
+        raise ValueError(f"--data {data}: no such folder; {accepted}")
     found, errors = dict[str, tuple[str, int]](), list[str]()
     for task in chosen:
         try:
