@@ -3,6 +3,7 @@
 Shards that an earlier, killed run has finished are kept.
 """
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -76,6 +77,7 @@ def prepare(
         _remove(output, *_LEFT_BY_KILLED)
         if overwrite:
             _remove(output, *_OUTPUTS)
+            shutil.rmtree(output / "blocks", ignore_errors=True)  # cut from what is removed
         shards = _existing_shards(tasks)
         if len(shards) == len(tasks) and (output / records.FILE_NAME).is_file():
             return records.load_manifest(output)

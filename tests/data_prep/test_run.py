@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from data_prep import cache
 from data_prep.common.files import AtomicFile, sha256_of, write_atomically
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.manifest import Count, Settings, ShardManifest, load_manifest, read_record
@@ -104,8 +105,11 @@ def test_a_run_killed_at_any_file_tears_nothing_and_continues_to_the_same_bytes(
 ):
     """The vocabulary is the first file of a run, and nine are those of a shard."""
     arguments = inputs, tmp_path, tokenizer_folder, SETTINGS
+    partial = set()
     for number in (*range(1, 12), 11):
         assert killed(number, prepare, *arguments)
+        left, partial = partial, {*tmp_path.rglob("*.partial")}
+        assert not left & partial
         assert not (tmp_path / "manifest.json").exists()
         shards = [read_record(ShardManifest, file) for file in tmp_path.glob("shards/shard-*")]
         for files in itertools.chain(*(shard.files.values() for shard in shards)):
@@ -200,7 +204,9 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(
     with pytest.raises(ValueError, match=r"0\.jsonl\.zst differs from what was read.*--overwrite"):
         prepare(files, corpus, tokenizer_folder, SETTINGS)
     assert content(corpus) == before
+    cache.made(corpus, "0" * 64, "aligned-0000000000000000", lambda folder: None)
     prepare(files[:1], corpus, tokenizer_folder, SETTINGS, overwrite=True)
+    assert not (corpus / "blocks").exists()
     fresh = tmp_path / "fresh"
     prepare(files[:1], fresh, tokenizer_folder, SETTINGS)
     assert content(corpus) == content(fresh)
