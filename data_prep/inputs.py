@@ -68,7 +68,7 @@ def find_inputs(patterns: Sequence[str]) -> list[Input]:
             continue
         matches = [place] if Path(place).exists() else glob.glob(place, recursive=True)
         if not matches:
-            raise ValueError(f"--input {pattern}: no such file, and no file fits the pattern")
+            raise ValueError(f"{pattern}: no such file, and no file fits the pattern")
         found.update(f"{prefix}:{match}" if prefix else Path(match) for match in matches)
     named = sorted(found, key=str, reverse=True)
     return sorted({(layout_of(s), place_of(s)): s for s in named}.values(), key=str)
@@ -171,6 +171,6 @@ def _with_commit(pattern: str, place: str) -> str:
         return pattern
     from huggingface_hub import dataset_info
 
-    with naming_input(f"--input {pattern}: no folder {name}, and on the hub", ValueError):
+    with naming_input(f"{pattern}: no folder {name}, and on the hub", ValueError):
         commit = dataset_info(name).sha
     return pattern.replace(name, f"{name}@{commit}", 1)

@@ -15,10 +15,12 @@ from data_prep.statistics import count_ids
 ALLOWED_BROKEN = 0.1
 """Largest share of broken records, and of their bytes, without a warning."""
 LEAST_VALID_TOKENS = 50_000
-"""Below them a validation loss is known to less than about 0.035 nats."""
+"""With fewer, the standard error of a validation loss is above about 0.035 nats."""
 _NATS_PER_TARGET = 3.0  # standard deviation of the loss of a token
 _MASKED = 0.15
 _MARGIN = 1.25
+_MOST_VALID = 0.5
+"""Share of a corpus for validation above which more text is advised."""
 LEAST_BYTES_PER_TOKEN = 2.0
 """In GPT-2's vocabulary, texts in Latin letters and code have 2.0 to 4.3 bytes per token, Russian,
 Arabic, Hindi and Chinese 1.5 to 1.8, and Korean 1.2."""
@@ -110,8 +112,8 @@ def warnings(manifest: CorpusManifest) -> Iterator[str]:
         chosen = manifest.settings.valid_fraction
         # A share of the documents may have a smaller share of the tokens, as the one chosen has.
         needed = _MARGIN * max(LEAST_VALID_TOKENS / all_tokens, chosen)
-        share = min(math.ceil(100 * needed) / 100, 0.5)
-        use = f"--valid-fraction {share:g}" if chosen else "--valid-input"
+        share = math.ceil(100 * needed) / 100
+        use = f"--valid-fraction {share:g}" if chosen and share <= _MOST_VALID else "more text"
         error = _NATS_PER_TARGET / math.sqrt(_MASKED * tokens)
         yield (
             f"the validation split has {tokens:,} tokens: with {_MASKED:.0%} of them masked, the "

@@ -97,7 +97,7 @@ def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
     [
         (PREPARE.replace("/x", "/in"), "{h}/in: is not empty"),
         (TRAIN.replace("{h}/v", "{h}/t") + " --vocab-size 300", "{h}/t: is not empty"),
-        (PREPARE.replace("/in", "/no"), "--input {h}/no/*: no such"),
+        (PREPARE.replace("/in", "/no"), "error: {h}/no/*: no such file, and no file fits"),
         (PREPARE.replace("/in/*", "/in"), "{h}/in: is a folder; name the files in it"),
         (PREPARE.replace("{h}/t", "gpt3"), "gpt3: no such file"),
         (PREPARE.replace("/x", "/in/0.jsonl.zst"), "0.jsonl.zst: "),

@@ -404,7 +404,7 @@ def test_network_failure_is_not_damage(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "dataset_info", fail)
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(ValueError, match="--input datasets:owner/name: no folder owner/name, and"):
+    with pytest.raises(ValueError, match="^datasets:owner/name: no folder owner/name, and"):
         find_inputs(["datasets:owner/name"])
     with pytest.raises(ValueError, match="cannot be read: ConnectionError: no network"):
         list(read_documents("datasets:owner/name@1234", damages=[]))

@@ -88,9 +88,13 @@ def test_a_small_validation_split_is_a_warning_with_its_error_and_what_to_do(man
     assert list(warnings(counted(manifest, en=Count(3, 50_000, 200_000)))) == []
     assert list(warnings(counted(manifest))) == []  # an empty one is told by itself
     separate = replace(small, settings=replace(small.settings, valid_fraction=0.0))
-    assert "--valid-input" in next(warnings(separate))
+    assert "for example with more text" in next(warnings(separate))
     chosen = replace(small, settings=replace(small.settings, valid_fraction=0.07))
     assert "--valid-fraction 0.09" in next(warnings(chosen))  # not what was too little
+    tiny = replace(
+        small, totals={"train": Count(3, 7_000, 28_000), "valid": Count(3, 2_811, 11_244)}
+    )
+    assert "for example with more text" in next(warnings(tiny))  # half of it would be too little
 
 
 def test_text_that_the_vocabulary_spells_in_bytes_is_a_warning_that_names_its_subset(manifest):
