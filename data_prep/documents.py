@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from data_prep.common.wording import count
 from data_prep.compressed import DamagedInput, beginning, kind_of, open_stream
 from data_prep.fields import MISSING, UNKNOWN_SUBSET, Fields
 from data_prep.inputs import (
@@ -231,10 +232,14 @@ def _read_text(path: Path, fields: Fields) -> Records:
                 first, held, size_bytes = number + 1, [], 0
                 continue
             size_bytes += line if isinstance(line, int) else len(line)
-            if size_bytes > _LARGEST_RECORD_BYTES:
+            if isinstance(line, int) or size_bytes > _LARGEST_RECORD_BYTES:
                 held.clear()
-            elif isinstance(line, bytes):
+            else:
                 held.append(line)
+    within = [number for number, line in enumerate(held, first) if end and end in line]
+    if within and first == 1:
+        lines = f"{count(len(within), 'line')}, such as line {within[0]}; put it on its own line"
+        raise ValueError(f"{path}: --document-separator {separator} is only within {lines}")
     if size_bytes:
         yield document()
 

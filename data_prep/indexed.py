@@ -70,14 +70,10 @@ class IndexedWriter:
         self._prefix = prefix
         self._vocab_size = vocab_size
         self._dtype = dtype_for(vocab_size)
-        self._lengths = array("i")  # ids per sequence
+        self.lengths = array("i")
+        """Ids of each sequence appended so far."""
         self._sequences = array("i")  # sequences per document
         self._data = AtomicFile(Path(f"{prefix}.bin"))
-
-    @property
-    def sequences(self) -> int:
-        """Number of sequences appended so far."""
-        return len(self._lengths)
 
     def extend(self, ids: Ids, lengths: Sequence[int], sequences: Sequence[int]) -> None:
         """Append several documents.
@@ -96,7 +92,7 @@ class IndexedWriter:
                 f"{self._vocab_size}"
             )
         self._data.write(np.ascontiguousarray(ids, dtype=self._dtype).data)
-        self._lengths.extend(lengths)
+        self.lengths.extend(lengths)
         self._sequences.extend(sequences)
 
     def close(self) -> tuple[FileRecord, FileRecord]:
@@ -114,8 +110,8 @@ class IndexedWriter:
         self._data.discard()
 
     def _index_pieces(self) -> Iterator[bytes]:
-        lengths = np.asarray(self._lengths)
-        counts = (self.sequences, len(self._sequences) + 1)
+        lengths = np.asarray(self.lengths)
+        counts = (len(lengths), len(self._sequences) + 1)
         yield _HEADER.pack(_MAGIC, _VERSION, _CODE_OF_TYPE[self._dtype], *counts)
         yield lengths.astype("<i4").tobytes()
         for starts in _starts(lengths, self._dtype.itemsize):

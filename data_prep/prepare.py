@@ -76,8 +76,7 @@ def run(options: argparse.Namespace) -> int:
     if options.valid_fraction is None:
         options.valid_fraction = 0.0 if options.valid_input else Settings.valid_fraction
     options.unit = "sentence" if options.sentences else "document"
-    names = {field.name for field in fields(Settings)}
-    settings = Settings(**{name: each for name, each in vars(options).items() if name in names})
+    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     inputs, started = find_inputs(options.input), time.monotonic()
     try:
         manifest = prepare(

@@ -231,7 +231,7 @@ class _SplitWriter:
         return ShardFiles(
             stem=self._stem,
             documents=len(self._subset_numbers),
-            sequences=self.indexed.sequences,
+            sequences=len(self.indexed.lengths),
             tokens=int(self._counts.sum()),
             size_bytes=data.size_bytes,
             bin_sha256=data.sha256,

@@ -201,6 +201,17 @@ def test_documents_of_a_text_file_are_separated_as_the_user_says(tmp_path, separ
     assert outcomes(file, document_separator=separator) == expected
 
 
+def test_a_separator_that_lines_contain_but_no_line_is_is_refused(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("one\ntwo<|end|>\nthree<|end|>\n")
+    message = r"a\.txt: --document-separator <\|end\|> is only within 2 lines, such as line 2"
+    with pytest.raises(ValueError, match=message):
+        outcomes(file, document_separator="<|end|>")
+    assert outcomes(file, document_separator="<|stop|>") == [("one\ntwo<|end|>\nthree<|end|>", 1)]
+    file.write_text("a <|end|> is text\n<|end|>\n")
+    assert outcomes(file, document_separator="<|end|>") == [("a <|end|> is text", 1)]
+
+
 def test_a_bad_document_of_a_text_file_costs_no_other(tmp_path):
     file = tmp_path / "a.txt"
     file.write_bytes(b"\xff\n\ngood")
