@@ -196,13 +196,10 @@ def connected_ray(workers: int, packages: Sequence[Path] = ()) -> Iterator[Modul
         ValueError: See `import_ray`; or no cluster answers at RAY_ADDRESS.
     """
     ray = import_ray()
-    options: dict[str, Any] = {
-        "logging_level": "error",
-        "runtime_env": {
-            "env_vars": {"TOKENIZERS_PARALLELISM": "false"},
-            **({"py_modules": [*map(str, packages)]} if packages else {}),
-        },
-    }
+    environment: dict[str, Any] = {"env_vars": {"TOKENIZERS_PARALLELISM": "false"}}
+    if packages:  # Ray refuses an empty list
+        environment["py_modules"] = [*map(str, packages)]
+    options: dict[str, Any] = {"logging_level": "error", "runtime_env": environment}
     try:
         ray.init(address="auto", **options)
     except ConnectionError as error:
