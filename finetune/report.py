@@ -32,8 +32,7 @@ CONSTANT_TITLE = "best constant answer"
 """Title of the row of the best constant answer, which for STS-B is the mean and not a class."""
 AS_PUBLISHED = "best by this score"
 """The epoch of the scores that compare with published ones."""
-_COUNTS = ["runs", "collapsed"]
-_SPREAD = ["median", "lowest", "highest"]
+_COLUMNS = ["model", "task", "score", "epoch", "runs", "collapsed", "median", "lowest", "highest"]
 Result = Mapping[str, Any]
 """The content of result.json."""
 
@@ -86,7 +85,8 @@ def summary(results: Sequence[Result]) -> DataFrame:
     The column `model` is "pretrained" or "random", the weights that the runs started from,
     `UNCOLLAPSED` where some but not all pretrained runs collapsed, or `CONSTANT`. The column
     `epoch` is "best", chosen on the same dev split as `best_epoch_by` says, "last", without
-    selection, or `AS_PUBLISHED`. The others are task, score, `_COUNTS` and, over seeds, `_SPREAD`.
+    selection, or `AS_PUBLISHED`. The others are task, score, the numbers of
+    runs and of collapsed runs, and median, lowest and highest over the seeds.
     """
     protocol, rows = _protocol(results), []
     tasks = {result["task"]: task_of(result["plan"]) for result in results}
@@ -98,7 +98,7 @@ def summary(results: Sequence[Result]) -> DataFrame:
             for score, epoch, values in _scores(group, tasks[name], protocol):
                 spread = statistics.median(values), min(values), max(values)
                 rows.append([model, name, score, epoch, *counts, *spread])
-    return DataFrame(rows, columns=["model", "task", "score", "epoch", *_COUNTS, *_SPREAD])
+    return DataFrame(rows, columns=_COLUMNS)
 
 
 def _groups(runs: Sequence[Result]) -> Iterator[tuple[str, Sequence[Result]]]:
@@ -132,10 +132,9 @@ def _published(protocol: Protocol) -> DataFrame:
         for task, cell in printed.items():
             name, value = protocol.metric(TASKS[task]), float(cell.removesuffix("*"))
             value = value if name in LOWER_IS_BETTER else round(value / 100, 4)
-            row: dict[str, Any] = {"model": f"published {model}", "task": task, "score": name}
-            row |= {"epoch": AS_PUBLISHED, "runs": 1, "collapsed": int(cell.endswith("*"))}
-            rows.append(row | dict.fromkeys(_SPREAD, value))
-    return DataFrame(rows)
+            counts = 1, int(cell.endswith("*"))
+            rows.append([f"published {model}", task, name, AS_PUBLISHED, *counts, *[value] * 3])
+    return DataFrame(rows, columns=_COLUMNS)
 
 
 def _published_table(table: DataFrame, protocol: Protocol) -> str:

@@ -179,8 +179,7 @@ def _scores(folder: Path) -> dict[int, Figures]:
     for path in sorted(folder.glob(f"*/{RESULT}")):
         result = read_result(path.parent)
         figures = found.setdefault(result["seed"], {})
-        score = mean(result["last"], task_of(result["plan"]).official)
-        figures[result["task"]] = 100 * score
+        figures[result["task"]] = 100 * mean(result["last"], task_of(result["plan"]).official)
         figures[COLLAPSED] = figures.get(COLLAPSED, 0.0) + bool(result["collapsed"])
     return found
 

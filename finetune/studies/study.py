@@ -222,11 +222,11 @@ def load(name: str, *, toy: bool) -> Study:
         if not isinstance(values, dict):
             raise ValueError("is not a mapping of keys to values")
         small = values.pop("toy", None)
+        whole = decode(Study, values)
         if not toy:
-            return decode(Study, values)
+            return whole
         if not isinstance(small, dict):
             raise ValueError("has no section `toy`; leave --toy out")
-        decode(Study, values)
         merged = merge(values, small)
         # A factor that is tried at a small size has the levels that stand there, not more.
         if isinstance(levels := small.get("factors"), dict):
