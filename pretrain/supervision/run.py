@@ -22,7 +22,7 @@ from pretrain.records.metrics import METRICS
 from pretrain.records.report import write_report
 from pretrain.records.segments import Course, Source
 from pretrain.records.status import view
-from pretrain.supervision import hosts, jobs, launch
+from pretrain.supervision import hosts, jobs, launch, notify
 from pretrain.supervision.agent import Agent, tell_refusal
 from pretrain.supervision.nodes import Node
 from pretrain.supervision.reach import connect
@@ -117,7 +117,7 @@ def _check(config: RunConfig, source: Source | None, node: Node) -> Course:
 
 
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
-    """Check that this machine's devices, memory and disk suffice; warn if memory is tight."""
+    """Check that this machine has the devices, memory, disk and program; warn of tight memory."""
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
     capability = min((gpu.capability for gpu in gpus.describe()), default=None)
     check_device(config, ranks, launch.device_type(os.environ), capability)
@@ -126,4 +126,5 @@ def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node
     for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):
         sys.stdout.write(f"WARNING: {text}\n")
     if node.rank == 0:
+        notify.check(config.notify.command)
         capacity.check_disk_space(config, parameters)

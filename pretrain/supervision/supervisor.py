@@ -76,7 +76,6 @@ class Supervisor:
         from pretrain.config.load import dump
 
         launch.check(config.supervision)
-        notify.check(config.notify.command)
         self.config, self.run_folder, self._node = config, Path(config.folder), node
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
         self._validation = self.run_folder / metrics.VALIDATION

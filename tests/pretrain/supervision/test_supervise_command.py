@@ -93,6 +93,7 @@ def test_the_global_batch_is_divided_among_the_ranks_of_all_nodes(supervise):
     [
         (("--nodes", "2", "--node-rank", "2"), "--node-rank 2 with --nodes 2"),
         (("supervision.hostfile=nowhere",), "nowhere: no such file"),
+        (("notify.command=[no-such-program]", "--dry-run"), "there is no program no-such-program"),
     ],
 )
 def test_a_run_that_cannot_be_launched_is_refused_with_a_way_out(
@@ -101,7 +102,7 @@ def test_a_run_that_cannot_be_launched_is_refused_with_a_way_out(
     code, _, error = supervise(*arguments)
     assert code == 2
     assert message in error
-    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["--dry-run"], ["--nodes", "2", "--node-rank", "1"]])
