@@ -186,10 +186,10 @@ def import_ray() -> ModuleType:
 
 @contextmanager
 def connected_ray(workers: int, packages: Sequence[Path] = ()) -> Iterator[ModuleType]:
-    """Connect to a running Ray cluster, or start a local Ray with `workers` processes.
+    """Connect to a running Ray cluster, or start a local Ray.
 
     Args:
-        workers: at once, where no cluster is running.
+        workers: at once, where no cluster is running; as many as there are cores at most.
         packages: folders of packages that are sent to the machines.
 
     Raises:
@@ -205,8 +205,9 @@ def connected_ray(workers: int, packages: Sequence[Path] = ()) -> Iterator[Modul
     except ConnectionError as error:
         if address := os.environ.get("RAY_ADDRESS"):
             raise ValueError(f"RAY_ADDRESS {address}: no Ray cluster answers there") from error
-        print(f"ray: no cluster found; using {workers} processes of this machine", file=sys.stderr)
-        ray.init(address="local", num_cpus=workers, include_dashboard=False, **options)
+        cores = min(workers, len(os.sched_getaffinity(0)))
+        print(f"ray: no cluster found; using {cores} processes of this machine", file=sys.stderr)
+        ray.init(address="local", num_cpus=cores, include_dashboard=False, **options)
     try:
         yield ray
     finally:

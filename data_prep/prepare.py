@@ -42,12 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limit = "document in tokens, including <s> and </s> (default: no limit"
     add("--max-tokens", type=int, help=f"longest {limit}; the published models took 2048)")
     add("--min-tokens", type=int, default=Settings.min_tokens, help=f"shortest {limit})")
-    kinds = {field.name: field for field in fields(Settings)}
     for name, meaning in (
         ("long", "drop documents over --max-tokens, truncate them, or split them into windows"),
         ("damaged", "inputs that are cut short: fail, or keep what is complete"),
     ):
-        choices, default = get_args(kinds[name].type), kinds[name].default
+        choices, default = get_args(Settings.__annotations__[name]), getattr(Settings, name)
         add(f"--{name}", choices=choices, default=default, help=f"{meaning} (default: {default})")
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     own = "drop documents by functions of your own (see data_prep/README.md): "
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--valid-fraction", type=float, help=f"{share}{Settings.valid_fraction})")
     valid = "inputs of the validation split, in place of a fraction of --input"
     add("--valid-input", metavar="GLOB", help=valid, **several)
-    add("--workers", type=int, default=1, help="shards written in parallel (default: %(default)s)")
+    add("--workers", type=int, help="shards written in parallel (default: 1; on Ray, all inputs)")
     engines = "processes of this machine, or a Ray cluster (default: local)"
     add("--engine", choices=tuple(ENGINES), default="local", help=engines)
     add(
@@ -78,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
     options.unit = "sentence" if options.sentences else "document"
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     inputs, started = find_inputs(options.input), time.monotonic()
+    workers = {"local": 1, "ray": len(inputs)}[options.engine]  # each takes a core of the cluster
     try:
         manifest = prepare(
             inputs,
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
             options.tokenizer,
             settings,
             valid_inputs=find_inputs(options.valid_input),
-            workers=options.workers,
+            workers=workers if options.workers is None else options.workers,
             engine=options.engine,
             overwrite=options.overwrite,
         )

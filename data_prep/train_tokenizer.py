@@ -35,8 +35,7 @@ def run(options: argparse.Namespace) -> None:
     file = options.output if options.output.suffix == ".json" else options.output / FILE_NAME
     check_new(options.output)
     inputs = find_inputs(options.input)
-    separator = options.document_separator
-    settings = Settings(text_key=options.text_key, document_separator=separator)
+    settings = Settings(text_key=options.text_key, document_separator=options.document_separator)
     counts: Counter[type] = Counter()
 
     def texts() -> Iterator[str]:
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     if options.vocab_size and tokenizer.vocab_size < options.vocab_size:
         print(f"too little text for {options.vocab_size} ids: the vocabulary has fewer")
     print(f"{file}: {tokenizer.vocab_size} ids from {used:,} documents ({rejected:,} rejected)")
-    for line in how_divided(inputs, separator):
+    for line in how_divided(inputs, settings.document_separator):
         print(line)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.__main__ import main
 from data_prep.common.arguments import as_invoked
-from tests.data_prep.conftest import make_texts, write_pile
+from tests.data_prep.conftest import make_texts, run_here, write_pile
 
 PREPARE = "prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t"
 TRAIN = "train-tokenizer --input {h}/in/* --output {h}/v"
@@ -38,6 +38,20 @@ def test_commands_that_read_all_text_tell_how_far_they_are(home, tmp_path, monke
     assert "train-tokenizer: 0 of 2 inputs, 59 documents, " in shown
     assert "train-tokenizer: 2 of 2 inputs, 120 documents, " in shown
     assert "verify: 1 of 2 shards, 60 documents, " in shown
+
+
+def test_ray_makes_all_shards_at_once_unless_told_otherwise(home, tmp_path, monkeypatch):
+    seen = []
+
+    def engine(work, tasks, workers, _):
+        seen.append(workers)
+        return run_here(work, tasks)
+
+    monkeypatch.setattr("data_prep.run.ENGINES", {"local": engine, "ray": engine})
+    for number, words in enumerate(["--engine ray", "--engine ray --workers 1", ""]):
+        command = PREPARE.format(h=home).replace(f"{home}/x", f"{tmp_path}/{number}")
+        assert main(f"{command} {words}".split()) == 0
+    assert seen == [2, 1, 1]
 
 
 def test_inspect_describes_the_corpus(home, tmp_path, capsys):
