@@ -31,7 +31,7 @@ class MaskedLMConfig(ObjectiveSettings):
     longest_ngram: Annotated[int, Ge(1)] = 1
     """Choose runs of up to this many whole words, of n words with a probability proportional to
     1/n, and never special tokens (Lan et al. 2020, section 4.1: 3). A word begins where a token
-    begins with white space. 1: choose single tokens."""
+    has anything but letters: white space, a digit, a punctuation mark. 1: choose single tokens."""
 
     def __post_init__(self) -> None:
         """Check the sum of the shares, and that n-grams are not combined with all targets."""
@@ -183,10 +183,10 @@ class MaskedLM(DocumentObjective):
 
 
 def word_starts_of(tokenizer: tokenizers.Tokenizer) -> npt.NDArray[np.bool_]:
-    """Whether each id begins a word: its text begins with white space, or it is a special one."""
-    return np.array(
-        [
-            id < FIRST_WORD_ID or id == tokenizer.mask_id or tokenizer.token_text(id)[:1].isspace()
-            for id in range(tokenizer.vocab_size)
-        ]
-    )
+    """Whether each id begins a word: it is a special one, or its text has more than letters.
+
+    google-research/albert (create_pretraining_data.py) asks for letters of ASCII. Part of a
+    character (U+FFFD) counts as a letter.
+    """
+    texts = map(tokenizer.token_text, range(tokenizer.vocab_size))
+    return np.array([not text.replace("\ufffd", "a").isalpha() for text in texts])
