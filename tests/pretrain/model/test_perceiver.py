@@ -144,7 +144,7 @@ def test_the_basis_is_a_parameter_that_moves_is_saved_and_is_drawn_by_xavier():
     basis = model.encoder.basis
     assert "encoder.basis" in model.state_dict()
     assert any(parameter is basis for parameter in model.parameters())
-    bound = math.sqrt(6 / (64 + 32))
+    bound = math.sqrt(6 / (64 * 32 + 32))  # of a tensor [1, 64, 32], as in CS224N
     assert 0.98 * bound < float(basis.detach().abs().max()) <= bound
     assert float(basis.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
     assert model.to(torch.float64).encoder.basis.dtype == torch.float64
