@@ -60,7 +60,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.final_norm = layer_norm(config) if config.final_norm else None
         if config.latents:
-            # Read in `forward` alone, where ZeRO 3 gathers it. Drawn as CS224N's, with three dimensions.
+            # Read in `forward` alone, where ZeRO 3 gathers it. Drawn as in CS224N: 3 dimensions.
             basis = torch.empty(1, config.latents, config.hidden_size)
             self.basis = nn.Parameter(nn.init.xavier_uniform_(basis)[0])
 

@@ -133,6 +133,7 @@ VARIANTS: Mapping[str, Delta] = {
     # Tried on WikiText-103 as well, and found to make no difference.
     "alibi-symmetric": {**_ALIBI, "alibi": "symmetric"},
     "learned-clap-unnormalized": {**_CLAP, "normalize_embeddings": False},
+    # The same, but whether it matters that the mask has a row, EIFY/fairseq took back.
     "alibi-clap": {**_CLAP, **_ALIBI, "attention_dropout": 0.0},
     "zero-clap-unscaled": _ZERO_CLAP,
     "zero-clap-unscaled-unnormalized": {**_ZERO_CLAP, "normalize_embeddings": False},
