@@ -85,8 +85,8 @@ def summary(results: Sequence[Result]) -> DataFrame:
     The column `model` is "pretrained" or "random", the weights that the runs started from,
     `UNCOLLAPSED` where some but not all pretrained runs collapsed, or `CONSTANT`. The column
     `epoch` is "best", chosen on the same dev split as `best_epoch_by` says, "last", without
-    selection, or `AS_PUBLISHED`. The others are task, score, the numbers of
-    runs and of collapsed runs, and median, lowest and highest over the seeds.
+    selection, or `AS_PUBLISHED`. The others are task, score, the numbers of runs and of collapsed
+    runs, and median, lowest and highest over the seeds.
     """
     protocol, rows = _protocol(results), []
     tasks = {result["task"]: task_of(result["plan"]) for result in results}
