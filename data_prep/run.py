@@ -16,7 +16,7 @@ from data_prep.common.arguments import check_least
 from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, check_new, lock, read_json
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES
-from data_prep.filters import own_filter
+from data_prep.filters import OTHER_SUBSET, own_filter
 from data_prep.indexed import dtype_for
 from data_prep.inputs import Input, input_state, place_of
 from data_prep.manifest import SPLITS, CorpusManifest, Count, Settings, ShardManifest, ShardTask
@@ -231,6 +231,8 @@ def merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) -
         tally.add(shard)
     if not tally.kept:
         reasons = tally.rejects_summary() or "the inputs have no lines"
+        if others := tally.rejects.get(OTHER_SUBSET):
+            reasons += f"; subsets found: {', '.join(sorted(others.by_subset)[:30])}"
         raise ValueError(f"{output}: no document kept: {reasons}")
     subsets = sorted({subset for counts in tally.kept.values() for subset in counts})
     if len(subsets) > MAX_SUBSETS:
