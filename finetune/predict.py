@@ -19,7 +19,8 @@ from finetune.classifiers import longest_input
 from finetune.config import FinetuneConfig
 from finetune.evaluation import logits_of
 from finetune.examples import Example
-from finetune.runs import MODEL, RESULT, read_result
+from finetune.report import collect
+from finetune.runs import MODEL
 from finetune.tasks import TASKS, Kind, Logits, Task, answers
 from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.engine.distributed import choose_device
@@ -155,9 +156,7 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
 
 def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
     """Return each test set: its task, the run that predicts it, its file's name, its examples."""
-    if not runs.is_dir():
-        raise ValueError(f"{runs}: no such folder")
-    results = {path.parent: read_result(path.parent) for path in sorted(runs.glob(f"*/{RESULT}"))}
+    results = {runs / result["folder"]: result for result in collect(runs)}
     work, missing = list[tuple[Task, Path, str, list[Example]]](), list[str]()
     without = list[str]()
     for task in TASKS.values():

@@ -66,11 +66,10 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: there is no such folder, or no finished run.
     """
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder")
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
-        raise ValueError(f"{folder}: has no finished run of `{as_invoked('finetune glue')}`")
+        lack = f"has no finished run of `{as_invoked('finetune glue')}`"
+        raise ValueError(f"{folder}: {lack if folder.is_dir() else 'no such folder'}")
     return [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
 
 

@@ -115,7 +115,7 @@ def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_he
     output = ["--output", str(tmp_path / "submission")]
     for words, message in (
         (["submit", str(trained), *output, "--device", "cuda"], "--device cuda: this machine has"),
-        (["submit", str(tmp_path), *output], "no run with a kept model of CoLA, SST-2, MRPC"),
+        (["submit", str(tmp_path), *output], "has no finished run of `"),
         (["submit", str(tmp_path / "gone"), *output], "gone: no such folder"),
         (["glue-report", str(tmp_path / "gone")], "gone: no such folder"),
         (["predict", str(tiny_model), str(tmp_path / "new.tsv")], "has no classification head"),
