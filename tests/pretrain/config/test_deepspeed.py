@@ -36,6 +36,7 @@ def test_every_shipped_configuration_takes_its_numbers_from_the_recipe(path):
 def test_the_loss_scale_of_fp16_grows_as_in_fairseq(ranks, micro, window):
     batch = BatchConfig(global_batch_size=512, micro_batch_size=micro)
     scale = engine.deepspeed_json("zero2_fp16", batch, 0.0, ranks)["fp16"]
+    assert scale["initial_scale_power"] == 16  # of the mean loss; theirs is 2^7, of the sum
     assert scale["loss_scale_window"] == window
     assert scale["hysteresis"] == 1  # one overflow halves it
 

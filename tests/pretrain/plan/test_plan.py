@@ -217,6 +217,7 @@ def test_an_engine_uses_the_planned_memory_and_disk(name, world_size, run_ranks,
     held, settings = run_ranks(world_size, work)[0]
     count, stage = needs.parameters(config), int(name[4])
     weights, gradients, optimizer, bucket = needs.states(count, stage, world_size, settings)
+    assert (stage > 1) == (bucket > 0)
     kept = gradients + bucket if stage in (1, 3) else 0  # other stages free them after the update
     assert held == pytest.approx(weights + optimizer + kept, rel=0.03)
     written = sum(path.stat().st_size for path in (tmp_path / "saved").rglob("*"))
