@@ -258,8 +258,7 @@ def read_tasks(
         ValueError: the errors of all tasks.
     """
     if data != examples.HUB and not Path(data).is_dir():
-        accepted = f"accepted: GLUE's folder, one of saved datasets, or {examples.HUB}"
-        raise ValueError(f"--data {data}: no such folder; {accepted}")
+        raise ValueError(f"--data {data}: no such folder; {examples.HUB} is accepted as well")
     found, errors = dict[str, tuple[str, int]](), list[str]()
     for task in chosen:
         try:

@@ -124,7 +124,7 @@ class Study:
         own, only = (self.finetune.factors, self.finetune.only) if self.finetune else ({}, {})
         if both := self.factors.keys() & own:
             raise ValueError(f"finetune.factors.{min(both)}: is the name of a factor above as well")
-        _check_known("best", [self.best] * bool(self.best), [*self.factors])
+        _check_known("best", [self.best] if self.best else [], [*self.factors])
         for level, models in only.items():
             _check_known(f"finetune.only.{level}", models, _levels(self.factors))
         for pair in self.pairs:

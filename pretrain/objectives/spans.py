@@ -27,8 +27,7 @@ _SPECIAL_TOKENS = 4
 _SHORTEST_TEXT = 4
 """Least length to which a text is cut."""
 _MEAN_SHARE = 0.25
-"""Mean share of the tokens read that the span has, as in the assignment. With half of them, answers
-were worse."""
+"""Mean share of the tokens read that the span has, as in the assignment."""
 _SHORTEST_BLOCK = 25
 """Of shorter blocks, seven eighths and the special tokens do not fit."""
 

@@ -289,7 +289,8 @@ def current_activity(seen: RunView) -> str:
         newest = progress.progress_line(seen.lines, steps) if seen.lines else "no step yet"
         text = f"training now, attempt {state.next_attempt - 1}: {newest}"
         text += suspicion(state.suspected_since)
-        return text + f"\nno supervisor: run `{seen.next_command}` to adopt it" * seen.orphaned
+        adopt = f"\nno supervisor: run `{seen.next_command}` to adopt it"
+        return text + adopt if seen.orphaned else text
     rest = f"it would continue from step {state.resume_step():,} of {steps:,}"
     if seen.activity == SPIKED:
         return f"stopped at a loss spike, not yet rolled back; {rest}"
