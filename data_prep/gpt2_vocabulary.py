@@ -6,7 +6,6 @@
     vocab.json    merges.txt              Hugging Face's slow RoBERTa tokenizer, in its final order
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,12 +54,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / name
-        if path.is_file():
-            try:
-                settings |= json.loads(_text(path))
-            except (ValueError, TypeError, RecursionError) as error:
-                raise ValueError(f"{path}: is not a file of transformers: {error}") from error
+        if (folder / name).is_file():
+            settings |= read_json(folder / name)
     return settings
 
 

@@ -263,7 +263,7 @@ def test_other_tokens_around_a_text_are_refused(name, tokenizer, tmp_path):
     with pytest.raises(ValueError, match=rf"{name} is '\[CLS\]'; accepted: '<"):
         load(tmp_path)
     path.write_text("[1]")
-    with pytest.raises(ValueError, match="special_tokens_map.json: is not a file of transformers"):
+    with pytest.raises(ValueError, match="special_tokens_map.json: is not a JSON object"):
         load(tmp_path)
 
 
