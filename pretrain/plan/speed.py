@@ -11,8 +11,7 @@ import os
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+import timeit
 from pathlib import Path
 
 import numpy as np
@@ -297,16 +296,13 @@ def _matmul_peak(device: torch.device) -> float:
     on_gpu = device.type == "cuda"
     side, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
     a, b = torch.randn(2, side, side, device=device, dtype=dtype)
-    return 2 * side**3 / min(_seconds(lambda: a @ b, device) for _ in range(20))
 
+    def multiply() -> None:
+        torch.matmul(a, b)
+        if on_gpu:
+            torch.cuda.synchronize()
 
-def _seconds(action: Callable[[], object], device: torch.device) -> float:
-    wait = torch.cuda.synchronize if device.type == "cuda" else int
-    wait()
-    started = time.perf_counter()
-    action()
-    wait()
-    return time.perf_counter() - started
+    return 2 * side**3 / min(timeit.repeat(multiply, number=1, repeat=20))
 
 
 def _reset_peak(device: torch.device) -> None:
