@@ -1,8 +1,10 @@
-"""One fine-tuning run: `python -m finetune.train RUN_FOLDER`, on one or several ranks.
+"""One fine-tuning run, on one or several ranks.
+
+usage: python -m finetune.train RUN_FOLDER
+       torchrun --nproc-per-node=N -m finetune.train RUN_FOLDER
 
 The folder has run.json, the plan that `python -m finetune glue` wrote. The run adds metrics.jsonl
-(one line per step) and at the end result.json, and model/ if the plan asks for it. Read `main`,
-then `train`.
+(one line per step) and at the end result.json, and model/ if the plan asks for it.
 """
 
 from __future__ import annotations
@@ -38,15 +40,12 @@ from pretrain.records.metrics import METRICS, MetricsWriter
 from pretrain.records.progress import ProgressPrinter
 
 
+# Read `main`, then `train`.
 @console.survive_broken_pipe()
 def main(arguments: Sequence[str]) -> int:
     """Execute the run of a folder and return the exit code."""
     if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
-        print(
-            "usage: python -m finetune.train RUN_FOLDER\n\n"
-            "Execute the run that `python -m finetune glue` planned in the folder.\n"
-            "Start it with torchrun for several ranks."
-        )
+        sys.stdout.write(__doc__)
         return EXIT_DONE if arguments in (["-h"], ["--help"]) else EXIT_USAGE
     folder = Path(arguments[0])
     try:
