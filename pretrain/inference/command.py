@@ -72,14 +72,11 @@ def fill_mask(options: argparse.Namespace) -> None:
 
     example: python -m pretrain fill-mask models/base "The capital of China is <mask>."
     """
-    from pretrain.convert.model_folder import load_model
     from pretrain.engine.distributed import choose_device
-    from pretrain.inference.fill_mask import fill_mask as fill
+    from pretrain.inference.pretrained import Pretrained
 
-    device = choose_device(options.device)
-    loaded = load_model(options.model)
-    model = loaded.language_model.to(device)
-    for fillers in fill(model, loaded.tokenizer, options.text, options.top_k):
+    model = Pretrained.load(options.model, choose_device(options.device))
+    for fillers in model.fill_mask(options.text, options.top_k):
         for filler in fillers:
             # A filler may be a new line, and each has one line here.
             text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in filler.text)
