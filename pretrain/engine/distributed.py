@@ -301,3 +301,11 @@ def gather(value: T) -> list[T]:
     values: list[T | None] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, value)
     return values  # type: ignore[return-value]
+
+
+def broadcast(value: T) -> T:
+    """Return rank 0's value on every rank."""
+    values = [value]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(values)
+    return values[0]

@@ -187,12 +187,12 @@ def find_resume_point(run: Path, steps: Sequence[int], group: Group) -> ResumePo
     rejected: dict[int, str] = {}
     damaged: set[int] = set()
     for step in reversed(steps):
-        answers = group.gather(_verify(folder_of(run, step), group.rank, group.world_size))
-        reasons = [reason for _, reason, _ in answers]
+        manifest, *answer = _verify(folder_of(run, step), group.rank, group.world_size)
+        reasons, are_damaged = zip(*group.gather(answer), strict=True)
         if not any(reasons):
-            return ResumePoint(step, answers[0][0], rejected, frozenset(damaged))
+            return ResumePoint(step, group.broadcast(manifest), rejected, frozenset(damaged))
         rejected[step] = join_reasons(reasons)
-        if any(is_damaged for _, _, is_damaged in answers):
+        if any(are_damaged):
             damaged.add(step)
     if rejected:
         raise Failure(f"{run}: none of its checkpoints is intact: {'; '.join(rejected.values())}")
@@ -200,10 +200,9 @@ def find_resume_point(run: Path, steps: Sequence[int], group: Group) -> ResumePo
 
 
 def _verify(folder: Path, part: int, parts: int) -> tuple[dict[str, Any] | None, str, bool]:
-    """Return why a checkpoint does not verify and whether damage is proven; part 0 the manifest."""
+    """Return the manifest, or why the checkpoint does not verify and whether damage is proven."""
     try:
-        manifest = read_manifest(folder, part, parts)
-        return (None if part else manifest), "", False  # one is enough: it names every file
+        return read_manifest(folder, part, parts), "", False
     except (OSError, ValueError) as error:
         return None, str(error) or type(error).__name__, isinstance(error, DamagedFile)
 

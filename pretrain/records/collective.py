@@ -24,16 +24,22 @@ def on_every_rank(action: Callable[[], T], gather: Gather) -> list[T]:
     Raises:
         Failure: with the reasons, on every rank, if `action` raised OSError or ValueError on any.
     """
-    value, reason = None, ""
+    answers = gather(_attempt(action))
+    _check([reason for _, reason in answers])
+    return [value for value, _ in answers]
+
+
+def _attempt(action: Callable[[], T]) -> tuple[T | None, str]:
+    """Return the result of `action` and "", or None and why it failed."""
     try:
-        value = action()
+        return action(), ""
     except (OSError, ValueError) as error:
-        reason = str(error) or type(error).__name__
-    answers = gather((value, reason))
-    reasons = [reason for _, reason in answers]
+        return None, str(error) or type(error).__name__
+
+
+def _check(reasons: Sequence[str]) -> None:
     if any(reasons):
         raise Failure(join_reasons(reasons))
-    return [value for value, _ in answers]
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
@@ -54,6 +60,8 @@ class Group:
     """This process's."""
     world_size: int
     gather: Gather
+    broadcast: Callable[[Any], Any]
+    """Returns rank 0's value on every rank."""
 
     def on_rank_0(self, action: Callable[[], T]) -> T:
         """Return, on every rank, the result of `action` on rank 0.
@@ -61,8 +69,11 @@ class Group:
         Raises:
             Failure: on every rank, if `action` raised OSError or ValueError.
         """
-        values = on_every_rank(lambda: action() if self.rank == 0 else None, self.gather)
-        return cast(T, values[0])
+        value, reason = (None, "") if self.rank else _attempt(action)
+        # Not gathered: a gather takes memory for the longest value on every rank, times the ranks.
+        value = self.broadcast(value)
+        _check(self.gather(reason))  # rank 0 too goes on only when all have the value
+        return cast(T, value)
 
     def on_rank_0_slowly(self, action: Callable[[], T]) -> T:
         """Like `on_rank_0`, for actions longer than a collective's timeout; runs in a thread.

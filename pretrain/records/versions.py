@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.common import wording
-from pretrain.records.collective import Failure, Group
+from pretrain.records.collective import Failure, Gather
 
 if TYPE_CHECKING:
     from pretrain.records.ledger import Record
@@ -74,15 +74,15 @@ def _few(hosts: Iterable[str]) -> str:
     return f"{first} and {len(rest)} more" if len(rest) > 3 else ", ".join([first, *rest])
 
 
-def check_same_code(group: Group) -> dict[str, str]:
+def check_same_code(gather: Gather) -> dict[str, str]:
     """Return the versions that all ranks have.
 
     Raises:
         Failure: On every rank, if any has others; the message names the hosts, and a source file.
     """
     own, host = versions(), socket.gethostname()
-    if wrong := differences(group.gather((host, own))):
-        files = differences(group.gather((host, sources())))
+    if wrong := differences(gather((host, own))):
+        files = differences(gather((host, sources())))
         which = f" ({files[0].partition(':')[0]} differs)" if files else ""
         raise Failure(
             f"not all ranks run the same code: {'; '.join(wrong)}{which}; install the same "

@@ -93,7 +93,7 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
     """
     from pretrain.convert.initial_weights import initial_model
     from pretrain.engine.determinism import make_deterministic
-    from pretrain.engine.distributed import gather
+    from pretrain.engine.distributed import broadcast, gather
     from pretrain.engine.engine import deepspeed_json, start
 
     architecture = recipe_checks.check(config, world_size)
@@ -103,7 +103,7 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
     if config.training.deterministic:
         make_deterministic(run, os.environ)
     process = start()
-    group = Group(process.rank, process.world_size, gather)
+    group = Group(process.rank, process.world_size, gather, broadcast)
     environment = _environment(config, architecture, settings, process.device.type, group)
     state, token = group.on_rank_0_slowly(lambda: resume.enter(course, architecture))
     supervisor = SupervisorClient(run, token, group.rank, config.training.steps)
@@ -147,7 +147,7 @@ def _environment(
     """Check that the devices can train the recipe, and return `Setup.environment`."""
     import torch
 
-    code, training = versions.check_same_code(group), config.training
+    code, training = versions.check_same_code(group.gather), config.training
     on_gpu = device_type == "cuda"
     capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None
     group.on_rank_0(

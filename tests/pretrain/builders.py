@@ -17,7 +17,7 @@ from pretrain.records.collective import Group
 
 ONE = Mixture(((0, (1,)),))
 """The mixture of a single corpus."""
-ALONE = Group(0, 1, lambda value: [value])
+ALONE = Group(0, 1, lambda value: [value], lambda value: value)
 """The group of a single rank."""
 
 
@@ -85,6 +85,7 @@ def commit_checkpoint(run, step, save, group=ALONE, facts=None, before_commit=la
 
 def save_engine(built, run, step):
     """Commit a checkpoint of an engine; every rank calls this."""
-    from pretrain.engine.distributed import gather
+    from pretrain.engine.distributed import broadcast, gather
 
-    commit_checkpoint(run, step, built.save, Group(built.rank, built.world_size, gather))
+    group = Group(built.rank, built.world_size, gather, broadcast)
+    commit_checkpoint(run, step, built.save, group)

@@ -31,7 +31,7 @@ def committed(run, step=20, facts=None):
             (staging / name).write_bytes(content)
 
     def gather(answer):
-        if answer[0] is None:
+        if isinstance(answer, str):  # a reason of rank 0
             return [answer]
         staging = folder.with_name(folder.name + ".t.partial")
         others = {
@@ -41,7 +41,7 @@ def committed(run, step=20, facts=None):
         }
         return [answer, (others, "")]
 
-    commit_checkpoint(run, step, write, Group(0, 1, gather), facts)
+    commit_checkpoint(run, step, write, Group(0, 1, gather, ALONE.broadcast), facts)
     return folder
 
 
@@ -172,13 +172,12 @@ def test_a_save_that_dies_commits_nothing_and_the_next_one_starts_clean(
 def saving(folder, write, **keywords):
     """What a rank does: `write(rank, staging)` in a save of step 5; what it failed with."""
     from pretrain.engine import engine
-    from pretrain.engine.distributed import gather
+    from pretrain.engine.distributed import broadcast, gather
 
     rank = engine.start().rank
+    group = Group(rank, 2, gather, broadcast)
     try:
-        commit_checkpoint(
-            folder, 5, lambda staging: write(rank, staging), Group(rank, 2, gather), **keywords
-        )
+        commit_checkpoint(folder, 5, lambda staging: write(rank, staging), group, **keywords)
     except Failure as failure:
         return str(failure)
     return ""
@@ -285,8 +284,8 @@ def test_a_checkpoint_that_cannot_be_read_is_rejected_but_not_as_damaged(
 def test_a_checkpoint_that_one_rank_alone_finds_damaged_is_damaged(tmp_path):
     for step in (10, 20):
         committed(tmp_path, step)
-    others = iter([(None, "hash differs", True), ({}, "", False)])
-    group = Group(0, 2, lambda mine: [mine, next(others)])
+    others = iter([("hash differs", True), ("", False)])
+    group = Group(0, 2, lambda mine: [mine, next(others)], ALONE.broadcast)
     point = checkpoints.find_resume_point(tmp_path, [10, 20], group)
     assert (point.step, point.damaged) == (10, {20})
     assert point.rejected == {20: "hash differs (rank 1)"}

@@ -26,10 +26,16 @@ def test_a_reason_is_given_once_with_its_ranks_unless_all_ranks_have_it():
 
 
 def test_rank_0_alone_acts_and_every_rank_gets_its_result():
-    answers = (3, "")
-    assert Group(1, 2, lambda mine: [answers, mine]).on_rank_0(pytest.fail) == 3
+    assert Group(1, 2, lambda mine: ["", mine], lambda mine: 3).on_rank_0(pytest.fail) == 3
     with pytest.raises(Failure, match=r"full \(rank 0\)"):
-        Group(1, 2, lambda mine: [(None, "full"), mine]).on_rank_0(pytest.fail)
+        Group(1, 2, lambda mine: ["full", mine], lambda mine: None).on_rank_0(pytest.fail)
+
+
+def test_the_result_of_rank_0_is_broadcast_and_only_the_reason_gathered():
+    gathered = []
+    group = Group(0, 1, lambda mine: gathered.append(mine) or [mine], lambda mine: [mine])
+    assert group.on_rank_0(lambda: "a long result") == ["a long result"]
+    assert gathered == [""]
 
 
 def test_ranks_meet_again_and_again_while_rank_0_takes_long(monkeypatch):
@@ -47,7 +53,7 @@ def test_ranks_meet_again_and_again_while_rank_0_takes_long(monkeypatch):
             times.append(time.monotonic())
             return values
 
-        group = Group(number, 2, gather)
+        group = Group(number, 2, gather, lambda value: gather(value)[0])
         done = group.on_rank_0_slowly(lambda: time.sleep(0.2) or number)
         with pytest.raises(Failure, match=r"^full \(rank 0\)$"):
             group.on_rank_0_slowly(refuse)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pretrain.records import versions
-from pretrain.records.collective import Failure, Group
+from pretrain.records.collective import Failure
 from tests.pretrain.histories import History
 
 
@@ -45,12 +45,12 @@ def test_ranks_with_other_code_are_refused_on_every_rank():
         return [("node1", own), ("node2", other)]
 
     own = versions.versions()
-    assert versions.check_same_code(Group(0, 2, lambda value: [value, value])) == own
+    assert versions.check_same_code(lambda value: [value, value]) == own
     message = (
         rf"zeroclap: {own['zeroclap']} on node1 and else on node2 \(pretrain/loop/loop.py differs"
     )
     with pytest.raises(Failure, match=message):
-        versions.check_same_code(Group(0, 2, gather))
+        versions.check_same_code(gather)
 
 
 def test_code_that_changed_between_attempts_is_told():
