@@ -9,9 +9,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from data_prep.common.files import new_folder, sha256_of
+import numpy as np
+import numpy.typing as npt
 
+from data_prep.common.files import naming, new_folder, sha256_of, write_atomically
+
+Table = npt.NDArray[np.integer[Any]]
+Tables = dict[str, Table]
 HASHES = "SHA256SUMS"
 """File in a folder with the sha256 of its other files, as the program `sha256sum` writes them."""
 
@@ -42,6 +48,43 @@ def differences(tables: Path) -> Iterator[str]:
     for name in sorted({line.partition("  ")[2] for line in {*listed} ^ {*found}}):
         file = tables / (name or HASHES)
         yield f"{file}: is damaged; delete {tables}, and training makes it again"
+
+
+def tables(corpus: Path, digest: str, name: str, make: Callable[[], Tables]) -> Tables:
+    """Return arrays derived from a corpus, memory-mapped, and make them where they are missing.
+
+    The processes of a machine share their memory, and a restart takes no time.
+
+    Args:
+        corpus: The corpus's folder.
+        digest: As in `folders`.
+        name: Unique for everything that the arrays depend on besides the corpus.
+        make: Computes them.
+
+    Raises:
+        ValueError: They can be kept nowhere, or a file is damaged.
+    """
+
+    def save(folder: Path) -> None:
+        for key, array in make().items():
+            np.save(folder / f"{key}.npy", array)
+        hashes = "".join(f"{sha256_of(file)}  {file.name}\n" for file in sorted(folder.iterdir()))
+        write_atomically(folder / HASHES, hashes.encode())
+
+    folder, found = made(corpus, digest, f"{name}-{digest[:16]}", save), {}
+    for file in (folder / HASHES).read_text(encoding="utf-8").split()[1::2]:
+        path = folder / file
+        try:
+            with naming(path):
+                table = np.load(path, mmap_mode="r")
+            if table.dtype.kind not in "iu":
+                raise ValueError(f"numbers of the type {table.dtype}")
+        except (EOFError, ValueError, FileNotFoundError) as error:
+            raise ValueError(
+                f"{path}: is damaged ({error}); delete {folder}, and it is made again"
+            ) from None
+        found[path.stem] = table
+    return found
 
 
 def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from data_prep import cache
 from data_prep.indexed import Ids, IndexedReader
 from data_prep.manifest import SPLITS, CorpusManifest, ShardFiles, load_manifest
 from data_prep.tokenizer import Tokenizer
@@ -51,14 +52,29 @@ class Corpus:
         """Number of documents."""
         return self._firsts[-1]
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all documents, including their final `</s>`."""
+        return sum(files.tokens for files in self._shards)
+
     @cached_property
-    def lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens of each document, including the final `</s>`; int32 [documents]."""
+    def lengths(self) -> cache.Table:
+        """Tokens of each document, including the final `</s>`; int32 [documents].
+
+        Raises:
+            ValueError: As `cache.tables`, which keeps them.
+        """
+        name, digest = f"{self.split}-lengths", self.manifest.digest()
+        return cache.tables(self.folder, digest, name, self.count_lengths)["lengths"]
+
+    def count_lengths(self) -> cache.Tables:
+        """Count the tokens of each document from the indexes of the shards."""
         readers = map(self._reader, range(len(self._shards)))
         # reduceat needs a sequence per document; each has one, because of its `</s>`.
-        return np.concatenate(
-            [np.add.reduceat(each.lengths, each.bounds[:-1], dtype=np.int32) for each in readers]
-        )
+        counts = [
+            np.add.reduceat(each.lengths, each.bounds[:-1], dtype=np.int32) for each in readers
+        ]
+        return {"lengths": np.concatenate(counts)}
 
     @cached_property
     def subsets(self) -> npt.NDArray[np.uint8]:

@@ -204,7 +204,7 @@ def data_summary(config: RunConfig) -> list[str]:
     for split, source in itertools.product(SPLITS, config.segments.sources):
         name = f"{source.name}, " if source.name else ""
         blocks = open_source(source, split)
-        tokens = int(blocks.corpus.lengths.sum())
+        tokens = blocks.corpus.tokens
         dropped = tokens - round(blocks.share_of_tokens * tokens)
         is_small = blocks.share_of_tokens < _USUAL_SHARE
         sentences.append(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from data_prep import cache
-from data_prep.common.files import naming, sha256_of, write_atomically
+from data_prep.cache import Table, Tables
 from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer
 from pretrain.objectives.base import Block, Ids
 from pretrain.objectives.tokens import FIRST_WORD_ID
-
-Tables = dict[str, npt.NDArray[np.integer[Any]]]
 
 
 class Blocks(ABC):
@@ -32,14 +29,14 @@ class Blocks(ABC):
     """Each document has an `<s>` of its own, and does not see the others of its block."""
 
     def __init__(self, corpus: Corpus, sequence_length: int) -> None:
-        """Choose a split and the length of its blocks. It is cut when a block is first asked for.
+        """Choose a split and the length of its blocks, and cut it, unless that was done before.
 
         Raises:
             ValueError: no document is short enough for a block.
         """
         self.corpus = corpus
         self.sequence_length = sequence_length
-        if not self._tokens:
+        if not len(self):
             raise ValueError(
                 f"{corpus.folder}: no document of split {corpus.split!r} fits into "
                 f"data.sequence_length {sequence_length}; the shortest has "
@@ -51,30 +48,24 @@ class Blocks(ABC):
     def _tables(self) -> Tables:
         """Where documents stand in blocks: found from lengths alone, or as it was found before.
 
-        The tables are kept on disk, so that the processes of a machine share their memory and a
-        restart takes no time.
-
         Raises:
-            ValueError: they can be kept nowhere, or a file is damaged.
+            ValueError: as `data_prep.cache.tables`.
         """
-        corpus, digest = self.corpus, self.corpus.manifest.digest()
-        name = f"{corpus.split}-{self.name}-{self.algorithm}-{self.sequence_length}-{digest[:16]}"
-        return _load(cache.made(corpus.folder, digest, name, self._save))
-
-    def _save(self, folder: Path) -> None:
-        for name, array in self._cut().items():
-            np.save(folder / f"{name}.npy", array)
-        hashes = "".join(f"{sha256_of(file)}  {file.name}\n" for file in sorted(folder.iterdir()))
-        write_atomically(folder / cache.HASHES, hashes.encode())
+        corpus = self.corpus
+        name = f"{corpus.split}-{self.name}-{self.algorithm}-{self.sequence_length}"
+        cut = partial(self._cut, corpus.lengths)
+        return cache.tables(corpus.folder, corpus.manifest.digest(), name, cut)
 
     def check_tables(self) -> None:
-        """Cut the split again.
+        """Count the documents' tokens and cut the split again.
 
         Raises:
             ValueError: the kept tables are others.
         """
-        for name, array in self._cut().items():
-            kept = self._tables.get(name)
+        tables = {"lengths": self.corpus.lengths, **self._tables}
+        counted = self.corpus.count_lengths()
+        for name, array in (counted | self._cut(counted["lengths"])).items():
+            kept = tables.get(name)
             if kept is None or not np.array_equal(kept, array):
                 raise ValueError(
                     f"{self.corpus.folder}: the kept table {name} of the blocks of split "
@@ -83,8 +74,11 @@ class Blocks(ABC):
                 )
 
     @abstractmethod
-    def _cut(self) -> Tables:
-        """Tables to keep; `ranges`, if any, has a row per block, its first document and the end."""
+    def _cut(self, lengths: Table) -> Tables:
+        """Tables to keep; `ranges`, if any, has a row per block, its first document and the end.
+
+        A function of the documents' lengths, unless a subclass has others.
+        """
 
     @abstractmethod
     def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
@@ -152,26 +146,9 @@ class Blocks(ABC):
     @property
     def share_of_tokens(self) -> float:
         """Share of the split's tokens that the blocks hold."""
-        return self._tokens / int(self.corpus.lengths.sum())
+        return self._tokens / self.corpus.tokens
 
     @property
     def fill(self) -> float:
         """Share of the blocks' capacity that holds tokens."""
         return (self._tokens + self._starts) / (len(self) * self.sequence_length)
-
-
-def _load(folder: Path) -> Tables:
-    tables = {}
-    for name in (folder / cache.HASHES).read_text(encoding="utf-8").split()[1::2]:
-        path = folder / name
-        try:
-            with naming(path):
-                table = np.load(path, mmap_mode="r")
-            if table.dtype.kind not in "iu":
-                raise ValueError(f"numbers of the type {table.dtype}")
-        except (EOFError, ValueError, FileNotFoundError) as error:
-            raise ValueError(
-                f"{path}: is damaged ({error}); delete {folder}, and it is made again"
-            ) from None
-        tables[path.stem] = table
-    return tables

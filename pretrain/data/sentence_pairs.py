@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from data_prep.cache import Table, Tables
 from data_prep.corpus import Corpus
-from pretrain.data.blocks import Blocks, Tables
+from pretrain.data.blocks import Blocks
 from pretrain.objectives.base import PAIR_SPECIAL_TOKENS, Block, Ids
 from pretrain.objectives.tokens import FIRST_WORD_ID
 
@@ -59,7 +60,7 @@ class SentencePairs(Blocks):
         """Most tokens of text that a model reads of a block."""
         return self.sequence_length - PAIR_SPECIAL_TOKENS
 
-    def _cut(self) -> Tables:
+    def _cut(self, lengths: Table) -> Tables:
         lengths, bounds = self.corpus.sentence_lengths()
         ranges, documents = sentence_runs(lengths, bounds, self._room)
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.blocks import best_fit, complete
+from data_prep.cache import Table, Tables
 from data_prep.corpus import Corpus
-from pretrain.data.blocks import Blocks, Tables
+from pretrain.data.blocks import Blocks
 from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.objectives.base import Block, Ids
 
@@ -56,7 +57,7 @@ class ConcatenatedBlocks:
     @property
     def share_of_tokens(self) -> float:
         """Share of the splits' tokens that the blocks hold."""
-        tokens = [int(source.corpus.lengths.sum()) for source in self.sources]
+        tokens = [source.corpus.tokens for source in self.sources]
         pairs = zip(self.sources, tokens, strict=True)
         return sum(round(source.share_of_tokens * n) for source, n in pairs) / sum(tokens)
 
@@ -66,8 +67,8 @@ class CompleteBlocks(Blocks):
 
     name, documents_apart = "complete", False
 
-    def _cut(self) -> Tables:
-        return {"ranges": complete(self.corpus.lengths, self.sequence_length)}
+    def _cut(self, lengths: Table) -> Tables:
+        return {"ranges": complete(lengths, self.sequence_length)}
 
     def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
         """The documents of a block, in its order."""
@@ -79,10 +80,10 @@ class BestFitBlocks(Blocks):
 
     name, documents_apart = "best-fit", True
 
-    def _cut(self) -> Tables:
-        return self._pack(self.corpus.lengths)
+    def _cut(self, lengths: Table) -> Tables:
+        return self._pack(lengths)
 
-    def _pack(self, lengths: npt.NDArray[np.integer[Any]], *, exact: bool = False) -> Tables:
+    def _pack(self, lengths: Table, *, exact: bool = False) -> Tables:
         documents, ends = best_fit(lengths, self.sequence_length, exact=exact)
         starts = np.concatenate([[0], ends])[:-1]
         return {"ranges": np.column_stack([starts, ends]), "documents": documents}
@@ -108,8 +109,8 @@ class ChunkedBlocks(BestFitBlocks):
 
     name = "chunked"
 
-    def _cut(self) -> Tables:
-        lengths, room = self.corpus.lengths, self.sequence_length - 1
+    def _cut(self, lengths: Table) -> Tables:
+        room = self.sequence_length - 1
         long = np.flatnonzero(lengths > room)
         full_chunks = (lengths[long].astype(np.int64) - 1) // room
         return {
@@ -147,11 +148,11 @@ class ChunkedBlocks(BestFitBlocks):
 
     @cached_property
     def _tokens(self) -> int:
-        return int(self.corpus.lengths.sum())
+        return self.corpus.tokens
 
     @property
     def _starts(self) -> int:
-        return len(self.corpus.lengths) + int(self._tables["first_chunks"][-1])
+        return len(self.corpus) + int(self._tables["first_chunks"][-1])
 
 
 class ContiguousBlocks(Blocks):
@@ -163,8 +164,8 @@ class ContiguousBlocks(Blocks):
 
     name, documents_apart = "contiguous", False
 
-    def _cut(self) -> Tables:
-        return {"ends": np.cumsum(self.corpus.lengths, dtype=np.int64)}
+    def _cut(self, lengths: Table) -> Tables:
+        return {"ends": np.cumsum(lengths, dtype=np.int64)}
 
     def __len__(self) -> int:
         """Number of blocks."""
@@ -201,7 +202,7 @@ class ContiguousBlocks(Blocks):
 
     @cached_property
     def _tokens(self) -> int:
-        return int(self.corpus.lengths.sum())
+        return self.corpus.tokens
 
 
 class OneDocumentBlocks(Blocks):
@@ -210,7 +211,7 @@ class OneDocumentBlocks(Blocks):
     name, documents_apart = "one-document", False
     dropped = "the ends of longer documents"
 
-    def _cut(self) -> Tables:
+    def _cut(self, lengths: Table) -> Tables:
         return {}
 
     def __len__(self) -> int:

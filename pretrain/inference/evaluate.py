@@ -207,7 +207,7 @@ def evaluate_blocks(
         **vars(scores),
         length=source.sequence_length,
         blocks=len(chosen),
-        coverage=tokens / int(corpus.lengths.sum()),
+        coverage=tokens / corpus.tokens,
         pairs=pairs,
     )
 
@@ -310,7 +310,7 @@ def _window_scores(
         **vars(Scores.of(sums, objective.terms, names)),
         length=length,
         blocks=len(windows),
-        coverage=int(corpus.lengths[windows.documents].sum()) / int(corpus.lengths.sum()),
+        coverage=int(corpus.lengths[windows.documents].sum()) / corpus.tokens,
         stride=stride,
     )
 

@@ -251,7 +251,7 @@ def _reading(config: RunConfig, blocks: int) -> dict[str, Reading] | None:
     found = {}
     for source, drawn in zip(sources, Mixture.of_run(config.segments).counts(blocks), strict=True):
         train = open_source(source, "train")
-        tokens, share = int(train.corpus.lengths.sum()), train.share_of_tokens
+        tokens, share = train.corpus.tokens, train.share_of_tokens
         found[source.name] = Reading(len(train), tokens, share, train.fill, drawn / len(train))
     return found
 
