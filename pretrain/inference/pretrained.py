@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +21,22 @@ from torch.nn.utils.rnn import pad_sequence
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert.model_folder import LoadedModel, load_model
-from pretrain.inference.fill_mask import Filler, fill_mask
 from pretrain.model.classifier import Classifier
 from pretrain.model.config import ModelConfig
 from pretrain.model.embeddings import PAD_ID
+
+MASK = "<mask>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Filler:
+    """One candidate token for one mask."""
+
+    text: str
+    """The whole text as the model reads it, with this mask filled and the others left."""
+    probability: float
+    token: str
+    """The token itself, including its leading space if it has one."""
 
 
 class Pretrained:
@@ -155,8 +168,54 @@ class Pretrained:
         return logits if return_logits or is_regression else logits.log_softmax(dim=-1)
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filler]]:
-        """Return the most likely fillers of each `<mask>` (see `fill_mask.fill_mask`)."""
-        return fill_mask(self.loaded.language_model, self.loaded.tokenizer, text, top_k)
+        """Return the fillers of each mask, most likely first.
+
+        One space before `<mask>` belongs to the filler, as in the vocabulary's own tokens
+        (" Beijing"): the model reads "China is<mask>.", and a filler without a space joins the word
+        before it. The ids of a sentence with a mask are those of EIFY/fairseq, except that fairseq
+        also drops other white space before a mask and at the end of the text, which is kept here.
+        With a unigram vocabulary the text after a mask begins a new word, as it does in
+        transformers.
+
+        Args:
+            text: contains `<mask>` at least once; everything else is plain text.
+            top_k: number of fillers per mask.
+
+        Raises:
+            ValueError: the folder has no tokenizer or no head over the vocabulary, the model is
+                causal, there is no mask in the text, or top_k is not between 1 and the vocabulary
+                size.
+        """
+        model, tokenizer = self.loaded.language_model, self.loaded.tokenizer
+        if model.config.causal:
+            raise ValueError("the model is causal: it does not see what follows a mask")
+        pieces = text.split(MASK)
+        if len(pieces) < 2:
+            raise ValueError(f"{text!r} has no {MASK}; write one in place of a word")
+        if not 1 <= top_k <= model.config.vocab_size:
+            raise ValueError(f"top_k {top_k}: accepted: 1 to {model.config.vocab_size}")
+        read = [piece.removesuffix(" ") for piece in pieces[:-1]] + pieces[-1:]
+        first, *others = (ids.tolist() for ids in tokenizer.encode_batch(read))
+        ids, positions = [tokenizer.bos_id, *first], []
+        for other in others:
+            positions.append(len(ids))
+            ids += [tokenizer.mask_id, *other]
+        ids.append(tokenizer.eos_id)
+        places = torch.tensor(positions, device=self.device)
+        with torch.no_grad():
+            logits = model(torch.tensor([ids], device=self.device), None, places)
+        top = logits.float().softmax(dim=-1).topk(top_k)
+        result = []
+        candidates = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        for mask, (tokens, probabilities) in enumerate(candidates):
+            before = MASK.join([*pieces[:mask], read[mask]])
+            after = MASK.join(pieces[mask + 1 :])
+            fillers = []
+            for id, probability in zip(tokens, probabilities, strict=True):
+                token = tokenizer.token_text(id)
+                fillers.append(Filler(before + token + after, probability, token))
+            result.append(fillers)
+        return result
 
     def _inputs(self, ids: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the ids as [B, T], with those of documents and of segments."""

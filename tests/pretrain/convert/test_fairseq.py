@@ -23,7 +23,7 @@ from pretrain.convert import fairseq
 from pretrain.convert.model_folder import build, load_model
 from pretrain.convert.weights import renamed, separated
 from pretrain.convert.writing import save_model
-from pretrain.inference.fill_mask import fill_mask
+from pretrain.inference.pretrained import Pretrained
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from tests.pretrain.convert.conftest import close, our_logits
@@ -236,11 +236,12 @@ def test_missing_madeupwords_of_a_published_model_are_masks_and_are_reported(tmp
     contents = fairseq.read_checkpoint(tmp_path / "model.pt", ids)
     assert contents.config.vocab_size == 261
     assert contents.provenance["tokens_without_row"] == ["madeupword0001", "madeupword0002"]
-    model = build(Path(), contents).model
+    loaded = build(Path(), contents)
+    model = loaded.model
     vectors = model.encoder.embeddings(torch.tensor([[0, 261, 262, 263]]), None)
     assert vectors[0, 0].abs().sum() > 0
     assert torch.equal(vectors[0, 1:], torch.zeros(3, 32))
-    (fillers,) = fill_mask(model, ids, "a <mask> b", top_k=261)
+    (fillers,) = Pretrained(loaded, "cpu").fill_mask("a <mask> b", top_k=261)
     assert sum(filler.probability for filler in fillers) == pytest.approx(1.0, abs=1e-4)
     # Today's EIFY/fairseq, without the two words in its dictionary, has mask id 261.
     text = torch.tensor([[0, 70, 263, 71, 2]])

@@ -8,7 +8,6 @@ import torch
 from data_prep.tokenizer import train_unigram
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.writing import save_model
-from pretrain.inference.fill_mask import fill_mask
 from pretrain.inference.pretrained import Pretrained
 from tests.pretrain.convert.conftest import HEADS, loaded
 from tests.pretrain.convert.contents import random_contents
@@ -69,7 +68,7 @@ def test_the_fill_mask_pipeline_gives_our_fillers(name, transformers, exported, 
     pipeline = pipeline_of(transformers, "fill-mask", export.folder)
     for text in ("The value of <mask> is.", "<mask> it", "value<mask>.", "a <mask> of <mask>"):
         theirs = pipeline(text, top_k=7)
-        ours = fill_mask(export.ours.model, vocabulary, text, top_k=7)
+        ours = Pretrained(export.ours, "cpu").fill_mask(text, top_k=7)
         for mine, other in zip(ours, theirs if len(ours) > 1 else [theirs], strict=True):
             assert [filler.token for filler in mine] == [filler["token_str"] for filler in other]
             assert [filler.probability for filler in mine] == pytest.approx(

@@ -1,9 +1,12 @@
 """Filling masks in a text."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from pretrain.inference.fill_mask import fill_mask
+from pretrain.convert.model_folder import LoadedModel
+from pretrain.inference.pretrained import Pretrained
 from pretrain.model import presets
 
 
@@ -23,6 +26,11 @@ class Reader(torch.nn.Module):
         for mask in range(len(positions)):
             logits[mask, self.preferred[mask]] = 9.0
         return logits
+
+
+def fill_mask(reader, tokenizer, text, top_k=5):
+    loaded = LoadedModel(Path(), reader, True, None, tokenizer, {}, ())
+    return Pretrained(loaded, "cpu").fill_mask(text, top_k)
 
 
 def test_a_space_before_the_mask_belongs_to_the_filler(tokenizer):
