@@ -17,6 +17,7 @@ from finetune.examples import Example
 from finetune.tasks import Task, truth
 from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import MicroBatch
+from pretrain.objectives.base import padded
 
 Ids = npt.NDArray[np.int32]
 
@@ -80,9 +81,8 @@ class EncodedExamples:
         segments, segment_ids [B, T].
         """
         lengths = self.lengths[list(chosen)]
-        input_ids = np.full((len(chosen), int(lengths.max())), Tokenizer.pad_id)
-        for row, number in zip(input_ids, chosen, strict=True):
-            row[: self.lengths[number]] = self.ids[number]
+        rows = [self.ids[number] for number in chosen]
+        input_ids = padded(rows, int(lengths.max()), Tokenizer.pad_id)
         arrays: dict[str, npt.NDArray[Any]] = {
             "input_ids": input_ids,
             "document_ids": np.arange(input_ids.shape[1]) < lengths[:, None],
