@@ -13,7 +13,7 @@ from finetune.studies import command as studies
 COMMANDS: dict[str, Command] = {
     **command.COMMANDS,
     "birthplaces": (birthplaces.add_arguments, birthplaces.birthplaces),
-    **studies.COMMANDS,
+    "study": (studies.add_arguments, studies.study),
     "demo": (demo.add_arguments, demo.demo),
 }
 """Every command, in the order of `--help`."""

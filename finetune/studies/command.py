@@ -7,12 +7,12 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from data_prep.common.arguments import Command, check_least, seeds
+from data_prep.common.arguments import check_least, seeds
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.common.files import lock, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
@@ -234,6 +234,3 @@ def _forecast(
         tasks = ", ".join(chosen.finetune.tasks)
         lines.append(f"fine-tuning: {count(ways * chosen.finetune.runs, 'run')} on {tasks}")
     return "\n".join(lines) + "\n"
-
-
-COMMANDS: Mapping[str, Command] = {"study": (add_arguments, study)}
