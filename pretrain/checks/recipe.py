@@ -160,9 +160,9 @@ def _read_manifests(
             added.
 
     Raises:
-        ValueError: none is named or a folder is no corpus, a split has no documents, a corpus has
-            another vocabulary than the run's first one, is given twice, or by another path than
-            before, so that a phase would read again what another has read.
+        ValueError: none is named or a folder is no corpus, a corpus has another vocabulary than the
+            run's first one, is given twice, or by another path than before, so that a phase would
+            read again what another has read.
     """
     if not data.named_corpora:
         made = f"a folder that `{as_invoked('data_prep prepare')}` made"
@@ -173,9 +173,6 @@ def _read_manifests(
         path = str(Path(corpus.path))
         where = f"data.corpora.{name}: {path}" if name else path
         manifest = manifests[name] = load_manifest(Path(path))
-        for split in SPLITS:
-            if not manifest.totals[split].documents:
-                raise ValueError(f"{path}: its {split} split has no documents")
         digest = manifest.digest()
         other, _ = known.setdefault(digest, (path, manifest))
         first_path, first = next(iter(known.values()))

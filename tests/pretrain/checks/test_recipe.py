@@ -198,6 +198,16 @@ def test_next_sentences_of_one_document_alone_are_refused(split, corpus, recipe,
         check(recipe.load(tmp_path, *words, "objective.pair_task=nsp"), 1)
 
 
+def test_a_corpus_without_validation_text_is_refused(corpus, recipe, tmp_path):
+    from data_prep.__main__ import main as data_prep
+
+    (tmp_path / "a.txt").write_text("Some text.")
+    words = ["--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "corpus")]
+    assert data_prep(["prepare", *words, "--tokenizer", str(corpus), "--valid-fraction", "0"]) == 0
+    with pytest.raises(ValueError, match="corpus: the valid split is empty"):
+        check(recipe.load(tmp_path, f"data.corpus={tmp_path / 'corpus'}"), 2)
+
+
 def test_a_summary_says_what_is_read_and_what_is_dropped(recipe, tmp_path):
     trial = ("training.steps=5", "schedule.warmup_steps=0", "training.checkpoint_interval=1")
     warning, *_ = recipe_checks.data_summary(recipe.load(tmp_path, *trial))
