@@ -234,15 +234,16 @@ class Pretrained:
         mask = batch != PAD_ID
         if bool(mask.all()):
             return None
-        # In a causal model the padding that bool marks must follow the tokens; integers allow it
-        # anywhere, but latents do not take them.
-        if self._config.latents and bool((early := mask[:, 1:] > mask[:, :-1]).any()):
+        early = mask[:, 1:] > mask[:, :-1]
+        if not bool(early.any()):
+            return mask
+        if self._config.latents:
             row, place = early.nonzero()[0].tolist()
             raise ValueError(
                 f"row {row}: <pad> at place {place} stands before other ids; a model with latents "
                 "takes <pad> at the end of a row only"
             )
-        return mask.int() if self._config.causal and not self._config.latents else mask
+        return mask.int()  # bool ids are for padding at the end only
 
     def _checked(self, ids: Tensor) -> Tensor:
         """Return valid ids as [B, T] on the model's device."""

@@ -95,8 +95,7 @@ def test_features_are_those_of_the_encoder_and_ignore_padding(model):
         with pytest.raises(ValueError, match="<pad> at the end of a row only"):
             model.features(left)
         return
-    if encoder.config.causal:  # the position of a masked model counts from the left
-        torch.testing.assert_close(model.features(left)[0, 3:], model.features(encoded[0])[0])
+    torch.testing.assert_close(model.features(left)[0, 3:], model.features(encoded[0])[0])
     layers = model.features(ids, all_layers=True)
     assert len(layers) == len(encoder.layers) + 1
     with torch.no_grad():
