@@ -21,24 +21,6 @@ def block(length, seed=0):
     return np.random.default_rng(seed).integers(4, END, length)
 
 
-def test_rates_are_15_percent_and_80_10_10():
-    """Within five standard deviations of the expectation over 150,000 hidden tokens."""
-    # Ids that no replacement can be, so that a random token differs from a kept one.
-    ids = np.full(1000, END + 50)
-    hidden = kept = random = 0
-    for key in range(1000):
-        masked, positions = objective().mask(ids, (1, 0, key))
-        hidden += len(positions)
-        after = masked[positions]
-        kept += int((after == ids[positions]).sum())
-        random += int((after < END).sum())
-        assert np.array_equal(np.delete(masked, positions), np.delete(ids, positions))
-    assert abs(hidden - 150_000) < 5 * 1000**0.5 / 2
-    tolerance = 5 * (150_000 * 0.1 * 0.9) ** 0.5
-    assert abs(kept - 15_000) < tolerance
-    assert abs(random - 15_000) < tolerance
-
-
 def test_replacements_are_drawn_evenly_and_are_never_special_tokens():
     words = []
     for key in range(400):
@@ -50,12 +32,12 @@ def test_replacements_are_drawn_evenly_and_are_never_special_tokens():
     assert abs(counts[FIRST_WORD_ID:END] - expected).max() < 6 * expected**0.5
 
 
-@pytest.mark.parametrize("probability", [0.15, 0.3, 0.5, 1.0, 1 / 3, 0.07])
+@pytest.mark.parametrize("probability", [0.15, 1 / 3, 1.0])
 def test_capacity_is_never_exceeded_and_sometimes_reached(probability):
     """Law 4: a fixed-capacity head never drops a token."""
     masked_lm = objective(probability)
     for length in range(1, 260):
-        counts = [len(masked_lm.mask(block(length), (2, 0, key))[1]) for key in range(12)]
+        counts = [len(masked_lm.mask(block(length), (2, 0, key))[1]) for key in range(4)]
         assert max(counts) <= masked_lm.capacity(length)
         assert min(counts) >= int(probability * length)
     many = {len(masked_lm.mask(block(103), (3, 0, key))[1]) for key in range(300)}

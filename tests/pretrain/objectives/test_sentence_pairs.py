@@ -90,7 +90,7 @@ def test_next_sentence_takes_half_of_the_second_segments_from_another_document()
 def test_the_lengths_of_the_segments_do_not_tell_the_label(task, longest):
     """Their distributions agree, by two-sample Kolmogorov-Smirnov statistics."""
     lengths = {0: [], 1: []}
-    for first, second, label, _ in pairs(task, 2000, longest):
+    for first, second, label, _ in pairs(task, 1000, longest):
         assert len(first) + len(second) <= LENGTH - 3
         assert len(first)
         assert len(second)

@@ -68,12 +68,12 @@ def test_a_text_that_is_shorter_than_the_length_drawn_stays_whole():
     assert abs(counts[20] - 3000 * whole) < 5 * (3000 * whole * (1 - whole)) ** 0.5
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 30, 60, 61])
+@pytest.mark.parametrize("size", [0, 1, 5, 60, 61])
 def test_without_truncation_as_much_is_read_as_fits(size):
     assert set(draws(size, 20, truncate=False)[:, 0]) == {min(size, 60)}
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 30, 60])
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 60])
 def test_the_mean_share_of_the_span_is_exact_for_every_length(size):
     """Within five standard errors of 1000 draws."""
     spans = draws(size, 1000, truncate=False)[:, 1]
@@ -123,7 +123,7 @@ def test_whole_words_are_moved_and_their_mean_share_is_about_a_quarter(kind, cor
     tokenizer = train_characters([TEXT]) if characters else load(corpus)
     built, read = words_of(tokenizer, TEXT)
     words, shares, spans = set(TEXT.split()), [], set()
-    for index in range(2000):
+    for index in range(800):
         row = built.rearranged(read, (1, 0, index), 128)
         prefix, suffix, span = (tokenizer.decode(part.tolist()) for part in parts_of(row.ids))
         assert prefix + span + suffix == TEXT
