@@ -113,7 +113,7 @@ def test_flex_is_dense_in_output_and_gradient(
             *("zero-clap-unscaled-no-dropout", "alibi-clap", "baseline", "causal-rotary"),
             *("causal-t5-bias", "modern"),
         ),
-        (200, 256, 300),
+        (200, 300),
         MASKS,
     ),
 )
@@ -370,9 +370,9 @@ def test_hidden_keys_have_half_of_the_lowest_number_in_fp16_too():
 )
 def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype, mask, monkeypatch):
     """Logits and gradients, with dropout: bias and tiles are a matter of memory alone."""
-    config, mask = presets.build("tiny", variant, 50, {"max_positions": 700}), masks(700)[mask]
-    ids = torch.randint(4, 49, (2, 700), generator=torch.Generator().manual_seed(1))
-    places = torch.arange(0, 1400, 11)
+    config, mask = presets.build("tiny", variant, 50, {"max_positions": 530}), masks(530)[mask]
+    ids = torch.randint(4, 49, (2, 530), generator=torch.Generator().manual_seed(1))
+    places = torch.arange(0, 1060, 11)
 
     def trained():
         torch.manual_seed(0)
@@ -384,7 +384,7 @@ def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype,
     ours = trained()
 
     def whole_bias(scores, document_ids, num_heads, x, in_parts, causal, window):
-        bias = bias_by_sum(config, 700, mask, dtype)
+        bias = bias_by_sum(config, 530, mask, dtype)
         return (bias,) if in_parts else bias
 
     monkeypatch.setattr(encoder, "dense_bias", whole_bias)
@@ -435,7 +435,8 @@ def test_only_layers_that_compute_in_tiles_get_the_bias_in_parts(run_ranks):
         for change in (model.train, model.eval, model.train, model.bfloat16, model.float):
             change()
             found.append(shapes())
-        compile_layers(model)  # compiles nothing before a layer is called
+        torch.compile = lambda function, **_: function  # it would compile the embeddings as well
+        compile_layers(model)
         return [*found, shapes()]
 
     parts, whole = [(1, 4, 320, 320), (2, 1, 1, 320)], (2, 4, 320, 320)
