@@ -10,6 +10,7 @@ import pytest
 
 from data_prep.__main__ import main
 from data_prep.common.arguments import as_invoked
+from data_prep.engines import ENGINES
 from tests.data_prep.conftest import make_texts, run_here, write_pile
 
 PREPARE = "prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t"
@@ -24,9 +25,11 @@ def home(tmp_path_factory):
         write_pile(home / "in" / f"{number}.jsonl.zst", make_texts(60, 30, seed=number))
     inputs, vocabulary = f"--input {home}/in/*", f"{home}/t"
     assert main(f"train-tokenizer {inputs} --vocab-size 300 --output {vocabulary}".split()) == 0
-    options = f"--output {home}/c --tokenizer {vocabulary} --workers 2"
+    options = f"--output {home}/c --tokenizer {vocabulary}"
     parts = f"--input {home}/in/0* --valid-input {home}/in/1*"
-    assert main(f"prepare {parts} {options}".split()) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENGINES, "local", run_here)
+        assert main(f"prepare {parts} {options}".split()) == 0
     return home
 
 

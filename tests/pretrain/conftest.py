@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from data_prep import tokenizer as tokenizers
-from data_prep.__main__ import main as data_prep
+from data_prep.__main__ import main
+from data_prep.engines import ENGINES
 from data_prep.tokenizer import Tokenizer
+from tests.data_prep.conftest import run_here
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +31,10 @@ def make_corpus(folder: Path) -> Path:
     raw = folder / "topics.jsonl"
     raw.write_text("".join(json.dumps({"text": p}) + "\n" for p in paragraphs if len(p) > 20))
     vocabulary = ["--output", str(folder / "vocabulary")]
-    run(["train-tokenizer", "--input", str(raw), "--vocab-size", "400", *vocabulary])
+    data_prep(["train-tokenizer", "--input", str(raw), "--vocab-size", "400", *vocabulary])
     settings = ["--max-tokens", "64", "--valid-fraction", "0.1"]
     output = ["--output", str(folder / "made"), "--tokenizer", str(folder / "vocabulary")]
-    run(["prepare", "--input", str(raw), *output, *settings])
+    data_prep(["prepare", "--input", str(raw), *output, *settings])
     return folder / "made"
 
 
@@ -50,7 +52,7 @@ def other_corpus(corpus: Path) -> Path:
     paragraphs = [" ".join(p.split()) for text in texts for p in text.split("\n\n")]
     raw.write_text("".join(json.dumps({"text": p}) + "\n" for p in paragraphs if len(p) > 20))
     settings = ["--max-tokens", "64", "--valid-fraction", "0.1", "--tokenizer", str(corpus)]
-    run(["prepare", "--input", str(raw), "--output", str(output), *settings])
+    data_prep(["prepare", "--input", str(raw), "--output", str(output), *settings])
     return output
 
 
@@ -62,7 +64,7 @@ def sentence_corpus(corpus: Path) -> Path:
     texts += [f"A document of one sentence, which is number {n}." for n in range(5)]
     raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     settings = ["--sentences", "--tokenizer", str(corpus), "--valid-fraction", "0.2"]
-    run(["prepare", "--input", str(raw), "--output", str(output), *settings])
+    data_prep(["prepare", "--input", str(raw), "--output", str(output), *settings])
     return output
 
 
@@ -79,9 +81,9 @@ def other_vocabulary(corpus: Path) -> Path:
     """The same text, encoded with another vocabulary."""
     folder = corpus.parent
     raw, vocabulary = str(folder / "topics.jsonl"), str(folder / "vocabulary-2")
-    run(["train-tokenizer", "--input", raw, "--vocab-size", "380", "--output", vocabulary])
+    data_prep(["train-tokenizer", "--input", raw, "--vocab-size", "380", "--output", vocabulary])
     output = ["--output", str(folder / "made-2"), "--tokenizer", vocabulary]
-    run(["prepare", "--input", raw, *output, "--max-tokens", "64", "--valid-fraction", "0.1"])
+    data_prep(["prepare", "--input", raw, *output, "--max-tokens", "64", "--valid-fraction", "0.1"])
     return folder / "made-2"
 
 
@@ -92,12 +94,15 @@ def unpredictable(corpus: Path) -> Path:
     word.write_text(json.dumps({"text": "a"}) + "\n")
     output = ["--output", str(corpus.parent / "unpredictable"), "--tokenizer", str(corpus)]
     settings = ["--valid-input", str(word), "--max-tokens", "64"]
-    run(["prepare", "--input", raw, *output, *settings])
+    data_prep(["prepare", "--input", raw, *output, *settings])
     return corpus.parent / "unpredictable"
 
 
-def run(arguments: list[str]) -> None:
-    assert data_prep(arguments) == 0
+def data_prep(arguments: list[str]) -> None:
+    """Run a command of data_prep, without workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENGINES, "local", run_here)
+        assert main(arguments) == 0
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.data_prep.conftest import in_process  # noqa: F401 - fixture
+
 FIRST = ["Ada", "Bela", "Carl", "Dora", "Emil", "Frida", "Hans", "Ida", "Jan", "Leo"]
 LAST = ["Anderberg", "Dahlsen", "Eben", "Goldman", "Jansenrup", "Kron"]
 PLACES = ["Alton", "Barford", "Corburgh", "Dunmouth", "Elbrook", "Farton", "Garford"]
@@ -30,7 +32,7 @@ def task(tmp_path_factory):
 
 
 @pytest.fixture
-def birthplaces(run_ranks, tmp_path, monkeypatch):
+def birthplaces(run_ranks, tmp_path, monkeypatch, in_process):  # noqa: F811
     """Run a command of the task in an empty folder; an engine needs a process of its own."""
     from finetune.__main__ import main
 

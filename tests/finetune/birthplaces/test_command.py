@@ -15,7 +15,6 @@ from finetune.birthplaces import rows, training
 from finetune.birthplaces.rows import read_rows
 from pretrain.convert.model_folder import load_model
 from pretrain.records.metrics import read_metrics
-from tests.data_prep.conftest import in_process  # noqa: F401 - fixture
 from tests.finetune.birthplaces.conftest import TINY
 
 PAD, MASK = "\u25a1", "\u2047"

@@ -10,6 +10,7 @@ from pretrain import __main__ as command_line
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks.recipe import check
 from pretrain.data.sources import open_source
+from tests.pretrain.conftest import data_prep
 
 
 def test_a_valid_recipe_gives_the_model(recipe, corpus, tmp_path):
@@ -182,8 +183,6 @@ def test_a_recipe_of_pairs_gives_a_model_with_a_pair_head(task, sentence_corpus,
 
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_next_sentences_of_one_document_alone_are_refused(split, corpus, recipe, tmp_path):
-    from data_prep.__main__ import main as data_prep
-
     for name in ("train", "valid"):
         text = " ".join(f"Sentence {n} of {name}." for n in range(60))
         texts = [text] if name == split else [text, text + " More."]
@@ -191,7 +190,7 @@ def test_next_sentences_of_one_document_alone_are_refused(split, corpus, recipe,
         (tmp_path / f"{name}.jsonl").write_text(lines)
     words = ["--input", str(tmp_path / "train.jsonl"), "--output", str(tmp_path / "corpus")]
     words += ["--valid-input", str(tmp_path / "valid.jsonl"), "--tokenizer", str(corpus)]
-    assert data_prep(["prepare", "--sentences", *words]) == 0
+    data_prep(["prepare", "--sentences", *words])
     words = [f"data.corpus={tmp_path / 'corpus'}", *PAIRS, "batch.global_batch_size=2"]
     assert check(recipe.load(tmp_path, *words, "objective.pair_task=sop"), 1)
     with pytest.raises(ValueError, match=f"blocks of split '{split}' are of one document"):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from data_prep.__main__ import main as data_prep
 from data_prep.manifest import load_manifest
 from pretrain.__main__ import main as pretrain
 from pretrain.config.load import dump, public
@@ -24,6 +23,7 @@ from pretrain.convert.writing import save_model
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics
 from pretrain.train import __main__ as train
+from tests.pretrain.conftest import data_prep
 from tests.pretrain.convert.conftest import HEADS
 from tests.pretrain.convert.contents import random_contents
 
@@ -148,7 +148,7 @@ def test_a_roberta_of_transformers_is_continued(
     tokenizer.save(folder / "tokenizer.json")
     domain = tmp_path / "domain"
     words = ["--tokenizer", str(folder), "--output", str(domain), "--valid-fraction", "0.1"]
-    assert data_prep(["prepare", "--input", str(corpus.parent / "topics.jsonl"), *words]) == 0
+    data_prep(["prepare", "--input", str(corpus.parent / "topics.jsonl"), *words])
     begin = ["model.variant=baseline", f"data.corpus={domain}"]
     code, output = attempt(run, f"model.init_from={folder}", *begin)
     assert code == 0, output
