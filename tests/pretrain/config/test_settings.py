@@ -25,7 +25,7 @@ def test_text_that_looks_like_another_value_is_written_in_quotes(text):
     [
         ("a: &a {x: 1}\nb: {<<: *a}", "<<"),
         ("a: &a [1]\n? *a\n: 1", "line 1: a key must be a text"),
-        ("[" * 2000, "nested too deeply"),
+        ("[" * 500, "nested too deeply"),
         ("{a: " * 2000, "nested too deeply"),
         ("a: &a {b: *a}", "recursive"),
         ("training:\n  steps: 10\n  seed: 1\n  steps: 20", "steps.*lines 2 and 4"),

@@ -243,8 +243,7 @@ LATENTS += ["objective.name=causal-lm", "data.packing=contiguous"]
     ("precision", "ranks", "overrides"),
     [
         ("fp32", 1, [CHUNKED]),
-        ("bf16", 1, [CHUNKED]),
-        ("fp32", 2, [CHUNKED, "objective.probability=0.4"]),
+        ("bf16", 1, [CHUNKED, "objective.probability=0.4"]),
         ("fp32", 2, LATENTS),
     ],
 )

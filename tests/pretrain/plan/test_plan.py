@@ -188,11 +188,7 @@ def live_bytes():
 
 @pytest.mark.parametrize(
     ("name", "world_size"),
-    [
-        *[(name, 2) for name in ("zero0_fp32", "zero1_fp32", "zero3_fp32")],
-        *[(name, 2) for name in ("zero1_bf16", "zero2_bf16", "zero3_bf16")],
-        ("zero1_bf16", 1),
-    ],
+    [("zero0_fp32", 2), ("zero1_bf16", 2), ("zero2_bf16", 2), ("zero3_fp32", 2), ("zero1_bf16", 1)],
 )
 def test_an_engine_uses_the_planned_memory_and_disk(name, world_size, run_ranks, tmp_path):
     config = presets.build("small", "alibi", 1000, {})
@@ -226,7 +222,7 @@ def test_an_engine_uses_the_planned_memory_and_disk(name, world_size, run_ranks,
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("variant", ["baseline", "zero-clap", "alibi", "modern"])
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap", "modern"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_forward_pass_saves_what_is_planned(variant, checkpointing, packed):
     """Without attention dropout, so that the attention kernels save no scores."""
@@ -273,7 +269,7 @@ def test_a_forward_pass_saves_what_is_planned(variant, checkpointing, packed):
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
 def test_the_dense_bias_takes_the_planned_memory_while_it_is_built_and_after(

@@ -70,9 +70,12 @@ SHOWN = [
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        *((path.stem, [*more]) for path in RECIPES.glob("*.yaml") for more in ([], ["--changed"])),
-        *((recipe, [*words, *more]) for recipe, words in SHOWN for more in ([], ["--changed"])),
-        *((recipe, [*words, "--all"]) for recipe, words in SHOWN),
+        *((path.stem, ["--changed"]) for path in RECIPES.glob("*.yaml")),
+        *(
+            (recipe, [*words, *more])
+            for recipe, words in SHOWN
+            for more in ([], ["--changed"], ["--all"])
+        ),
     ],
 )
 def test_what_show_prints_is_a_recipe_of_the_same_run(recipe, words, tmp_path, capsys):
