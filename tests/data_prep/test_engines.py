@@ -33,7 +33,7 @@ def tasks(inputs, tmp_path):
 
 def test_each_task_has_one_outcome_and_its_progress_is_summed(tasks):
     ticks: list[Done] = []
-    with closing(run_locally(work, tasks, 2, ticks.append)) as outcomes:
+    with closing(run_locally(work, tasks, 1, ticks.append)) as outcomes:
         found = {task.index: outcome for task, outcome in outcomes}
     assert found[0] == "shard-00000"
     assert str(found[1]) == "bad\ninput"
@@ -49,7 +49,7 @@ def test_closing_an_engine_ends_its_processes(tasks):
     import psutil
 
     before = set(multiprocessing.active_children())
-    outcomes = run_locally(work, tasks, 2, lambda _: None)
+    outcomes = run_locally(work, tasks, 1, lambda _: None)
     next(outcomes)
     started = set(multiprocessing.active_children()) - before
     assert started

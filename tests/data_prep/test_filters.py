@@ -98,7 +98,7 @@ def words(tmp_path, tokenizer_folder, monkeypatch):
 
 def test_documents_are_dropped_and_counted_by_reason_in_workers(words, tmp_path, capsys):
     names = ["my_filters:long_enough", "my_filters:only_books"]
-    assert main([*words, "--workers", "2", "--filter", *names]) == 0
+    assert main([*words, "--filter", *names]) == 0
     found = load_manifest(tmp_path / "corpus")
     assert found.settings.filters == names
     long = [[len(t.split()) > 19 for t in make_texts(60, 40, seed=n)].count(True) for n in (0, 1)]

@@ -54,8 +54,8 @@ def test_corpus_has_the_documents_of_the_inputs(corpus_folder, tokenizer):
 def test_bytes_do_not_depend_on_the_number_of_workers(
     corpus_folder, inputs, tokenizer_folder, tmp_path
 ):
-    prepare(inputs, tmp_path / "three", tokenizer_folder, SETTINGS, workers=3)
-    assert content(tmp_path / "three") == content(corpus_folder)
+    prepare(inputs, tmp_path / "two", tokenizer_folder, SETTINGS, workers=2)
+    assert content(tmp_path / "two") == content(corpus_folder)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -120,7 +120,7 @@ def test_a_run_killed_at_any_file_tears_nothing_and_continues_to_the_same_bytes(
     assert content(tmp_path) == content(corpus_folder)
 
 
-@pytest.mark.parametrize(("made", "numbers"), [(0, range(1, 10)), (1, [1, 5])])
+@pytest.mark.parametrize(("made", "numbers"), [(0, [1, 2, 5, 8, 9]), (1, [5])])
 def test_a_run_whose_worker_is_killed_leaves_only_what_is_made(
     inputs, tokenizer_folder, tmp_path, monkeypatch, made, numbers
 ):
@@ -172,8 +172,8 @@ def test_nothing_of_a_folder_that_is_no_corpus_is_removed(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_only_a_missing_file_is_made_again(inputs, tokenizer_folder, tmp_path):
-    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+def test_only_a_missing_file_is_made_again(corpus_folder, inputs, tokenizer_folder, tmp_path):
+    shutil.copytree(corpus_folder, tmp_path, dirs_exist_ok=True)
     before = content(tmp_path)
     times = {file: file.stat().st_mtime_ns for file in (tmp_path / "train").iterdir()}
     (tmp_path / "train" / "shard-00001.bin").unlink()

@@ -61,10 +61,10 @@ REPEATED = (".", ". ", '."', '."."x', "。", "A.", "\n", " \n", "\n ", "x\n\n", 
 @pytest.mark.parametrize("unit", [*REPEATED, " ", "…A "])
 def test_time_is_linear_in_the_text(unit):
     for end in ("", "A", " A", "\n\nA"):
-        text = unit * (100_000 // len(unit)) + end
+        text = unit * (50_000 // len(unit)) + end
         started = time.process_time()
         assert "".join(sentences(text)) == text
-        assert time.process_time() - started < 3  # 0.03 s; quadratic time is 14 s or more
+        assert time.process_time() - started < 1  # 0.02 s; quadratic time is 3 s or more
 
 
 def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(tokenizer):
@@ -97,7 +97,9 @@ def test_cut_lengths_sum_to_the_pieces_and_the_sentences(seed):
 
 
 def test_cutting_many_sentences_into_many_windows_takes_linear_time():
-    count = 200_000
+    count = 100_000
     started = time.process_time()
     assert len(cut_lengths([3] * count, [2] * (count * 3 // 2))) == count * 3 // 2
-    assert time.process_time() - started < 5  # 0.2 s; a look at all sentences for each, an hour
+    assert (
+        time.process_time() - started < 3
+    )  # 0.1 s; a look at all sentences for each, half an hour
