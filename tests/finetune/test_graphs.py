@@ -85,7 +85,7 @@ def trained(run_ranks, plan, folder, graphed):
     return [json.loads(line)["loss"] for line in lines], found
 
 
-@pytest.mark.parametrize("stage", ["zero0_fp32", "zero1_fp32", "zero2_bf16"])
+@pytest.mark.parametrize("stage", ["zero0_fp32", "zero2_bf16"])
 def test_replayed_passes_have_the_bits_of_the_same_passes(
     stage, run_ranks, segment_model, easy_glue, tmp_path
 ):
@@ -99,9 +99,9 @@ def test_replayed_passes_have_the_bits_of_the_same_passes(
     assert {length % 32 for _, length in shapes} == {0}
 
 
-def test_padding_changes_no_loss(run_ranks, tiny_model, easy_glue, tmp_path):
+def test_padding_changes_no_loss(run_ranks, segment_model, easy_glue, tmp_path):
     words = [*SHORT, "dropout=0", "attention_dropout=0", "pooling=mean"]
-    (plan,) = plans(tiny_model, easy_glue, *words)
+    (plan,) = plans(segment_model, easy_glue, *words, names=["RTE"])
     losses, _ = trained(run_ranks, plan, tmp_path / "padded", False)
     train_on(run_ranks, 1, plan, tmp_path / "as-it-is")
     lines = (tmp_path / "as-it-is" / "metrics.jsonl").read_text().splitlines()

@@ -36,14 +36,6 @@ def test_every_token_but_the_first_of_a_text_is_predicted_once_from_the_place_be
     assert OBJECTIVE.targets(arrays) == (sum(len(block.ids) for block in blocks) - starts,)
 
 
-def test_the_draw_is_none_so_that_the_key_does_not_matter():
-    ids = np.array([0, 7, 8, 2, 9])
-    for key in ((1, 0, 0), (2, 5, 9)):
-        read, positions = OBJECTIVE.mask(ids, key)
-        assert read.tolist() == [0, 7, 8, 2, 9]
-        assert positions.tolist() == [1, 2, 3, 4]
-
-
 def test_validation_predicts_what_training_predicts():
     assert CausalLMConfig().for_validation() == CausalLMConfig()
 

@@ -9,7 +9,7 @@ from data_prep.tokenizer import load, train_characters
 from pretrain.inference.evaluate import evaluate_lengths
 from pretrain.objectives.base import Block, Vocabulary
 from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM, Words
-from pretrain.objectives.tokens import IGNORED, DocumentObjective
+from pretrain.objectives.tokens import DocumentObjective
 
 MASK_ID, LENGTH = 999, 64
 
@@ -170,20 +170,6 @@ def test_the_draw_depends_on_seed_epoch_and_block_only():
     rows = [objective().rearranged(blocks[5], key, LENGTH).ids for key in keys]
     assert len({tuple(row) for row in rows}) == 5
     assert blocks[5].ids.tolist() == block(45).ids.tolist()
-
-
-def test_everything_but_the_start_is_predicted_once_from_the_place_before():
-    read = [block(40), block(3), block(LENGTH - 1, ends=False)]
-    keys = [(1, 0, number) for number in range(3)]
-    arrays = objective().collate(read, keys, LENGTH)
-    labels, at = (arrays[name].reshape(3, -1) for name in ("labels", "target_positions"))
-    for row in range(3):
-        ids = objective().rearranged(read[row], keys[row], LENGTH).ids
-        assert arrays["input_ids"][row, : len(ids)].tolist() == ids.tolist()
-        used = labels[row] != IGNORED
-        assert (at[row][used] - row * LENGTH).tolist() == list(range(len(ids) - 1))
-        assert labels[row][used].tolist() == ids[1:].tolist()
-        assert arrays["document_ids"][row].sum() == len(ids)
 
 
 def test_the_subsets_of_tokens_move_with_them():

@@ -54,6 +54,8 @@ def test_collated_arrays_have_fixed_shapes_and_labels_where_tokens_are_predicted
     everything = np.zeros((3, 40), dtype=bool)
     everything[row, column] = True
     for row, ids in enumerate(rows):
+        if objective.places_before:  # all but the first
+            assert everything[row].tolist() == [0 < place < len(ids) for place in range(40)]
         untouched = ~everything[row, : len(ids)]
         assert np.array_equal(arrays["input_ids"][row, : len(ids)][untouched], ids[untouched])
 
