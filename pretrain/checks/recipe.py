@@ -92,7 +92,8 @@ def _check_phase(
     vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, Path(sources[0].path))
     objective = config.objective.for_validation().build(vocabulary)
     for number, source in enumerate(sources):
-        train, valid = (open_source(source, split) for split in SPLITS)
+        # The small one first: it may be empty, and opening one cuts it into blocks.
+        valid, train = (open_source(source, split) for split in reversed(SPLITS))
         check_targets(valid, objective, config.training.evaluation_blocks)
         _check_enough_blocks(train, number, config)
         # Raises where the objective takes text of other documents, and there are none.
