@@ -16,8 +16,7 @@ def _command(name: str, summary: str, example: str) -> Command:
         import_module(module).add_arguments(parser)
 
     def run(options: argparse.Namespace) -> int | None:
-        code: int | None = import_module(module).run(options)
-        return code
+        return import_module(module).run(options)
 
     run.__doc__ = f"{summary}.\n\nexample: python -m data_prep {name} {example}"
     return add_arguments, run

@@ -334,13 +334,12 @@ def _rows(
 ) -> list[dict[str, object] | tuple[str, int]]:
     """Return the rows as dictionaries; for one that cannot be, the reason and its size in bytes."""
     try:
-        rows: list[dict[str, object] | tuple[str, int]] = table.to_pylist()
+        return table.to_pylist()
     except (UnicodeDecodeError, OverflowError) as error:  # a date after the year 9999 overflows
         if len(table) == 1:
             is_text = isinstance(error, UnicodeDecodeError)
             return [("bad-utf8" if is_text else "bad-date", table.nbytes)]
         return [row for number in range(len(table)) for row in _rows(table.slice(number, 1))]
-    return rows
 
 
 _READER_OF_SUFFIX = {

@@ -216,8 +216,7 @@ def connected_ray(workers: int, packages: Sequence[Path] = ()) -> Iterator[Modul
 
 def _ray_result(ray: ModuleType, reference: object, task: ShardTask) -> tuple[Made, Done]:
     try:
-        result: tuple[Made, Done] = ray.get(reference)
-        return result
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ValueError | OSError):
             return error.cause, Done()

@@ -38,11 +38,10 @@ def own_filter(name: str) -> OwnFilter:
     """
     module, _, function = name.partition(":")
     try:
-        found: OwnFilter = getattr(import_module(module), function)
+        return getattr(import_module(module), function)
     except Exception as error:  # whatever a package raises
         accepted = "package.module:function, of an installed package or on PYTHONPATH"
         raise ValueError(f"--filter {name}: {error}; accepted: {accepted}") from error
-    return found
 
 
 def _reason(document: Document, subset: str, own: Mapping[str, OwnFilter]) -> str | None:

@@ -105,8 +105,7 @@ class Tokenizer:
             segments: Number of segments of the model. The numbers at padding mean nothing.
         """
         ends = input_ids == cls.eos_id
-        numbers: npt.NDArray[np.int64] = np.cumsum(ends, axis=-1, dtype=np.int64) - ends
-        return np.minimum(numbers, segments - 1)
+        return np.minimum(np.cumsum(ends, axis=-1, dtype=np.int64) - ends, segments - 1)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids, including special tokens."""

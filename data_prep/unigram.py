@@ -189,5 +189,4 @@ def content_of(backend: "Backend") -> dict[str, Any]:
     """Return the content of the `tokenizer.json` of a tokenizer."""
     import orjson
 
-    content: dict[str, Any] = orjson.loads(backend.to_str())
-    return content
+    return orjson.loads(backend.to_str())

@@ -164,8 +164,7 @@ class ShuffledBatches:
         if number not in self._chosen:
             self._chosen.clear()
             self._chosen[number] = self._choose(number, together)
-        batch: list[int] = self._chosen[number][index].tolist()
-        return batch
+        return self._chosen[number][index].tolist()
 
     def _choose(self, number: int, together: int) -> npt.NDArray[np.int64]:
         """Return the indices in each of `together` batches, [together, batch size]."""

@@ -66,8 +66,7 @@ def parse(text: str, source: str) -> Any:  # noqa: ANN401 - any YAML value
 
 def to_yaml(values: object, **form: Any) -> str:  # noqa: ANN401 - PyYAML's options
     """Return YAML that `parse` reads back, in the order of the keys."""
-    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, **form)
-    return text
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, **form)
 
 
 class _Loader(yaml.SafeLoader):

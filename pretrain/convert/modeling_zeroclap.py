@@ -394,8 +394,7 @@ class ZeroclapForSequenceClassification(ZeroclapClassifier):
         mask = None if attention_mask is None else attention_mask.bool()
         if self.config.classifier_pooling == "first":
             features = _first_features(features, mask)
-        logits: Tensor = self.classifier(features, mask)
-        return logits
+        return self.classifier(features, mask)
 
 
 class ZeroclapForTokenClassification(ZeroclapClassifier):
@@ -412,8 +411,7 @@ class ZeroclapForTokenClassification(ZeroclapClassifier):
 
     def logits(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the logits of features [B, T, D]."""
-        logits: Tensor = self.classifier(self.dropout(features))
-        return logits
+        return self.classifier(self.dropout(features))
 
 
 class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):

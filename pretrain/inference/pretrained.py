@@ -141,8 +141,7 @@ class Pretrained:
         with torch.no_grad():
             if all_layers:
                 return encoder.hidden_states(batch, document_ids, segments)
-            features: Tensor = encoder(batch, document_ids, segment_ids=segments)
-        return features
+            return encoder(batch, document_ids, segment_ids=segments)
 
     def predict(self, ids: Tensor, return_logits: bool = False) -> Tensor:
         """Return the predictions of the classification head, `loaded.classifier`.

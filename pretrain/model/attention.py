@@ -80,10 +80,7 @@ class SelfAttention(nn.Module):
         batch, length, hidden = x.shape
         qkv = self.query_key_value(x).view(batch, length, 3, self.num_heads, -1)
         mixed = attend(qkv, context, self.dropout if self.training else 0.0)
-        output: Tensor = self.output(
-            at_targets(mixed.reshape(batch, length, hidden), target_positions)
-        )
-        return output
+        return self.output(at_targets(mixed.reshape(batch, length, hidden), target_positions))
 
 
 def attend(qkv: Tensor, context: AttentionContext, dropout: float) -> Tensor:
@@ -104,8 +101,7 @@ def attend(qkv: Tensor, context: AttentionContext, dropout: float) -> Tensor:
         scores = scores if bias is None else scores + bias
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
         context.weights.append(weights)
-        eager: Tensor = F.dropout(weights, dropout) @ value
-        return eager.transpose(1, 2)
+        return (F.dropout(weights, dropout) @ value).transpose(1, 2)
     mixed = F.scaled_dot_product_attention(
         query, key, value, attn_mask=bias, dropout_p=dropout, is_causal=context.is_causal
     )

@@ -34,5 +34,4 @@ class Classifier(nn.Module):
             segment_ids: [B, T] or None, see the package's docstring.
         """
         features = self.encoder(input_ids, document_ids, segment_ids=segment_ids)
-        logits: Tensor = self.head(features, document_ids)
-        return logits
+        return self.head(features, document_ids)

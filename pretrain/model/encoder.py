@@ -144,10 +144,7 @@ class Stack(nn.Module):
         def bias(window: int) -> AttentionBias:
             if self.attention_backend == "dense":
                 return dense_bias(scores, document_ids, heads, x, tiled, causal, window)
-            made: AttentionBias = flex_bias(
-                scores, document_ids, x.shape[1], causal, window, x.device
-            )
-            return made
+            return flex_bias(scores, document_ids, x.shape[1], causal, window, x.device)
 
         local_bias = bias(window) if window else None
         is_causal = scores is None and visible_keys(document_ids, causal) is earlier

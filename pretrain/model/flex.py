@@ -96,7 +96,7 @@ def flex_attend(query: Tensor, key: Tensor, value: Tensor, bias: FlexBias) -> Te
     """softmax(q k^T / sqrt(K) + bias) v, all [B, H, T, K]; zeros where a query sees nothing."""
     inside: Callable[..., Any] = flex_attention
     kernel = inside if torch.compiler.is_compiling() else _kernel()
-    mixed: Tensor = kernel(
+    return kernel(
         query,
         key,
         value,
@@ -104,7 +104,6 @@ def flex_attend(query: Tensor, key: Tensor, value: Tensor, bias: FlexBias) -> Te
         block_mask=bias.block_mask,
         kernel_options=_options(query),
     )
-    return mixed
 
 
 @functools.cache

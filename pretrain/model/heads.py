@@ -124,8 +124,7 @@ class ClassificationHead(nn.Module):
         """[B, T, D] features and [B, T] bool (True for real tokens; None: all) to [B, C] logits."""
         pooled = self._pool(features, document_ids)
         hidden = torch.tanh(self.dense(self.dropout(pooled)))
-        logits: Tensor = self.projection(self.dropout(hidden))
-        return logits
+        return self.projection(self.dropout(hidden))
 
     def _pool(self, features: Tensor, document_ids: Tensor | None) -> Tensor:
         if self.config.pooling == "first":

@@ -86,16 +86,14 @@ class EncoderLayer(nn.Module):
         if self.norm_first:
             return x + self._feed_forward(self.output_norm(x))
         x = self.attention_norm(x)
-        output: Tensor = self.output_norm(x + self._feed_forward(x))
-        return output
+        return self.output_norm(x + self._feed_forward(x))
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         inner, *gate = self.expand(x).chunk(self.expand.matrices, dim=-1)
         inner = self.activation(inner)
         if gate:
             inner = inner * gate[0]
-        output: Tensor = self.dropout(self.contract(inner))
-        return output
+        return self.dropout(self.contract(inner))
 
 
 def build_layers(

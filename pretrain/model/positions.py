@@ -31,8 +31,7 @@ class LearnedPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Map positions counted from 0 to vectors: [T] to [T, E], or [B, T] to [B, T, E]."""
-        vectors: Tensor = self.table(positions + self.offset)
-        return vectors
+        return self.table(positions + self.offset)
 
 
 class SinusoidalPositions(nn.Module):

@@ -31,8 +31,7 @@ class T5Bias(nn.Module):
 
         def bias(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             distance = (key - query).clamp(-MAX_DISTANCE, MAX_DISTANCE)
-            value: Tensor = by_distance[distance + MAX_DISTANCE, head]
-            return value
+            return by_distance[distance + MAX_DISTANCE, head]
 
         return bias
 

@@ -142,8 +142,7 @@ class MaskedLM(DocumentObjective):
         return chosen
 
     def _is_special(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        is_special: npt.NDArray[np.bool_] = (ids < FIRST_WORD_ID) | (ids == self.mask_id)
-        return is_special
+        return (ids < FIRST_WORD_ID) | (ids == self.mask_id)
 
     def _choose_ngrams(
         self, ids: Ids, count: int, draw: np.random.RandomState
