@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.data.lineage import Lineage, digest
+from pretrain.data.lineage import Lineage
 from pretrain.data.mixture import Mixture
 from pretrain.data.permutation import Indices
 
@@ -137,10 +137,6 @@ class Order:
             found = self.lineages[corpus].blocks(int(own[0]), len(own))
             blocks[chosen], epochs[chosen] = found[0] + self.firsts[corpus], found[1]
         return blocks, epochs
-
-    def digest(self, first_place: int, count: int) -> str:
-        """`lineage.digest` of the blocks at `count` places from `first_place` on."""
-        return digest(*self.blocks(first_place, count))
 
 
 def _seed_of(seed: int, corpus: int) -> int:

@@ -17,14 +17,16 @@ import numpy.typing as npt
 
 from data_prep.common.wording import count
 from pretrain.config.run import Sizes
-from pretrain.data.lineage import Lineage
+from pretrain.data.lineage import Lineage, digest
 from pretrain.data.order import Order
 from pretrain.records import ledger, metrics, versions, wording
 from pretrain.records.segments import corpora_of, order_of
 
 Counts = npt.NDArray[np.uint8]
 _CHUNK = 1 << 22
-"""Number of places that are looked up at once."""
+"""Number of places whose blocks are counted at once."""
+_STEPS = 128
+"""Number of steps whose blocks are looked up at once, several times faster than one by one."""
 
 
 @dataclasses.dataclass
@@ -135,14 +137,18 @@ def _bad_steps(
     record: ledger.Record, lines: Sequence[metrics.Line], order: Order, sizes: Sizes
 ) -> Iterator[str]:
     """The first problem with the steps that an attempt recorded."""
-    before = record["step"] - 1
+    before, first, end = record["step"] - 1, 0, 0
     for line in lines:
         step = line["step"]
         if step <= before:
             yield f"metrics.jsonl: step {step} follows step {before}; steps must increase"
             return
         before, place = step, sizes.first_block(step)
-        if line["blocks"] != order.digest(place, sizes.size(step)):
+        if place >= end:  # steps increase, so what is looked up begins with this one
+            first, end = place, sizes.first_block(step + _STEPS)
+            blocks, epochs = order.blocks(first, end - first)
+        own = slice(place - first, place - first + sizes.size(step))
+        if line["blocks"] != digest(blocks[own], epochs[own]):
             yield f"step {step} read other blocks than the lineage's, from place {place} on"
             return
         if line["seed"] != order.seed_at(place):

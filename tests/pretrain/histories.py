@@ -17,6 +17,7 @@ from pretrain.config.sections import (
     ScheduleConfig,
     TrainingConfig,
 )
+from pretrain.data import lineage
 from pretrain.records import ledger, metrics, proof
 from pretrain.records.segments import RECIPES, order_of
 
@@ -122,14 +123,14 @@ class History:
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            place = self.sizes.first_block(self.step)
+            place, size = self.sizes.first_block(self.step), self.sizes.size(self.step)
             self.lines.append(
                 {
                     "attempt": self.attempt,
                     "step": self.step,
                     "loss": 5.0,
                     "seed": self.order.seed_at(place),
-                    "blocks": self.order.digest(place, self.sizes.size(self.step)),
+                    "blocks": lineage.digest(*self.order.blocks(place, size)),
                     "tokens": 100,
                     "seconds": 0.5,
                     "gradient_norm": 1.0,

@@ -56,6 +56,19 @@ def test_whatever_happens_to_a_run_its_audit_is_sound(seed):
     assert problems(random_history(seed)) == []
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_findings_do_not_depend_on_how_many_steps_are_looked_up_at_once(seed, monkeypatch):
+    history, draw = random_history(seed), random.Random(seed)
+    for line in draw.sample(history.lines, min(len(history.lines), draw.randint(0, 2))):
+        line |= draw.choice([{"blocks": "0" * 16}, {"seed": 99}, {"step": draw.randint(-3, 30)}])
+    kept = [line for line in history.lines if draw.random() < 0.9]
+    found = []
+    for steps in (1, 2, 3, 50):
+        monkeypatch.setattr(proof, "_STEPS", steps)
+        found.append(proof.examine(history.records, kept))
+    assert found == found[:1] * 4
+
+
 TOTALS = {"web": 37, "books": 17}
 WEIGHTS = [(0, [3, 1]), (10, [1, 1]), (16, [1, 4]), (20, [2, 0])]
 
