@@ -13,7 +13,9 @@ example: deepspeed --num_gpus 8 --module pretrain.train pile-base folder=runs/a
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -55,6 +57,8 @@ def attempt(arguments: Sequence[str]) -> int:
 
     run = Path(arguments[0]).parent  # the supervisor puts its copy of the recipe there
     local_rank, code = 0, EXIT_USAGE
+    # A rank that hangs is ended by a SIGTERM: its log shows where it was.
+    faulthandler.register(signal.SIGTERM, file=2, all_threads=False, chain=True)
     expected: tuple[type[Exception], ...] = (ValueError, Failure)
     try:
         adopt_launcher(os.environ)

@@ -712,3 +712,19 @@ def test_without_a_recipe_it_prints_its_usage(capsys):
     assert train.main([]) == 2
     assert train.main(["--local_rank=0", "--help"]) == 0
     assert capsys.readouterr().out.count("usage: deepspeed") == 2
+
+
+def test_a_rank_that_is_ended_while_it_hangs_shows_where_it_was(tmp_path, monkeypatch):
+    from pretrain.engine import distributed
+
+    monkeypatch.setattr(
+        distributed, "adopt_launcher", lambda _: signal.raise_signal(signal.SIGTERM)
+    )
+    log = tmp_path / "log"
+    if not (child := os.fork()):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+        train.attempt(["recipe.yaml"])
+        os._exit(0)
+    _, status_of_child = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status_of_child) == -signal.SIGTERM
+    assert " in attempt" in log.read_text()
