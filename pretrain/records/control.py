@@ -54,6 +54,8 @@ class ControlFile:
     address: str = "127.0.0.1"
     """Of the node of rank 0."""
     port: int = 0
+    device: str = ""
+    """What the ranks of this node use, "cpu" or "cuda"."""
     threads: int = 1
     """Of each rank on a CPU, with several nodes."""
     code: int = 0

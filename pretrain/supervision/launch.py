@@ -89,6 +89,7 @@ def next_control_file(
         processes_per_node=count,
         address=node.address,
         port=free_port(),
+        device=device_type(os.environ),
         threads=max(1, len(os.sched_getaffinity(0)) // count),
     )
 
@@ -98,13 +99,22 @@ def environment(run: Path, control_file: ControlFile, node: int = 0) -> dict[str
 
     On several nodes, ranks on CPUs get as many threads each as those of node 0, so that a run on
     other machines computes the same numbers.
+
+    Raises:
+        ValueError: Ranks of this node would use another device than those of node 0.
     """
+    device = device_type(os.environ)
+    if device != (control_file.device or device):
+        raise ValueError(
+            f"ranks here would use the {device}, those of node 0 the {control_file.device}; "
+            "does nvidia-smi list the GPUs of both machines?"
+        )
     marks = {
         processes.RUN_VARIABLE: processes.mark(run, node),
         control.TOKEN_VARIABLE: control_file.token,
     }
     result = {**children.environment(), **marks, **accelerator(os.environ)}
-    if control_file.nodes > 1 and device_type(os.environ) == "cpu":
+    if control_file.nodes > 1 and device == "cpu":
         result.setdefault("OMP_NUM_THREADS", str(control_file.threads))
     return result
 

@@ -83,6 +83,13 @@ def test_the_launcher_gets_the_marks_and_ranks_of_several_nodes_equal_threads(
     assert "OMP_NUM_THREADS" not in launch.environment(run, ONE)
 
 
+def test_a_node_whose_ranks_would_use_another_device_is_refused(tmp_path, machine):
+    machine(0)
+    launch.environment(tmp_path, dataclasses.replace(TWO, device="cpu"), 1)
+    with pytest.raises(ValueError, match="would use the cpu, those of node 0 the cuda.*nvidia-smi"):
+        launch.environment(tmp_path, dataclasses.replace(TWO, device="cuda"), 1)
+
+
 def test_processes_per_node_are_the_visible_gpus_or_two_on_the_cpu(machine):
     for visible, ranks in [("0", 1), ("0,2", 2), ("0,1,2", 3), ("", 2), ("-1", 2), (None, 3)]:
         machine(3, visible)
