@@ -47,8 +47,9 @@ RETRY_SECONDS = 5.0
 _ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 _EXPORTED = re.compile(
     # DeepSpeed 0.19.8 exports the first five (EXPORT_ENVS in launcher/runner.py, export_envs of its
-    # accelerators); the others decide on devices, connections and threads.
-    r"MLFLOW|MV2|NCCL|PYTHON|UCX|GLOO|CUDA_VISIBLE_DEVICES$|DS_ACCELERATOR$|OMP_NUM_THREADS$"
+    # accelerators); the others decide on devices, connections, caches and threads.
+    r"MLFLOW|MV2|NCCL|PYTHON|UCX|GLOO|TORCH|PYTORCH_|TRITON_|DEEPSPEED_|FI_|"
+    r"CUDA_VISIBLE_DEVICES$|DS_ACCELERATOR$|OMP_NUM_THREADS$"
 )
 
 

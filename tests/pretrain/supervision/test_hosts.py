@@ -71,8 +71,8 @@ def test_other_machines_get_only_variables_of_the_ranks_and_the_user_s_own(tmp_p
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".deepspeed_env").write_text("\ufeffMINE=a b=c\nNCCL_DEBUG=WARN\n\n")
-    environ = {"NCCL_DEBUG": "INFO", "PYTHONPATH": "p", "SECRET": "s", "OMP_NUM_THREADS": "1"}
-    found = {"NCCL_DEBUG": "WARN", "PYTHONPATH": "p", "OMP_NUM_THREADS": "1", "MINE": "a b=c"}
+    environ = {"NCCL_DEBUG": "INFO", "PYTHONPATH": "p", "SECRET": "s", "DEEPSPEED_TIMEOUT": "9"}
+    found = {"NCCL_DEBUG": "WARN", "PYTHONPATH": "p", "DEEPSPEED_TIMEOUT": "9", "MINE": "a b=c"}
     assert hosts.exported(environ) == found
     (tmp_path / "module.py").write_text("import os, sys; print(os.environ['MINE'], *sys.argv)")
     *_, name, command = hosts.remote("gpu-2", ["module", "a b"])
