@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -24,6 +24,12 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def few(values: Iterable[object]) -> str:
+    """The values with commas; of more than eight, the first eight and the number of the others."""
+    texts = [str(value) for value in values]
+    return ", ".join(texts[:8]) + (f" and {len(texts) - 8:,} more" if len(texts) > 8 else "")
 
 
 def in_short(number: float) -> str:

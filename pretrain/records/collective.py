@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar, cast
 
+from data_prep.common.wording import few
+
 Gather = Callable[[Any], list[Any]]
 """Returns every rank's value, on every rank, in rank order."""
 T = TypeVar("T")
@@ -46,8 +48,8 @@ def join_reasons(reasons: Sequence[str]) -> str:
     """Join each rank's reason ("" for none); ranks are named where not all gave the same."""
     parts = []
     for reason in dict.fromkeys(filter(None, reasons)):
-        ranks = [str(rank) for rank, other in enumerate(reasons) if other == reason]
-        where = "" if len(ranks) == len(reasons) else f" (rank {', '.join(ranks)})"
+        ranks = [rank for rank, other in enumerate(reasons) if other == reason]
+        where = "" if len(ranks) == len(reasons) else f" (rank {few(ranks)})"
         parts.append(reason + where)
     return "; ".join(parts)
 

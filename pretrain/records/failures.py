@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.common import files
+from data_prep.common.wording import few
 from pretrain.records import control
 
 _SOURCE_ROOT = Path(__file__).parents[2]
@@ -139,13 +140,9 @@ def explain(errors: Sequence[RankError], hosts: Sequence[str] = ()) -> str:
     silent = sorted({*range(len(hosts))} - {error.rank for error in errors})
     if silent and not cause(errors):
         names = dict.fromkeys(hosts[rank] for rank in silent)
-        on = f" on {_joined(list(names))}" if len({*hosts}) > 1 else ""
-        return f"rank {_joined(silent)}{on} ended without a message"
+        on = f" on {few(names)}" if len({*hosts}) > 1 else ""
+        return f"rank {few(silent)}{on} ended without a message"
     first = cause(errors) or errors[0]
     same = [error for error in errors if error.message == first.message]
     ranks, where = {error.rank for error in same}, {error.host for error in same}
-    return f"rank {_joined(sorted(ranks))} on {_joined(sorted(where))}: {first.message}"
-
-
-def _joined(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values))
+    return f"rank {few(sorted(ranks))} on {few(sorted(where))}: {first.message}"

@@ -63,15 +63,10 @@ def differences(found: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
             version = values.get(name, "no")
             hosts.setdefault(name, {}).setdefault(version, {})[host] = None
     return [
-        f"{name}: {' and '.join(f'{v} on {_few(where)}' for v, where in by_version.items())}"
+        f"{name}: {' and '.join(f'{v} on {wording.few(where)}' for v, where in by_version.items())}"
         for name, by_version in hosts.items()
         if len(by_version) > 1
     ]
-
-
-def _few(hosts: Iterable[str]) -> str:
-    first, *rest = hosts
-    return f"{first} and {len(rest)} more" if len(rest) > 3 else ", ".join([first, *rest])
 
 
 def check_same_code(gather: Gather) -> dict[str, str]:

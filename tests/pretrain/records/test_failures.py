@@ -131,6 +131,10 @@ def test_ranks_with_the_same_message_are_named_together():
     expected = "rank 0, 1 on gpu-0, gpu-1: ValueError: no"
     assert failures.explain([*same, dataclasses.replace(other, time=3.0)], HOSTS) == expected
     assert failures.explain([other, *same], HOSTS) == "rank 2 on gpu-2: other"
+    many = [error(rank, 1.0) for rank in range(1024)]
+    assert failures.explain(many).startswith(
+        "rank 0, 1, 2, 3, 4, 5, 6, 7 and 1,016 more on gpu-0, "
+    )
 
 
 def test_a_rank_without_a_message_is_named_if_others_lost_their_connection():

@@ -27,12 +27,12 @@ def test_the_version_of_zeroclap_changes_with_any_line_of_its_source(tmp_path, m
 
 
 def test_differences_are_described_by_host():
-    pairs = [(f"n{number}", {"torch": "2.13", "numpy": "2"}) for number in range(9)]
+    pairs = [(f"n{number}", {"torch": "2.13", "numpy": "2"}) for number in range(10)]
     assert versions.differences(pairs) == []
     pairs[4] = ("n4", {"torch": "2.12"})
     assert versions.differences(pairs) == [
-        "torch: 2.13 on n0 and 7 more and 2.12 on n4",
-        "numpy: 2 on n0 and 7 more and no on n4",
+        "torch: 2.13 on n0, n1, n2, n3, n5, n6, n7, n8 and 1 more and 2.12 on n4",
+        "numpy: 2 on n0, n1, n2, n3, n5, n6, n7, n8 and 1 more and no on n4",
     ]
 
 
