@@ -197,8 +197,7 @@ class Lineage:
         epochs, skipped = self._skips
         ends = (epochs + 1) * self.total - skipped
         before = np.searchsorted(ends, positions, side="right")
-        numbers: Indices = (positions + np.concatenate([[0], skipped])[before]) // self.total
-        return numbers
+        return (positions + np.concatenate([[0], skipped])[before]) // self.total
 
     @cached_property
     def _known_layers(self) -> dict[int, list[_Layer]]:

@@ -110,8 +110,7 @@ class Windows:
     @property
     def _later(self) -> Ids:
         """Windows of each text but its first."""
-        later: Ids = -(-(self._texts - self._room).clip(0) // self._step)
-        return later
+        return -(-(self._texts - self._room).clip(0) // self._step)
 
     def _windows(self, objective: DocumentObjective) -> Iterator[_Window]:
         documents = (self._tokens(objective, document) for document in self.documents)

@@ -20,8 +20,7 @@ def read_states(path: Path) -> dict[str, Any]:
         ValueError: it asks for code to be run.
     """
     with workarounds.load_without_code():
-        states: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True)
-    return states
+        return torch.load(path, map_location="cpu", mmap=True)
 
 
 def consolidated_weights(folder: Path) -> dict[str, Tensor]:

@@ -146,8 +146,7 @@ class Engine:
     @property
     def module(self) -> nn.Module:
         """The model as wrapped by DeepSpeed, which can be called at every ZeRO stage."""
-        module: nn.Module = self._deepspeed
-        return module
+        return self._deepspeed
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Equally many numbers of every rank, in rank order, on every rank; in fp64."""

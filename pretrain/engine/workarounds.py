@@ -181,8 +181,7 @@ def _norm_of_groups(gradients: list[Tensor]) -> Tensor:
     norms = torch._foreach_norm(gradients, dtype=torch.float64)
     squares = torch.stack(norms).square().float()
     torch.distributed.all_reduce(squares)
-    norm: Tensor = torch.linalg.vector_norm(squares.sqrt())
-    return norm
+    return torch.linalg.vector_norm(squares.sqrt())
 
 
 @contextlib.contextmanager

@@ -121,8 +121,7 @@ def append(path: Path, kind: str, **fields: object) -> Record:
             _write_at(descriptor, size, line)
         finally:
             os.close(descriptor)
-    written: Record = json.loads(line)
-    return written
+    return json.loads(line)
 
 
 def _write_at(descriptor: int, size: int, line: bytes) -> None:
@@ -244,8 +243,7 @@ def origin(records: Sequence[Record]) -> dict[str, Any] | None:
         `path` of the model, `files` (hex sha256 of its files of weights, by name), and `sha256` of
         the weights that the run keeps and starts from.
     """
-    found: dict[str, Any] | None = (created(records) or {}).get("init_from")
-    return found
+    return (created(records) or {}).get("init_from")
 
 
 def describe_origin(found: Mapping[str, Any]) -> str:

@@ -119,5 +119,4 @@ def seconds_left(records: Sequence[Line], last_step: int) -> float | None:
     if not timed:
         return None
     # The lower one of two: the second step may compile what the first did not need.
-    left: float = (last_step - records[-1]["step"] - 1) * statistics.median_low(timed)
-    return left
+    return (last_step - records[-1]["step"] - 1) * statistics.median_low(timed)
