@@ -121,17 +121,6 @@ def test_a_fresh_model_learns_to_repeat_the_answers_of_its_training(task, birthp
     assert losses[-1] < 0.1 < losses[0]
 
 
-@pytest.mark.parametrize(("batch_size", "steps"), [(256, 3), (41, 4)])
-def test_few_rows_are_one_batch_and_every_epoch_is_read(
-    task, birthplaces, monkeypatch, batch_size, steps
-):
-    """A row more than a batch is not two batches."""
-    monkeypatch.setattr(training, "BATCH_SIZE", batch_size)
-    words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} --epochs 3 {TINY}"
-    assert birthplaces(f"{words} --writing_params_path model") == 0
-    assert load_model(Path("model")).provenance["steps"] == steps
-
-
 def test_fine_tuning_starts_from_the_pretrained_weights_and_repeats_bit_for_bit(
     task, fresh, birthplaces
 ):
@@ -147,20 +136,27 @@ def test_fine_tuning_starts_from_the_pretrained_weights_and_repeats_bit_for_bit(
     assert first == second != Path("same/model.safetensors").read_bytes()
 
 
-def test_a_seed_gives_the_rows_an_order_of_its_own(task, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("batch_size", "steps"), [(256, 3), (41, 4), (8, 16)])
+def test_every_epoch_is_read_in_an_order_of_the_seed_and_few_rows_are_one_batch(
+    task, tmp_path, monkeypatch, batch_size, steps
+):
+    """A row more than a batch is not two batches."""
+
     def trained(start, recipe, batches, *_):
         first.append(batches.chosen(0))
+        assert recipe.training.steps == steps
         return start.weights
 
     first = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training, "_train", trained)
-    monkeypatch.setattr(training, "BATCH_SIZE", 8)
-    words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} {TINY}"
+    monkeypatch.setattr(training, "BATCH_SIZE", batch_size)
+    words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} --epochs 3 {TINY}"
     for output, seed in (("a", 1), ("b", 1), ("c", 2)):
         more = f"--seed {seed} --writing_params_path {output}"
         training.finetune(parse_arguments(_parser(), f"birthplaces {words} {more}".split()))
     assert first[0] == first[1] != first[2]
+    assert load_model(Path("c")).provenance["steps"] == steps
 
 
 @pytest.mark.parametrize(
