@@ -105,13 +105,14 @@ def lay_out(
 ) -> Ids:
     """Return the input (`Tokenizer.lay_out`) of an example's texts.
 
-    If it is too long, tokens are cut from the end of the longest text, one at a time.
+    If it is too long, tokens are cut from the end of the longest text, one at a time; of equals,
+    from the one that was shorter before, as `tokenizers` does.
     """
-    limit = max_tokens - _special_tokens(len(texts), separators)
-    lengths = [min(len(text), limit) for text in texts]
-    while sum(lengths) > limit:
-        lengths[int(np.argmax(lengths))] -= 1
-    cut = [text[:length].tolist() for text, length in zip(texts, lengths, strict=True)]
+    room = max_tokens - _special_tokens(len(texts), separators)
+    cut = [text.tolist() for text in texts]
+    for number, text in enumerate(sorted(cut, key=len)):
+        del text[room // (len(cut) - number) :]
+        room -= len(text)
     return np.array(tokenizer.lay_out(cut, separators), dtype=np.int32)
 
 

@@ -1,7 +1,12 @@
 """Batches are pure functions of seed and step, and read every example once per epoch."""
 
+import itertools
+
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
 
 from data_prep import tokenizer as tokenizers
 from finetune import classifiers
@@ -113,21 +118,23 @@ def test_inputs_are_laid_out_as_in_the_python_interface(tiny_model):
 
 
 @pytest.mark.parametrize("separators", [1, 2])
-@pytest.mark.parametrize(
-    ("lengths", "room", "kept"),
-    [((6, 2), 8, (6, 2)), ((6, 2), 6, (4, 2)), ((9, 8), 5, (2, 3)), ((9,), 3, (3,))],
-)
-def test_texts_that_are_too_long_are_cut_the_longest_first(
-    tiny_model, separators, lengths, room, kept
-):
-    max_tokens = room + 2 + separators * (len(lengths) - 1)
-    texts = [np.arange(10, 10 + length, dtype=np.int32) for length in lengths]
-    expected = [0]
-    for number, (text, length) in enumerate(zip(texts, kept, strict=True)):
-        expected += [2] * (separators - 1) * bool(number) + text[:length].tolist() + [2]
+@pytest.mark.parametrize("max_tokens", [6, 7, 26, 27])
+def test_texts_that_are_too_long_are_cut_as_by_tokenizers(tiny_model, separators, max_tokens):
+    """One text, and two of all lengths up to some above the room."""
+    theirs = Tokenizer(WordLevel({str(id): id for id in range(10, 70)}, "10"))
+    theirs.post_processor = TemplateProcessing(
+        single="<s> $A </s>",
+        pair=f"<s> $A {'</s> ' * separators}$B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    theirs.enable_truncation(max_tokens)
     tokenizer = tokenizers.load(tiny_model)
-    assert lay_out(texts, max_tokens, tokenizer, separators).tolist() == expected
-    assert len(expected) == max_tokens
+    for first, second in itertools.product(range(max_tokens + 2), repeat=2):
+        pair = np.arange(10, 10 + first), np.arange(40, 40 + second)
+        for texts in (pair, pair[:1]):
+            words = [text.astype(str).tolist() for text in texts]
+            expected = theirs.encode(*words, is_pretokenized=True)
+            assert lay_out(texts, max_tokens, tokenizer, separators).tolist() == expected.ids
 
 
 def test_models_with_segments_read_one_separator_and_the_segment_of_each_token(segment_model):
