@@ -47,7 +47,7 @@ def build(loaded: LoadedModel, plan: RunPlan, task: Task) -> Classifier:
     """Build the classifier that a run starts from, which depends on model folder and plan only.
 
     Where the model has segments, the dense layer of the new head starts as that of its pair head,
-    or of its classifier, which has read `<s>` too: it is the pooler of BERT and ALBERT.
+    or of its classifier, or as its pooler, which has read `<s>` too, as in BERT and ALBERT.
     """
     architecture = dataclasses.replace(
         loaded.model.config,
@@ -59,10 +59,10 @@ def build(loaded: LoadedModel, plan: RunPlan, task: Task) -> Classifier:
     if plan.weights == "pretrained":
         model.load_state_dict(loaded.model.state_dict())
     head = ClassificationHead(architecture.hidden_size, head_config(plan.config, task))
-    trained = model.pair_head if architecture.pair_head else loaded.classifier
+    trained = model.pair_head.dense.state_dict() if architecture.pair_head else loaded.pooler
     reads_first = plan.config.pooling == "first" and plan.weights == "pretrained"
-    if reads_first and (architecture.pair_head or architecture.segments) and trained is not None:
-        head.dense.load_state_dict(trained.dense.state_dict())
+    if reads_first and (architecture.pair_head or architecture.segments) and trained:
+        head.dense.load_state_dict(trained)
     return Classifier(model.encoder, head)
 
 

@@ -26,7 +26,8 @@ class ModelContents:
     config: ModelConfig
     weights: Mapping[str, Tensor]
     """By their names in `LanguageModel`, and in `ClassificationHead` after `classifier.`; fp32 on
-    the CPU. Those of the head over the vocabulary may be missing."""
+    the CPU. Those of the head over the vocabulary may be missing. `classifier.dense` alone is the
+    pooler of an ALBERT without a head that reads it."""
     vocabulary: Tokenizer | None
     """None where there is none that fits the model."""
     provenance: Mapping[str, Any]

@@ -16,7 +16,7 @@ from data_prep.common.files import named_errors, sha256_of, write_atomically
 from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain.config.run import RunConfig
 from pretrain.convert import reading
-from pretrain.convert.contents import ModelContents
+from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.convert.names import BY_TOKEN
 from pretrain.model.config import ModelConfig
 from pretrain.records import folder, ledger
@@ -77,7 +77,7 @@ def copy_initial_model(
 def read_initial_model(
     config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest
 ) -> ModelContents:
-    """Read the model that a run starts from; classification heads are left out.
+    """Read the model that a run starts from; an ALBERT's pooler alone is left out.
 
     Args:
         config: the recipe.
@@ -102,7 +102,10 @@ def read_initial_model(
             f"{name}: has no head over the vocabulary; use a language model, such as "
             "RobertaForMaskedLM"
         )
-    return dataclasses.replace(contents, config=architecture)
+    weights = {key: w for key, w in contents.weights.items() if not key.startswith(CLASSIFIER)}
+    left_out = ("its pooler was left out",) if len(weights) < len(contents.weights) else ()
+    notes = (*contents.notes, *left_out)
+    return dataclasses.replace(contents, config=architecture, weights=weights, notes=notes)
 
 
 def _check_vocabulary(

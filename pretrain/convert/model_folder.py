@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from data_prep import tokenizer as tokenizers
 from data_prep.common.files import named_errors
 from data_prep.common.records import decode
@@ -40,6 +42,8 @@ class LoadedModel:
     vocabulary: tokenizers.Tokenizer | None
     provenance: Mapping[str, Any]
     notes: tuple[str, ...]
+    pooler: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """Weight and bias of the dense layer of its classifier, or that an ALBERT has without one."""
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
@@ -78,9 +82,8 @@ class LoadedModel:
     @property
     def sequence_length(self) -> int:
         """Tokens of the blocks of its training; its positions where that is not known."""
-        return int(
-            self.recipe_section("data").get("sequence_length", self.model.config.max_positions)
-        )
+        positions = self.model.config.max_positions
+        return int(self.recipe_section("data").get("sequence_length", positions))
 
     def recipe_section(self, name: str) -> dict[str, Any]:
         """Return a section of the recipe of its training; empty where it is not known."""
@@ -128,11 +131,8 @@ def build(folder: Path, contents: ModelContents) -> LoadedModel:
     """Make the modules of a folder's contents, in evaluation mode."""
     model, classifier = LanguageModel(contents.config), None
     weights = {**model.head.state_dict(prefix="head."), **contents.weights}
-    of_head = {
-        name.removeprefix(CLASSIFIER): weights.pop(name)
-        for name in [*weights]
-        if name.startswith(CLASSIFIER)
-    }
+    names = [name for name in weights if name.startswith(CLASSIFIER)]
+    of_head = {name.removeprefix(CLASSIFIER): weights.pop(name) for name in names}
     model.load_state_dict(weights)
     if contents.classifier:
         classifier = ClassificationHead(contents.config.hidden_size, contents.classifier).eval()
@@ -145,4 +145,5 @@ def build(folder: Path, contents: ModelContents) -> LoadedModel:
         contents.vocabulary,
         contents.provenance,
         contents.notes,
+        {kind: of_head[f"dense.{kind}"] for kind in ("weight", "bias") if of_head},
     )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from data_prep.common import hub
 from data_prep.common.arguments import as_invoked
@@ -266,10 +266,8 @@ def _roberta_weights(
     found = left.get(layout.TOKEN_TYPES)
     number = 1 if found is None or not found.ndim else max(1, len(found))
     types = {layout.TOKEN_TYPES: empty[layout.POSITIONS].new_empty(number, config.hidden_size)}
-    names = {
-        **layout.their_names("roberta", empty, config),
-        layout.TOKEN_TYPES: (layout.TOKEN_TYPES,),
-    }
+    names = {**layout.their_names("roberta", empty, config)}
+    names[layout.TOKEN_TYPES] = (layout.TOKEN_TYPES,)
     result = _renamed(left, names, {**empty, **types}, notes)
     if number > 1:
         notes.append("token types above 0 were left out: RoBERTa's tokenizer does not use them")
@@ -281,11 +279,10 @@ def _albert_weights(
     theirs: Weights, empty: Weights, config: ModelConfig, notes: list[str]
 ) -> dict[str, Tensor]:
     left = _current(theirs, "albert")
+    if f"{layout.ALBERT_POOLER}.weight" in left and not config.pair_head:  # a start for classifiers
+        pooler = nn.Linear(config.hidden_size, config.hidden_size, device="meta")
+        empty = {**empty, **pooler.state_dict(prefix=f"{CLASSIFIER}dense.")}
     names = layout.their_names("albert", empty, config)
-    pooler = {f"{layout.ALBERT_POOLER}.{kind}" for kind in ("weight", "bias")}
-    if pooler & left.keys() and not any(pooler & {*used} for used in names.values()):
-        notes.append(f"{layout.ALBERT_POOLER} was left out: there is no head that reads it")
-        left = {name: weight for name, weight in left.items() if name not in pooler}
     if config.token_size == config.hidden_size:
         # We have no projection of token vectors that have the hidden size already.
         for name, expected in layout.identity(config.hidden_size).items():

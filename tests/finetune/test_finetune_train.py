@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from finetune import evaluation
 from finetune.tasks import TASKS
 from finetune.train import _read_data, train
-from tests.finetune.conftest import QUICK, plans, train_on
+from tests.finetune.conftest import QUICK, make_model, plans, train_on
+from tests.pretrain.convert.contents import without_pair_projection
 
 
 def planned(model, data, task, *overrides):
@@ -70,19 +72,28 @@ def test_another_model_or_data_than_those_of_the_plan_are_refused(tiny_model, ea
             train(dataclasses.replace(plan, **changed), tmp_path)
 
 
-def test_the_pair_head_starts_the_head_and_segments_are_read(segment_model, easy_glue):
+def test_the_pooler_starts_the_head_and_segments_are_read(segment_model, easy_glue, tmp_path):
+    """Of a pair head, and of an ALBERT without one, as on the hub."""
     from finetune import classifiers
     from pretrain.convert.model_folder import load_model
 
-    loaded = load_model(segment_model)
-    pooler = loaded.model.pair_head.dense.weight
-    for settings, is_pooler in ((["pooling=first"], True), (["pooling=mean"], False)):
-        plan = planned(segment_model, easy_glue, "RTE", *settings)
-        head = classifiers.build(loaded, plan, TASKS["RTE"]).head
-        assert torch.equal(head.dense.weight, pooler) == is_pooler
-        assert not torch.equal(head.projection.weight, loaded.model.pair_head.projection.weight)
-        splits, _ = _read_data(plan, TASKS["RTE"], loaded)
-        assert all("segment_ids" in each.collate([0]).arrays for each in splits.values())
+    hub = make_model(tmp_path / "hub", "albert", pair_head=True)
+    without_pair_projection(hub)
+    for model, name in ((segment_model, "pair_head.dense"), (hub, "albert.pooler")):
+        weights, loaded = load_file(model / "model.safetensors"), load_model(model)
+        pooler, projection = weights[f"{name}.weight"], weights.get("pair_head.projection.weight")
+        for pooling, start, is_pooler in (
+            ("first", "pretrained", True),
+            ("mean", "pretrained", False),
+            ("first", "random", False),
+        ):
+            words = [*QUICK, f"pooling={pooling}"]
+            (plan,) = plans(model, easy_glue, *words, names=["RTE"], weights=[start])
+            head = classifiers.build(loaded, plan, TASKS["RTE"]).head
+            assert torch.equal(head.dense.weight, pooler) == is_pooler
+            assert projection is None or not torch.equal(head.projection.weight, projection)
+            splits, _ = _read_data(plan, TASKS["RTE"], loaded)
+            assert all("segment_ids" in each.collate([0]).arrays for each in splits.values())
 
 
 def test_the_weights_that_are_kept_are_those_of_the_best_epoch(monkeypatch):

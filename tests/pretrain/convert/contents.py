@@ -3,6 +3,7 @@
 import dataclasses
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.model import presets
@@ -30,3 +31,9 @@ def random_contents(
     for weight in weights.values():
         weight += scale * torch.randn_like(weight)
     return ModelContents(config, weights, vocabulary, provenance or {}, classifier)
+
+
+def without_pair_projection(folder):
+    """Leave the pooler of a plain ALBERT without its pair head, as on the hub."""
+    weights = load_file(path := folder / "model.safetensors")
+    save_file({name: w for name, w in weights.items() if "sop_" not in name}, path)

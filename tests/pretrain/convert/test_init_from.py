@@ -20,12 +20,13 @@ from pretrain.convert.export import export_checkpoint
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
+from pretrain.model.language_model import LanguageModel
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics
 from pretrain.train import __main__ as train
 from tests.pretrain.conftest import data_prep
 from tests.pretrain.convert.conftest import HEADS
-from tests.pretrain.convert.contents import random_contents
+from tests.pretrain.convert.contents import random_contents, without_pair_projection
 
 SHORT = [
     "training.steps=4",
@@ -282,6 +283,14 @@ def test_a_padded_vocabulary_is_accepted_without_its_padding(variant, source, re
     for name, weight in read_folder(model).weights.items():
         kept = weight[:400] if len(weight) == 448 else weight
         assert torch.equal(found.weights[name], kept), name
+
+
+def test_a_run_leaves_the_pooler_of_a_masked_albert(source, recipe, tmp_path):
+    model = source("albert", pair_head=True)
+    without_pair_projection(model)
+    found = checked(recipe.load(tmp_path, f"model.init_from={model}", "model.variant=albert"))
+    assert found.weights.keys() == LanguageModel(found.config).state_dict().keys()
+    assert found.notes == ("its pooler was left out",)
 
 
 def test_a_run_without_checkpoints_says_so(recipe, tmp_path):

@@ -23,6 +23,7 @@ from tests.pretrain.convert.conftest import (
     task_of,
     their_logits,
 )
+from tests.pretrain.convert.contents import without_pair_projection
 
 PLAIN = {
     "baseline": "RobertaForMaskedLM",
@@ -153,17 +154,27 @@ def test_a_model_of_theirs_gives_its_logits_here(kind, settings, theirs, tmp_pat
 
 
 @torch.no_grad()
-def test_an_encoder_alone_keeps_its_features_and_not_its_pooler(theirs, tmp_path):
-    model = theirs("AlbertModel")
-    model.save_pretrained(tmp_path)
-    back = load_model(tmp_path)
+@pytest.mark.parametrize("kind", ["AlbertModel", "AlbertForPreTraining"])
+def test_an_albert_without_a_pair_head_keeps_its_features_and_its_pooler(kind, theirs, tmp_path):
+    """The encoder alone, and with a head over the vocabulary as on the hub; also written again."""
+    model = theirs(kind)
+    model.save_pretrained(tmp_path / "theirs")
+    without_pair_projection(tmp_path / "theirs")
+    back = read_folder(tmp_path / "theirs")
+    save_model(tmp_path / "ours", back)
+    encoder = getattr(model, "albert", model)
     ids, mask = batch(60)
-    features = model(input_ids=ids, attention_mask=mask).last_hidden_state
-    close(back.model.encoder(ids, mask.bool())[mask.bool()], features[mask.bool()])
-    assert not back.has_head
-    pooler, head = back.notes
-    assert "albert.pooler was left out" in pooler
-    assert head == "there is no head over the vocabulary"
+    features = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+    has_head = kind != "AlbertModel"
+    for folder in (tmp_path / "theirs", tmp_path / "ours"):
+        again = load_model(folder)
+        close(again.model.encoder(ids, mask.bool())[mask.bool()], features[mask.bool()])
+        assert again.pooler.keys() == {"weight", "bias"}
+        for name, weight in encoder.pooler.state_dict().items():
+            assert torch.equal(again.pooler[name], weight)
+        assert (again.has_head, again.classifier) == (has_head, None)
+        assert not again.model.config.pair_head
+        assert again.notes == (() if has_head else ("there is no head over the vocabulary",))
 
 
 FIRST = {
