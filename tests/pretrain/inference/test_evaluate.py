@@ -185,6 +185,7 @@ def test_memory_does_not_grow_with_the_corpus():
         split = SimpleNamespace(
             document=lambda index: np.full(30, 5, dtype=np.uint16),
             lengths=np.full(documents, 30, dtype=np.int32),
+            tokens=30 * documents,
             subsets=np.zeros(documents, dtype=np.uint8),
             manifest=SimpleNamespace(subsets=["a"]),
         )
