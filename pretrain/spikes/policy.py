@@ -7,7 +7,8 @@ climb a ladder of rollbacks; a spike far from all others starts at its first run
    not finite, from the newest checkpoint at or before it, since nothing before it was affected;
 2. the same, and the data around the onset is skipped (Chowdhery et al. 2022, PaLM, section 5.1:
    restarted about 100 steps before, 200 to 500 batches skipped);
-3. twice as far back, with a lower learning rate until well past the onset;
+3. from a checkpoint another `margin_steps` before that of the second, with a lower learning rate
+   until well past the onset;
 4. give up: an instability that three different remedies did not cure is structural.
 
 A checkpoint of step n has seen the steps below n, so one with n <= onset has seen nothing of the
@@ -17,7 +18,6 @@ spike.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +27,9 @@ from pretrain.records import ledger
 from pretrain.spikes import drift
 
 _LAST_RUNG = 3
+_MOST_MARGINS = 4
+"""Margins that the ladder may go back in all: one on each of the first two rungs and two on the
+third, because a spike that comes back may begin as early as the last rollback's checkpoint."""
 REGION_STEPS = 1000
 """Spikes that begin within this distance count as the same problem: the next rollback changes
 more."""
@@ -114,18 +117,18 @@ def plan(
     if reason:
         return GiveUp(reason)
     rung = 1 + max((r["rung"] for r in near), default=0)
-    seed = max(seeds) + 1
+    seed, margin = max(seeds) + 1, policy.margin_steps
+    step = _target(onset, margin, checkpoints)
     if rung == 1:
-        depth = 0 if spike["channel"] in _NON_FINITE_CHANNELS else policy.margin_steps
-        return Rollback(_target(onset, depth, checkpoints), seed, rung)
+        exact = spike["channel"] in _NON_FINITE_CHANNELS
+        return Rollback(_target(onset, 0, checkpoints) if exact else step, seed, rung)
     if rung == 2:
-        step = _target(onset, policy.margin_steps, checkpoints)
-        first = max(step, onset - policy.margin_steps)
         # Steps after the last one were not read, and the new seed permutes their blocks anyway.
-        end = min(onset + max(1, 4 * policy.margin_steps), last_read + 1)
-        return Rollback(step, seed, rung, skip=(first, end))
-    depth = 2 * max(policy.margin_steps, *(r["onset"] - r["step"] for r in near))
-    step = _target(onset, depth, checkpoints)
+        end = min(onset + max(1, 4 * margin), last_read + 1)
+        return Rollback(step, seed, rung, skip=(max(step, onset - margin), end))
+    # The distance does not grow with the interval, which may have been shorter when a checkpoint
+    # that far back was deleted.
+    step = _target(step, max(1, margin), checkpoints)
     return Rollback(
         step,
         seed,
@@ -201,13 +204,12 @@ def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[i
         config: gives the number of newest checkpoints to keep, and the policy.
     """
     state = ledger.run_state(records)
-    rollbacks, interval = counted_rollbacks(records), config.training.checkpoint_interval
-    onsets = possible_onsets(step, state.suspected, rollbacks, config.spike)
+    interval = config.training.checkpoint_interval
+    onsets = possible_onsets(step, state.suspected, config.spike)
     stops = {r["step"] for r in records if r["kind"] in ("preempted", "done") and r["step"] < step}
     saved = [each for each in state.checkpoints if each not in stops or each % interval == 0]
     newest = {*state.checkpoints[-2:], *saved[-config.training.checkpoints_kept :]}
-    targets = protected(onsets, saved, interval, config.spike, rollbacks)
-    return {*newest, *targets, *old(saved, step, config.spike)}
+    return {*newest, *protected(onsets, saved, config.spike), *old(saved, step, config.spike)}
 
 
 def old(checkpoints: Sequence[int], step: int, policy: SpikeConfig) -> list[int]:
@@ -226,62 +228,38 @@ def _sparse(checkpoints: Sequence[int]) -> list[int]:
 
 
 def possible_onsets(
-    step: int,
-    suspected: Collection[int],
-    rollbacks: Sequence[Mapping[str, Any]],
-    policy: SpikeConfig,
+    step: int, suspected: Collection[int], policy: SpikeConfig
 ) -> list[tuple[int, int]]:
-    """Step ranges that may still contain the onset of a spike.
+    """Step ranges (first, last) that may still contain the onset of a spike.
+
+    These are the last steps, where a spike may have begun that is not suspected yet, and the onset
+    of each open suspicion.
 
     Args:
         step: the newest step.
         suspected: onsets of the open suspicions.
-        rollbacks: as in `plan`.
         policy: margins.
-
-    Returns:
-        Ranges (first, last): the last steps, where a spike may have begun that is not suspected
-        yet; the onset of each open suspicion; and the onsets of earlier rollbacks whose spike may
-        come back.
     """
-    earliest = step - policy.longest_delay
-    near = [r["onset"] for r in rollbacks if abs(r["onset"] - earliest) <= REGION_STEPS]
-    return [(earliest, step), *((onset, onset) for onset in (*suspected, *near))]
+    return [(step - policy.longest_delay, step), *((onset, onset) for onset in suspected)]
 
 
 def protected(
-    onsets: Collection[tuple[int, int]],
-    checkpoints: Collection[int],
-    interval: int,
-    policy: SpikeConfig,
-    rollbacks: Sequence[Mapping[str, Any]] = (),
+    onsets: Collection[tuple[int, int]], checkpoints: Collection[int], policy: SpikeConfig
 ) -> set[int]:
     """Checkpoints that must not be deleted: every possible target of the ladder.
 
-    For each range these reach from the deepest target of its first onset to its last onset, because
-    a spike that comes back after a rollback may begin as early as the rollback's checkpoint.
+    For each range these reach from the deepest target of its first onset to its last onset.
 
     Args:
         onsets: ranges as returned by `possible_onsets`.
         checkpoints: steps of the committed checkpoints on the surviving lineage.
-        interval: steps to the next checkpoint.
         policy: margins.
-        rollbacks: as in `plan`.
     """
     kept: set[int] = set()
-    for first, last in onsets:
-        once = _target(first, policy.margin_steps, checkpoints)
-        twice = _target(once, policy.margin_steps, checkpoints)
-        # The newest checkpoint a margin before an onset is less than a margin and a gap before it.
-        places = [twice, *(step for step in sorted(checkpoints) if twice < step < last), last]
-        gap = max(interval, *(after - before for before, after in itertools.pairwise(places)))
-        deepest = _target(twice, 2 * (policy.margin_steps + gap), checkpoints)
+    for deepest, last in onsets:
+        for _ in range(_MOST_MARGINS):
+            deepest = _target(deepest, max(1, policy.margin_steps), checkpoints)
         kept.update(step for step in checkpoints if deepest <= step <= last)
-        # An earlier rollback may have gone further: the interval or the margin was longer then.
-        for onset, back in ((r["onset"], r["step"]) for r in rollbacks):
-            deepest = _target(twice, 2 * (onset - back), checkpoints)
-            newest = onset + REGION_STEPS - 2 * (onset - back)
-            kept.update(step for step in checkpoints if deepest <= step <= newest)
     return kept
 
 
@@ -299,10 +277,9 @@ def _usually_kept(config: RunConfig) -> int:
 
 
 def _longest_reach(config: RunConfig) -> int:
-    """Steps before the newest one that hold every checkpoint which a rollback may go back to."""
-    policy = config.spike
-    reach = REGION_STEPS + policy.longest_delay + 8 * policy.margin_steps
-    return reach + 20 * config.training.checkpoint_interval
+    """Steps before the newest one that hold every checkpoint kept but the sparse ones."""
+    gaps = config.training.checkpoint_interval * (_MOST_MARGINS + config.training.checkpoints_kept)
+    return config.spike.longest_delay + _MOST_MARGINS * config.spike.margin_steps + gaps
 
 
 def max_checkpoints_kept(config: RunConfig) -> int:
@@ -310,11 +287,8 @@ def max_checkpoints_kept(config: RunConfig) -> int:
 
     While the newest one was saved at a stop between two regular ones it is one more.
 
-    `protected` keeps most where rollbacks lie as far back as the ladder still looks: everything
-    from their deepest target to the newest step. Old suspicions (validation; a small rise of the
-    loss that goes on) keep their own targets as well. How far back a target lies depends on where
-    an onset falls between two checkpoints, so every such place is tried. A segment ends with a
-    checkpoint, which may lie between two regular ones.
+    Old suspicions (validation; a small rise of the loss that goes on) keep their own targets as
+    well. A segment ends with a checkpoint, which may lie between two regular ones.
     """
     parts = config.segments.parts
     return max(_most_kept(part.config) for part in parts) + len(parts) - 1
@@ -323,13 +297,8 @@ def max_checkpoints_kept(config: RunConfig) -> int:
 def _most_kept(config: RunConfig) -> int:
     """The same for the settings of one segment."""
     interval, policy = config.training.checkpoint_interval, config.spike
-    last = interval * (_longest_reach(config) // interval)
-    saved = range(interval, last + 1, interval)
-    onsets = range(last - policy.longest_delay - interval, last - policy.longest_delay)
-    after_rollbacks = max(
-        len(protected([(onset - REGION_STEPS, last)], saved, interval, policy)) for onset in onsets
-    )
-    of_one = max(len(protected([(onset, onset)], saved, interval, policy)) for onset in onsets)
+    of_one = 1 - _MOST_MARGINS * (-max(1, policy.margin_steps) // interval)
+    of_last_steps = of_one - -policy.longest_delay // interval
     saves = -(-config.training.steps // interval)
     old = 2 - -_old_steps(policy) // _OLD_SPACING
-    return min(saves, max(after_rollbacks, config.training.checkpoints_kept) + 2 * of_one + old)
+    return min(saves, max(of_last_steps, config.training.checkpoints_kept) + 2 * of_one + old)

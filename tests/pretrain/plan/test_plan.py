@@ -472,9 +472,9 @@ def test_times_have_a_unit_that_fits(seconds, text):
 def test_the_checkpoints_of_the_pile_recipe():
     """The 10 newest, and two from thousands of steps before."""
     planned = of("pile-base")
-    assert (planned.checkpoints_usual, planned.checkpoints_most) == (12, 28)
+    assert (planned.checkpoints_usual, planned.checkpoints_most) == (12, 26)
     text = plan.table(planned)
-    assert "1.76 GB each; 12 kept (21.15 GB), at most 28 after loss spikes (49.36 GB)" in text
+    assert "1.76 GB each; 12 kept (21.15 GB), at most 26 after loss spikes (45.83 GB)" in text
 
 
 PUBLISHED = ("baseline", "sinusoidal", "alibi", "learned-clap", "zero-clap")

@@ -171,6 +171,16 @@ def test_retention_never_deletes_a_target_of_the_ladder(seed):
         events.append(as_record(answer, onset))
 
 
+def test_a_longer_interval_does_not_make_a_deleted_checkpoint_a_target():
+    """Law 5: the next checkpoint after step 2000 would be that of step 2500."""
+    events = [commit(step) for step in range(50, 2001, 50)]
+    keep = checkpoints_to_keep(records(*events), 2000, CONFIG)
+    for onset in (2490, 2000, 2000):
+        answer = answer_to_spike(records(*events, spike(onset)), CONFIG)
+        assert answer.step in keep
+        events += [spike(onset), as_record(answer, onset)]
+
+
 def test_a_checkpoint_from_before_every_rise_that_adds_up_is_kept():
     """A spike may begin with a small rise thousands of steps before."""
     events = []
