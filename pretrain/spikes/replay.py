@@ -22,14 +22,14 @@ from data_prep.common import pictures, records
 from data_prep.common.files import named_errors, write_json
 from data_prep.compressed import open_stream
 from pretrain.config.load import RUN_FILE, load
-from pretrain.config.run import RunConfig
+from pretrain.config.run import RunConfig, Segments
 from pretrain.config.sections import SpikeConfig
 from pretrain.config.settings import apply_override
-from pretrain.records import history, metrics
-from pretrain.records.ledger import SPIKE
+from pretrain.records import history, ledger, metrics
+from pretrain.records.segments import recipes_of
 from pretrain.spikes import policy
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.live import history_before
+from pretrain.spikes.live import declared_changes, history_before
 from pretrain.spikes.observations import Observation, Seen
 
 _STEP = (
@@ -166,8 +166,10 @@ def _row(record: dict[str, Any], path: Path, number: int) -> dict[str, Any] | No
         raise ValueError(f"{path}: line {number}: {error}") from None
 
 
-def _settings(path: Path | None, overrides: Sequence[str]) -> tuple[SpikeConfig, int]:
-    """The thresholds for a curve, and the steps between its checkpoints.
+def _settings(
+    path: Path | None, overrides: Sequence[str]
+) -> tuple[SpikeConfig, int, Sequence[int]]:
+    """The thresholds for a curve, the steps between its checkpoints, and its declared changes.
 
     Args:
         path: of the curve.
@@ -176,14 +178,20 @@ def _settings(path: Path | None, overrides: Sequence[str]) -> tuple[SpikeConfig,
     Raises:
         ValueError: the run's recipe is not valid, a key does not exist, or a value is not accepted.
     """
-    config = load(str(path / RUN_FILE)) if path and (path / RUN_FILE).is_file() else RunConfig()
+    config = RunConfig()
+    changes: list[int] = []
+    if path and (path / RUN_FILE).is_file():
+        config, told = load(str(path / RUN_FILE)), ledger.read_ledger(path / ledger.FILE_NAME)
+        recipes = recipes_of(path, told)
+        segments = Segments.of(recipes) if recipes else config.segments
+        changes = declared_changes(segments, ledger.run_state(told))
     values: dict[str, Any] = {"spike": dataclasses.asdict(config.spike)}
     for override in overrides:
         apply_override(values, override)
     if other := sorted(set(values) - {"spike"}):
         raise ValueError(records.unknown_key(other[0], ["spike"]))
     decoded = records.decode(SpikeConfig, values["spike"], "spike.")
-    return decoded, config.training.checkpoint_interval
+    return decoded, config.training.checkpoint_interval, changes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,13 +204,19 @@ class Found:
     """As a ledger would hold them: each event, and after a spike the answer of the policy."""
 
 
-def detect(name: str, seen: Sequence[Seen], config: SpikeConfig, checkpoint_interval: int) -> Found:
+def detect(
+    name: str,
+    seen: Sequence[Seen],
+    config: SpikeConfig,
+    checkpoint_interval: int,
+    changes: Sequence[int] = (),
+) -> Found:
     """Run the detector over a curve, and plan the answer to each spike.
 
     The curve continues as it was recorded, whatever the policy plans: after a spike the detector
     learns the level anew.
     """
-    detector, events = SpikeDetector(config), []
+    detector, events = SpikeDetector(config, changes), []
     rollbacks: list[dict[str, Any]] = []
     for event in (event for each in seen for event in detector.update(each)):
         events.append(dataclasses.asdict(event))
@@ -213,7 +227,7 @@ def detect(name: str, seen: Sequence[Seen], config: SpikeConfig, checkpoint_inte
         plan = policy.plan(events[-1], rollbacks, checkpoints, seeds, config)
         events.append({"kind": "gave-up", **dataclasses.asdict(plan)})
         if isinstance(plan, policy.Rollback):
-            events[-1] |= {"kind": "segment", "why": SPIKE, "onset": event.onset}
+            events[-1] |= {"kind": "segment", "why": ledger.SPIKE, "onset": event.onset}
             rollbacks.append(events[-1])
     return Found(name, [each for each in seen if isinstance(each, Observation)], events)
 

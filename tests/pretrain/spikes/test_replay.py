@@ -206,6 +206,17 @@ def test_a_run_is_judged_by_its_own_recipe_unless_a_threshold_is_named(tmp_path,
     assert [e["step"] % 77 for e in events if e["kind"] == "segment"] == [0]
 
 
+def test_a_phase_is_a_declared_change_as_it_was_live(tmp_path, capsys):
+    """Law 6: the loss rises where another masking probability holds from step 3000 on."""
+    phases = [{"steps": 3000}, {"objective": {"probability": 0.4}}]
+    (tmp_path / "run.yaml").write_text(json.dumps({"phases": phases}))
+    losses = curve("clean", 5).losses.copy()
+    losses[3000:] += 0.8
+    lines = (metrics_line(step, loss=loss) for step, loss in enumerate(losses))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "SPIKE" not in replay(capsys, tmp_path)[1]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
