@@ -177,7 +177,8 @@ class SpikeDetector:
     def _baseline(self) -> float:
         if self._suspicion:
             return self._suspicion.baseline
-        return self._level.median if self._level.is_known else self._old_level
+        known = self._level.is_known or math.isnan(self._old_level)
+        return self._level.median if known else self._old_level
 
     # The loss: the channels fast and slow.
 

@@ -439,9 +439,11 @@ def test_a_spike_at_the_smallest_scale_has_the_onset_of_the_first_non_finite_los
     assert (spike.onset, spike.step) == (200, 203)
 
 
-def test_without_a_history_a_finite_loss_causes_no_event():
-    assert of([8.0] * 20 + [12.0] * 11) == []
-    assert kinds(of([8.0] * 33 + [12.0] * 11)) == [("spike", "fast")]
+@pytest.mark.parametrize("before", [1, 5, 20])
+def test_without_a_history_only_a_gross_rise_is_a_spike(before):
+    assert of([8.0] * before + [10.0] * 11) == []
+    (spike,) = of([8.0] * before + [12.0] * 11)
+    assert (spike.kind, spike.channel, spike.onset) == ("spike", "fast", before)
 
 
 def test_on_a_constant_loss_rounding_is_not_an_outlier():
