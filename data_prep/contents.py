@@ -53,18 +53,45 @@ def check(folder: Path, manifest: CorpusManifest) -> None:
 def _check(now: dict[str, str], places: Sequence[Path], problems: Iterator[str]) -> None:
     """Refuse the first of the problems, which are looked for unless a note has the state `now`."""
     expected = f"{strict_json(now)}\n".encode()  # as `replace_json` writes it
-    notes = [place / f"contents-{now['path']}.json" for place in places]
-    for note in notes:
+    for place in places:
         with suppress(OSError):  # none yet, or another user's
-            if note.read_bytes() == expected:
+            if _note(place, now).read_bytes() == expected:
                 return
-    if problem := next(problems, None):
+    if problem := next(_noted(now, places, problems), None):
         raise ValueError(problem)
-    for note in notes:
+
+
+def noted(folder: Path, manifest: CorpusManifest, problems: Iterator[str]) -> Iterator[str]:
+    """Yield the problems that hashing all files finds; after none, `check` hashes none again.
+
+    Args:
+        folder: The corpus.
+        manifest: The corpus's.
+        problems: Looks for them.
+    """
+    digest = manifest.digest()
+    try:
+        now = _state(folder, digest, list(manifest.hashes))
+    except ValueError:  # a file is missing, which is one of the problems
+        return problems
+    return _noted(now, cache.folders(folder, digest), problems)
+
+
+def _noted(now: dict[str, str], places: Sequence[Path], problems: Iterator[str]) -> Iterator[str]:
+    """Yield the problems; after none, note that the files are as listed in the state `now`."""
+    found = False
+    for problem in problems:
+        found = True
+        yield problem
+    for place in () if found else places:
         with suppress(OSError):
-            note.parent.mkdir(parents=True, exist_ok=True)
-            replace_json(note, now)
+            place.mkdir(parents=True, exist_ok=True)
+            replace_json(_note(place, now), now)
             return
+
+
+def _note(place: Path, now: dict[str, str]) -> Path:
+    return place / f"contents-{now['path']}.json"
 
 
 def differences(folder: Path, manifest: CorpusManifest) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The binaries of a corpus are bound to the hashes that its manifest lists."""
 
+import contextlib
 import os
 import shutil
 import time
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep import contents
+from data_prep.__main__ import main
 from data_prep.manifest import load_manifest
 
 
@@ -35,6 +37,19 @@ def test_a_corpus_is_hashed_once_and_so_is_a_copy(copy, manifest, tmp_path, hash
             shutil.copytree(copy, folder)
         contents.check(folder, load_manifest(folder))
         assert len(hashed) == expected
+
+
+@pytest.mark.parametrize("is_intact", [True, False])
+def test_what_verify_has_hashed_is_hashed_again_only_where_it_found_a_problem(
+    is_intact, copy, hashed
+):
+    if not is_intact:
+        shuffle(copy / "train" / "shard-00000.bin")
+    assert bool(main(["verify", str(copy)])) != is_intact
+    hashed.clear()
+    with contextlib.nullcontext() if is_intact else pytest.raises(ValueError, match="sha256 is"):
+        contents.check(copy, load_manifest(copy))
+    assert bool(hashed) != is_intact
 
 
 def test_a_file_with_another_time_is_hashed_again(copy, hashed):
