@@ -16,6 +16,7 @@ from pandas import DataFrame, Series
 from scipy.stats import t
 
 from data_prep.common.wording import count
+from finetune import tasks
 from finetune.runs import RESULT, read_result, task_of
 from finetune.scores import mean
 from finetune.studies.job import EVALUATION
@@ -157,14 +158,19 @@ def _evaluated(folder: Path, subsets: bool) -> Figures:
 def _finetuned(study: Study, run: Run, folder: Path) -> tuple[Read, str]:
     """Return the figures of a run's fine-tunings, and how many of these are missing; "": none."""
     found, finished, ways = Read(), 0, finetuning_arms(study, run.arm)
-    wanted = len(ways) * (study.finetune.runs if study.finetune else 0)
+    groups = study.finetune.groups if study.finetune else []
+    seeds = {task.name: len(own) for names, own, _ in groups for task in tasks.find(names)}
+    wanted = len(ways) * sum(seeds.values())
     for way in ways:
         if scores := _scores(folder / "scores" / (way.folder or "all")):
             finished += sum(len(figures) - 1 for figures in scores.values())  # but `COLLAPSED`
             both = Arm((*run.arm.levels, *way.levels), {**run.arm.settings, **way.settings})
             by_seed = DataFrame.from_dict(scores, orient="index")
             if len(study.seeds) > 1:
-                scores = {run.seed: {**by_seed.mean(), COLLAPSED: by_seed[COLLAPSED].sum()}}
+                # Means over different seeds would differ even between equal models.
+                is_whole = [by_seed[name].count() == seeds.get(name) for name in by_seed]
+                means = by_seed.mean().where(is_whole)
+                scores = {run.seed: {**means, COLLAPSED: by_seed[COLLAPSED].sum()}}
             found |= {(both, seed): figures for seed, figures in scores.items()}
     missing = f"{wanted - finished} of {count(wanted, 'fine-tuning')} of {run.name}"
     return found, missing if finished < wanted else ""

@@ -154,6 +154,9 @@ def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(view
     if len(seeds) > 1:
         assert found[THEIRS].to_dict("index") == {1: {"CoLA": pytest.approx(70), "collapsed": 2}}
         assert "| CLAP | 70.00 | 2 |" in table
+        # A mean over two seeds is not compared with one over three.
+        assert results.paired(found, OURS, THEIRS).loc["CoLA"].seeds == 0
+        assert "| RoBERTa |  | 1 |" in table
     else:
         assert found[THEIRS]["CoLA"].tolist() == pytest.approx([70, 60, 80])
         assert "| CLAP | 70.00 (60.00 to 80.00) | 2 |" in table
