@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from finetune.studies.study import CheckedArm, Run, Study
 
 STUDY = "study.json"
+_FREE = {"seeds", "title", "best", "pairs", "subsets"}
+"""What may change in a study that was begun: seeds, and what only the report depends on."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -100,7 +102,7 @@ def _begin(
 ) -> None:
     """Write the study with its recipes; raise ValueError if the folder has another study.
 
-    Seeds may be added.
+    Seeds may be added, and the report may change (`_FREE`).
     """
     import json
 
@@ -109,7 +111,7 @@ def _begin(
     now = json.loads(strict_json(now))  # as it is read back: JSON has no infinity
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        for changed in (key for key in now if before.get(key) != now[key] and key != "seeds"):
+        for changed in (key for key in now if before.get(key) != now[key] and key not in _FREE):
             raise ValueError(
                 f"{path.parent}: was begun with other {changed}; name another --output, or give "
                 "the same study and settings"

@@ -282,3 +282,13 @@ def test_more_ranks_than_gpus_are_refused(study_file, tmp_path, monkeypatch, cap
     assert main(["study", str(study_file), *words]) == 2
     assert "2 ranks" in capsys.readouterr().err
     assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize("change", [{"title": "b"}, {"best": "f"}, {"pairs": [("x", "y")]}])
+def test_the_report_of_a_study_that_was_begun_may_change(change, tmp_path):
+    begun = study.Study("a", "small", {"f": {"x": {}, "y": {}}}, [1])
+    options = Namespace(overrides=[], data="")
+    _begin(tmp_path / STUDY, begun, [], options)
+    _begin(tmp_path / STUDY, replace(begun, **change), [], options)
+    with pytest.raises(ValueError, match="other lengths"):
+        _begin(tmp_path / STUDY, replace(begun, lengths=[64]), [], options)
