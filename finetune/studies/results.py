@@ -16,7 +16,6 @@ from pandas import DataFrame, Series
 from scipy.stats import t
 
 from data_prep.common.wording import count
-from finetune import tasks
 from finetune.runs import RESULT, read_result, task_of
 from finetune.scores import mean
 from finetune.studies.job import EVALUATION
@@ -158,8 +157,7 @@ def _evaluated(folder: Path, subsets: bool) -> Figures:
 def _finetuned(study: Study, run: Run, folder: Path) -> tuple[Read, str]:
     """Return the figures of a run's fine-tunings, and how many of these are missing; "": none."""
     found, finished, ways = Read(), 0, finetuning_arms(study, run.arm)
-    groups = study.finetune.groups if study.finetune else []
-    seeds = {task.name: len(own) for names, own, _ in groups for task in tasks.find(names)}
+    seeds = study.finetune.seeds_by_task if study.finetune else {}
     wanted = len(ways) * sum(seeds.values())
     for way in ways:
         if scores := _scores(folder / "scores" / (way.folder or "all")):

@@ -88,7 +88,12 @@ class FineTuning:
     @property
     def runs(self) -> int:
         """How many fine-tunings a model has in each combination of levels."""
-        return sum(len(tasks.find(names)) * len(seeds) for names, seeds, _ in self.groups)
+        return sum(self.seeds_by_task.values())
+
+    @property
+    def seeds_by_task(self) -> dict[str, int]:
+        """The number of seeds of each task."""
+        return {task.name: len(own) for names, own, _ in self.groups for task in tasks.find(names)}
 
 
 @dataclasses.dataclass(frozen=True)
