@@ -148,6 +148,12 @@ def recipes_of(run: Path, records: Sequence[Record]) -> Recipes:
     return found
 
 
+def segments_of(run: Path, records: Sequence[Record], config: RunConfig) -> Segments:
+    """The segments of a run; those that its recipe, `config`, describes before it has begun."""
+    recipes = recipes_of(run, records)
+    return Segments.of(recipes) if recipes else config.segments
+
+
 def _name_of(config: RunConfig, corpora: Sequence[Mapping[str, Any]]) -> str:
     """The digest of a recipe in a run that has read, or is to read, these corpora."""
     return digest(config, [corpus["digest"] for corpus in corpora])

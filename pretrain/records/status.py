@@ -167,8 +167,7 @@ def view(run: Path) -> RunView:
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     check_ledger_is_there(run, records)
     state = ledger.run_state(records)
-    recipes = run_segments.recipes_of(run, records)
-    segments = Segments.of(recipes) if recipes else config.segments
+    segments = run_segments.segments_of(run, records, config)
     notes: list[str] = []
     lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS, notes.append))
     measured = metrics.read_metrics(run / metrics.VALIDATION, notes.append)

@@ -22,11 +22,11 @@ from data_prep.common import pictures, records
 from data_prep.common.files import named_errors, write_json
 from data_prep.compressed import open_stream
 from pretrain.config.load import RUN_FILE, load
-from pretrain.config.run import RunConfig, Segments
+from pretrain.config.run import RunConfig
 from pretrain.config.sections import SpikeConfig
 from pretrain.config.settings import apply_override
 from pretrain.records import history, ledger, metrics
-from pretrain.records.segments import recipes_of
+from pretrain.records.segments import segments_of
 from pretrain.spikes import policy
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import declared_changes, history_before
@@ -182,9 +182,7 @@ def _settings(
     changes: list[int] = []
     if path and (path / RUN_FILE).is_file():
         config, told = load(str(path / RUN_FILE)), ledger.read_ledger(path / ledger.FILE_NAME)
-        recipes = recipes_of(path, told)
-        segments = Segments.of(recipes) if recipes else config.segments
-        changes = declared_changes(segments, ledger.run_state(told))
+        changes = declared_changes(segments_of(path, told, config), ledger.run_state(told))
     values: dict[str, Any] = {"spike": dataclasses.asdict(config.spike)}
     for override in overrides:
         apply_override(values, override)
