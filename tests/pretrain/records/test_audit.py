@@ -339,11 +339,12 @@ def test_shuffled_ids_are_found_by_reading_the_corpus(began):
     assert f"{file}: its sha256 is" in problem
 
 
-def test_another_table_of_blocks_is_found_though_its_hash_was_made_anew(began):
-    (file,) = began.folder.glob("blocks/train-chunked-1-64-*/ranges.npy")
+@pytest.mark.parametrize("table", ["ranges", "lengths"])
+def test_another_table_of_blocks_is_found_though_its_hash_was_made_anew(table, began):
+    (file,) = began.folder.glob(f"blocks/train-*/{table}.npy")
     np.save(file, np.load(file)[::-1])
     (problem,) = began.compare().problems
-    assert "the kept table ranges of the blocks of split 'train'" in problem
+    assert f"the kept table {table} of the blocks of split 'train'" in problem
 
 
 def test_another_corpus_or_none_is_found_and_another_algorithm_is_not_checked(began):

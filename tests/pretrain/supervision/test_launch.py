@@ -84,10 +84,14 @@ def test_the_launcher_gets_the_marks_and_ranks_of_several_nodes_equal_threads(
 
 
 def test_a_node_whose_ranks_would_use_another_device_is_refused(tmp_path, machine):
+    config = RunConfig(folder=str(tmp_path))
     machine(0)
-    launch.environment(tmp_path, dataclasses.replace(TWO, device="cpu"), 1)
+    launch.environment(tmp_path, launch.next_control_file(config, Node(), []), 1)
+    machine(2)
+    of_node_0 = launch.next_control_file(config, Node(), [])
+    machine(0)
     with pytest.raises(ValueError, match="would use the cpu, those of node 0 the cuda.*nvidia-smi"):
-        launch.environment(tmp_path, dataclasses.replace(TWO, device="cuda"), 1)
+        launch.environment(tmp_path, of_node_0, 1)
 
 
 def test_processes_per_node_are_the_visible_gpus_or_two_on_the_cpu(machine):
