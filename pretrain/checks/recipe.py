@@ -97,7 +97,7 @@ def _check_phase(
         check_targets(valid, objective, config.training.evaluation_blocks)
         _check_enough_blocks(train, number, config)
         # Raises where the objective takes text of other documents, and there are none.
-        objective.collate([train.blank(0)], [validation_key(0)], train.sequence_length)
+        objective.collate([train[0]], [validation_key(0)], train.sequence_length)
     return model
 
 

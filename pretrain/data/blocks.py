@@ -14,7 +14,6 @@ from data_prep.cache import Table, Tables
 from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer
 from pretrain.objectives.base import Block, Ids
-from pretrain.objectives.tokens import FIRST_WORD_ID
 
 
 class Blocks(ABC):
@@ -120,12 +119,6 @@ class Blocks(ABC):
     def size(self, index: int) -> int:
         """Number of ids of a block, found without reading them."""
         return int(self._sizes(index).sum())
-
-    def blank(self, index: int) -> Block:
-        """A block with as many ids, found without reading them: all the same word."""
-        ids = np.full(self.size(index), FIRST_WORD_ID, dtype=np.int64)
-        ids[0] = Tokenizer.bos_id
-        return Block(ids)
 
     def subsets(self, index: int) -> Ids:
         """[n]: the subset of each id's document, an index into the manifest's names."""

@@ -12,7 +12,6 @@ from data_prep.cache import Table, Tables
 from data_prep.corpus import Corpus
 from pretrain.data.blocks import Blocks
 from pretrain.objectives.base import PAIR_SPECIAL_TOKENS, Block, Ids
-from pretrain.objectives.tokens import FIRST_WORD_ID
 
 _SHORT_SHARE = 0.1
 """Share of the blocks that are cut to a random length (Lan et al. 2020, section 4.1)."""
@@ -78,15 +77,6 @@ class SentencePairs(Blocks):
             np.concatenate(sentences).astype(np.int64),
             sentences=np.array([len(sentence) for sentence in sentences]),
             sample_other_document=lambda share: self[self._other_document(index, share)],
-        )
-
-    def blank(self, index: int) -> Block:
-        """A block with as many ids, found without reading them: all the same word."""
-        size = self.size(index)
-        return Block(
-            np.full(size, FIRST_WORD_ID, dtype=np.int64),
-            sentences=np.array([1, size - 1]),
-            sample_other_document=lambda share: self.blank(self._other_document(index, share)),
         )
 
     def _other_document(self, index: int, share: float) -> int:

@@ -105,9 +105,6 @@ class PretrainingObjective(Objective, Protocol):
     def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
         """One micro-batch of fixed shapes.
 
-        How many targets a block has may depend on the values of its ids in training, but in
-        validation on numbers of ids alone.
-
         Args:
             blocks: B blocks of at most `length` ids. Where they have subsets, the arrays say of
                 each target which subset it is from.

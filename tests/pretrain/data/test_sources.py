@@ -194,7 +194,6 @@ def test_sizes_and_subsets_are_those_of_the_ids(name, length, corpus_for):
     source.corpus.__dict__["subsets"] = np.arange(len(source.corpus), dtype=np.uint8) % 3
     for index, block in enumerate(source):
         assert source.size(index) == len(source.subsets(index)) == len(block.ids)
-        assert len(source.blank(index).ids) == len(block.ids)
         # A document ends with </s>, and the next one, with its <s> if it has one, follows.
         number = np.cumsum(np.concatenate([[0], block.ids[:-1] == 2]))
         assert np.array_equal(source.subsets(index), source.documents(index)[number] % 3)

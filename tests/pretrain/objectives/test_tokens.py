@@ -1,12 +1,10 @@
 """What holds of every objective that predicts tokens of a block."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from pretrain.objectives.base import Block, Vocabulary
+from pretrain.objectives.base import Block
 from pretrain.objectives.causal import CausalLM, CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM
@@ -107,15 +105,3 @@ def test_an_evaluation_sums_by_the_subset_of_the_predicted_token(objective):
         correct = sum(number % 2 == 0 for number in mine)
         assert sums[subset, 0].tolist() == pytest.approx([nats, correct, len(mine)], rel=1e-6)
     assert sums[..., 2].sum() == used.sum()
-
-
-@every_objective
-def test_the_number_of_targets_of_a_validation_depends_on_the_number_of_ids_alone(objective):
-    vocabulary = Vocabulary(MASK_ID + 1, MASK_ID + 1, Path())
-    validated = objective.settings.for_validation().build(vocabulary)
-    for size in (2, 5, 23, 40):
-        for key in ((0, 0, 1), (0, 0, 2)):
-            found = [
-                validated.collate([Block(block(size, seed=seed))], [key], 40) for seed in range(5)
-            ]
-            assert len({validated.targets(arrays) for arrays in found}) == 1
