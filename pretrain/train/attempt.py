@@ -130,7 +130,7 @@ class Attempt:
             observers=[
                 self.log.step,
                 lambda record: self.profiler.advance(record.step + 1),
-                self.log.watch,
+                lambda record: self.log.watch(record),
                 self.supervisor.verdict,
             ],
             hooks=[
@@ -150,16 +150,16 @@ class Attempt:
         An earlier attempt may have done so. What the detector finds is recorded first: an attempt
         that ends in between measures again.
         """
-        pipeline, watch = self.pipeline, self.log.watch
+        pipeline, log = self.pipeline, self.log
 
         def judge() -> int:
             scores = pipeline.scores(sums)
-            verdict = watch.evaluated(step, scores["total"]["loss"], pipeline.validation_id)
-            self.log.validated(step, scores, pipeline.validation_id)
+            verdict = log.watch.evaluated(step, scores["total"]["loss"], pipeline.validation_id)
+            log.validated(step, scores, pipeline.validation_id)
             return verdict
 
         with self.supervisor.stage(EVALUATE, step):
-            if self.group.on_rank_0(lambda: watch.has_evaluated(step, pipeline.validation_id)):
+            if self.group.on_rank_0(lambda: log.watch.has_evaluated(step, pipeline.validation_id)):
                 return GO_ON
             sums = self.engine.evaluate(pipeline.validation, pipeline.sums)
             return self.group.on_rank_0(judge)

@@ -35,10 +35,7 @@ _TOLERANCE = 1e-5
 
 
 class RunLog:
-    """The records of one attempt.
-
-    Only rank 0 opens its own: the others have no files of curves and no trackers.
-    """
+    """The records of one attempt, of which only rank 0 opens and uses its own."""
 
     def __init__(self, setup: Setup) -> None:
         """Prepare to write the records of an attempt that the ledger knows."""
@@ -47,15 +44,7 @@ class RunLog:
         self._ledger = self._run / ledger.FILE_NAME
         self._warned: set[str] = set()
         self._trackers: list[TensorBoard | WandbRun] = []
-        self._progress: progress.ProgressPrinter | None = None
-        self._metrics: metrics.MetricsWriter | None = None
-        self._validation: metrics.JsonLines | None = None
-        self._first_validation_id = ""
         self._paces: deque[Mapping[str, float]] = deque(maxlen=pace.STEPS)
-        self._loss_before = math.nan
-        """`recorded_loss` of the attempt's first step."""
-        self.watch = SpikeWatch(SpikeDetector(self._config.spike), [], lambda event: None)
-        """Judges steps and evaluations on rank 0; of other ranks nobody asks it."""
 
     def open(self) -> None:
         """Open the files, announce the attempt and bring the detector to its first step.
@@ -65,6 +54,7 @@ class RunLog:
             OSError: names a file that cannot be opened.
         """
         config, start = self._config, self._start
+        self._progress = progress.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
         for text in self._announcement():
             self.say(text)
         lines, validation = (
@@ -80,7 +70,6 @@ class RunLog:
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         self._first_validation_id = (validation or [{}])[0].get("validation_id", "")
-        self._progress = progress.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
         segments = self._setup.segments
         self._loss_before = recorded_loss(lines, records, start)
         self.watch = SpikeWatch(
@@ -108,8 +97,6 @@ class RunLog:
 
     def step(self, record: StepRecord) -> None:
         """Write a finished step; an observer of the loop."""
-        assert self._metrics
-        assert self._progress
         record = dataclasses.replace(record, figures=self._figures(record))
         self._metrics(record)
         self._scalars(record.step, curves(record))
@@ -162,8 +149,7 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        if self._progress:
-            self._progress.leave()
+        self._progress.leave()
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
@@ -190,9 +176,8 @@ class RunLog:
             ValueError: the attempt was superseded.
             OSError: names the file that cannot be written.
         """
-        for file in (self._metrics, self._validation):
-            if file:
-                file.sync()
+        self._metrics.sync()
+        self._validation.sync()
         self.check_not_superseded()
         for tracker in self._trackers:
             tracker.sync(step)
@@ -220,8 +205,7 @@ class RunLog:
         if not parts["terms"]:
             del parts["terms"]
         line = {"attempt": self._start.attempt, "step": step, **total}
-        if self._validation:
-            self._validation.write({**line, "validation_id": validation_id, **parts})
+        self._validation.write({**line, "validation_id": validation_id, **parts})
         # What cannot be compared is another curve.
         self._first_validation_id = self._first_validation_id or validation_id
         other = "" if validation_id == self._first_validation_id else f"@{validation_id}"

@@ -23,7 +23,7 @@ from tests.pretrain.histories import SEED, History, recipe
 
 
 @pytest.fixture
-def log(tmp_path):
+def log(tmp_path, monkeypatch):
     path = tmp_path / ledger.FILE_NAME
     ledger.append(
         path,
@@ -41,7 +41,8 @@ def log(tmp_path):
     order = Order.begin(Mixture(((0, (1,)),)), [10], 1)
     start = ResumeState(1, "t", 0, state, order, 100, [{"name": ""}], 1)
     config = RunConfig(folder=str(tmp_path))
-    return RunLog(
+    monkeypatch.setattr(RunLog, "_announcement", list)
+    opened = RunLog(
         SimpleNamespace(
             config=config,
             run_folder=tmp_path,
@@ -52,6 +53,9 @@ def log(tmp_path):
             environment={"accelerator": "NVIDIA H100 80GB HBM3"},
         )
     )
+    opened.open()
+    yield opened
+    opened.close()
 
 
 def kinds(folder):
@@ -64,17 +68,6 @@ def test_a_superseded_attempt_records_nothing(log, tmp_path):
     with pytest.raises(ValueError, match="attempt 2"):
         log.record("suspect", step=12)
     assert kinds(tmp_path) == ["attempt", "attempt"]
-
-
-def test_a_log_without_files_of_its_own_still_records(log, tmp_path):
-    before = sorted(tmp_path.iterdir())
-    log.sync(10)
-    scores = {"total": {"loss": 2.0, "perplexity": 7.4, "targets": 9}, "terms": {}, "subsets": {}}
-    log.validated(10, scores, "a")
-    log.record("commit", step=10)
-    log.close()
-    assert kinds(tmp_path) == ["attempt", "commit"]
-    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_the_share_of_the_peak_counts_all_pairs_and_those_computed(log):
@@ -92,23 +85,18 @@ def test_the_share_of_the_peak_counts_all_pairs_and_those_computed(log):
 
 def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
     shown = []
-    monkeypatch.setattr(log, "_announcement", list)
-    log.open()
     monkeypatch.setattr(log, "_scalars", lambda step, values: shown.append({*values}))
     scores = {"total": {"loss": 2.0, "perplexity": 7.4, "targets": 9}, "terms": {}, "subsets": {}}
     for step, validation_id in ((10, "a"), (20, "a"), (20, "b")):
         log.validated(step, scores, validation_id)
     first = {"validation/loss", "validation/perplexity"}
     assert shown == [first, first, {f"{name}@b" for name in first}]
-    log.close()
 
 
-def test_evaluations_without_an_id_are_read(log, tmp_path, monkeypatch):
+def test_evaluations_without_an_id_are_read(log, tmp_path):
     line = {"attempt": 1, "step": 9, "loss": 2.0, "perplexity": 7.4, "subsets": {}}
     (tmp_path / metrics.VALIDATION).write_text(f"{json.dumps(line)}\n")
-    monkeypatch.setattr(log, "_announcement", list)
     log.open()
-    log.close()
 
 
 LINES = [
