@@ -56,17 +56,9 @@ class Reordering:
         epochs, blocks = self.skipped.T
         return self.first_position, self.seed, len(self.skipped), digest(blocks, epochs)
 
-    @cached_property
-    def _epochs(self) -> Indices:
-        return np.ascontiguousarray(self.skipped[:, 0])
-
-    def skipped_before(self, epoch: int) -> int:
-        """Number of skipped blocks in earlier epochs."""
-        return int(np.searchsorted(self._epochs, epoch))
-
     def skipped_in(self, epoch: int) -> Indices:
         """The skipped blocks of one epoch, sorted."""
-        return self.skipped[self.skipped_before(epoch) : self.skipped_before(epoch + 1), 1]
+        return self.skipped[self.skipped[:, 0] == epoch, 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +153,8 @@ class Lineage:
     def epoch(self, position: int) -> float:
         """Epochs read before a position; skipped blocks count as read once they are declared."""
         number = self._epoch_of(position)
-        declared = (s for s in self.reorderings if s.first_position <= position)
-        return (position + sum(s.skipped_before(number + 1) for s in declared)) / self.total
+        declared = (s.skipped for s in self.reorderings if s.first_position <= position)
+        return (position + sum(int((s[:, 0] <= number).sum()) for s in declared)) / self.total
 
     def blocks(self, first_position: int, count: int) -> tuple[Indices, Indices]:
         """Blocks at positions [first_position, first_position + count), and the epoch of each."""

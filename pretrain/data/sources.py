@@ -36,14 +36,8 @@ class ConcatenatedBlocks:
 
     sources: tuple[Blocks, ...]
     """At least one."""
-    longest: int = 0
-    """Most ids that a model reads of the blocks that are asked for; 0: as of the first source,
-    where all have blocks of the same length."""
-
-    @property
-    def sequence_length(self) -> int:
-        """Most ids that a model reads of a block."""
-        return self.longest or self.sources[0].sequence_length
+    sequence_length: int
+    """Most ids that a model reads of the blocks that are asked for."""
 
     @cached_property
     def _firsts(self) -> list[int]:

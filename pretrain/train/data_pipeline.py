@@ -45,7 +45,7 @@ class DataPipeline:
         ).hexdigest()[:12]
         """Names what validation measures: losses with an equal id can be compared."""
         self.batches = PretrainingBatches(
-            dataclasses.replace(blocks, longest=data.sequence_length),
+            dataclasses.replace(blocks, sequence_length=data.sequence_length),
             self.objective,
             setup.start.order,
             config.batch,

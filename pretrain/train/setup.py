@@ -132,7 +132,7 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
         environment,
         supervisor,
         model,
-        ConcatenatedBlocks(sources),
+        ConcatenatedBlocks(sources, config.data.sequence_length),
         begun,
     )
 

@@ -369,7 +369,7 @@ def test_a_mixture_reads_each_corpus_in_its_order_whatever_the_ranks(
     size = BatchConfig(8, 2)
     mixture = Mixture.by_step([(0, [3, 1]), (3, [0, 1])], Sizes(((0, 8),)).first_block)
     order = Order.begin(mixture, [len(packed), len(other)], 1)
-    joined = ConcatenatedBlocks((packed, other))
+    joined = ConcatenatedBlocks((packed, other), LENGTH)
     tokens = [int(each.corpus.lengths.sum()) for each in joined.sources]
     assert joined.share_of_tokens * sum(tokens) == pytest.approx(
         packed.share_of_tokens * tokens[0] + other.share_of_tokens * tokens[1]
