@@ -84,8 +84,7 @@ def _check_phase(
     config: RunConfig, world_size: int, known: dict[str, tuple[str, CorpusManifest]]
 ) -> ModelConfig:
     """Check one phase; returns the architecture."""
-    manifests = _read_manifests(config.data, known)
-    manifest = next(iter(manifests.values()))
+    manifest = _check_corpora(config.data, known)
     model = config.architecture(manifest.vocab_size)
     _check_settings(config, model, world_size)
     sources = config.segments.sources
@@ -150,10 +149,10 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
             raise ValueError(message)
 
 
-def _read_manifests(
+def _check_corpora(
     data: DataConfig, known: dict[str, tuple[str, CorpusManifest]]
-) -> dict[str, CorpusManifest]:
-    """Read the manifests of a phase's corpora.
+) -> CorpusManifest:
+    """Check the manifests of a phase's corpora; returns the last: all have one vocabulary.
 
     Args:
         data: of the phase.
@@ -168,12 +167,11 @@ def _read_manifests(
     if not data.named_corpora:
         made = f"a folder that `{as_invoked('data_prep prepare')}` made"
         raise ValueError(f"data.corpus: is not set; name {made}")
-    manifests: dict[str, CorpusManifest] = {}
     digests: set[str] = set()
     for name, corpus in data.named_corpora.items():
         path = str(Path(corpus.path))
         where = f"data.corpora.{name}: {path}" if name else path
-        manifest = manifests[name] = load_manifest(Path(path))
+        manifest = load_manifest(Path(path))
         digest = manifest.digest()
         other, _ = known.setdefault(digest, (path, manifest))
         first_path, first = next(iter(known.values()))
@@ -190,7 +188,7 @@ def _read_manifests(
                 "weights, and in all phases by one path"
             )
         digests.add(digest)
-    return manifests
+    return manifest
 
 
 def data_summary(config: RunConfig) -> list[str]:

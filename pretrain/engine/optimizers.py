@@ -80,7 +80,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     ratio is always that of matrices alone: "matrices" gives the exclusions of ALBERT's code, "all"
     of EIFY/fairseq's AdamW. Parameters that require no gradient are left out.
     """
-    groups: list[dict[str, Any]] = []
+    groups: dict[tuple[object, ...], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -89,13 +89,9 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             "weight_decay": config.weight_decay if decays else 0.0,
             **OPTIMIZERS[config.name].options(name, parameter, model),
         }
-        for group in groups:
-            if {**group, "params": None} == {**options, "params": None}:
-                group["params"].append(parameter)
-                break
-        else:
-            groups.append({"params": [parameter], **options})
-    return groups
+        group = groups.setdefault((*options.items(),), {"params": [], **options})
+        group["params"].append(parameter)
+    return [*groups.values()]
 
 
 def set_step(

@@ -218,8 +218,8 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     backend = choose_backend(architecture, training.attention_backend, device.type == "cuda")
     folder = Path(next((source.path for source in config.segments.sources), ""))
     vocabulary = Vocabulary(vocab_size, architecture.vocab_size, folder)
-    world_size, clipping = process.world_size, config.optimizer.gradient_clipping
-    settings = deepspeed_json(training.deepspeed, config.batch, clipping, world_size)
+    world_size = process.world_size
+    settings = deepspeed_json(*config.deepspeed_arguments(world_size))
     compiled = compiles(training.compile, settings, device.type == "cuda")
     objective = config.objective.build(vocabulary)
     batches = RandomBatches(config, objective, vocab_size)
