@@ -147,6 +147,14 @@ def train(built, micro, steps, growing=()):
     return results
 
 
+def train_and_save(run, name, micro=2, steps=3, growing=(), **options):
+    """The results of an engine's first steps, after which it is saved."""
+    built = build(name, micro, **options)
+    results = train(built, micro, range(steps), growing)
+    save_engine(built, run, steps)
+    return results
+
+
 def weights_of(run, step):
     folder = checkpoints.folder_of(run, step)
     checkpoints.read_manifest(folder)
@@ -184,6 +192,18 @@ def plain(
     return model.state_dict(), losses, norms
 
 
+def assert_like_plain(results, run, **case):
+    """Losses, norms of gradients and the weights in the end are those of `plain`."""
+    weights, losses, norms = plain(**case)
+    for result, loss, norm in zip(results, losses, norms, strict=True):
+        assert result.loss == pytest.approx(loss, abs=2e-6)
+        assert result.gradient_norm == pytest.approx(norm, rel=2e-5)
+    found = weights_of(run, len(losses))
+    assert found.keys() == weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6, msg=name)
+
+
 @pytest.mark.parametrize(
     ("stage", "ranks", "clipping", "optimizer"),
     pairwise(range(4), (1, 2), (0.0, 5.0), (SMOOTH, LAMB, MUON)),
@@ -195,24 +215,11 @@ def test_any_split_of_a_batch_trains_like_one_plain_pass(
 
     Every stage reports the norm before clipping, and clips as torch does.
     """
-
-    def work():
-        built = build(f"zero{stage}_fp32", micro=2, clipping=clipping, optimizer=optimizer)
-        results = train(built, 2, range(3))
-        save_engine(built, tmp_path, 3)
-        return results
-
-    reported = run_ranks(ranks, work)
-    weights, losses, norms = plain(clipping, optimizer=optimizer)
-    assert min(norms) > 5.0
+    case = {"clipping": clipping, "optimizer": optimizer}
+    reported = run_ranks(ranks, lambda: train_and_save(tmp_path, f"zero{stage}_fp32", **case))
     assert all(results == reported[0] for results in reported)
-    for result, loss, norm in zip(reported[0], losses, norms, strict=True):
-        assert result.loss == pytest.approx(loss, abs=2e-6)
-        assert result.gradient_norm == pytest.approx(norm, rel=2e-5)
-    trained = weights_of(tmp_path, 3)
-    assert trained.keys() == weights.keys()
-    for name, tensor in weights.items():
-        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=2e-6, msg=name)
+    assert_like_plain(reported[0], tmp_path, **case)
+    assert min(plain(**case)[2]) > 5.0
 
 
 @pytest.mark.parametrize("variant", OUTSIDE_LAYERS)
@@ -220,25 +227,16 @@ def test_parameters_outside_the_layers_are_trained_at_stage_3_as_without_deepspe
     variant, run_ranks, tmp_path
 ):
     """They are read once, before the layers, and partitioned like all others."""
-
-    def work():
-        # With a threshold, so small a parameter stays whole on every rank.
-        zero = {"stage3_param_persistence_threshold": 0}
-        built = build("zero3_fp32", micro=2, variant=variant, zero=zero)
-        results = train(built, 2, range(3))
-        save_engine(built, tmp_path, 3)
-        return results
-
-    reported = run_ranks(2, work)
-    weights, losses, _ = plain(variant=variant)
-    assert [result.loss for result in reported[0]] == pytest.approx(losses, abs=2e-6)
-    trained, begun = weights_of(tmp_path, 3), fresh_model(0.0, variant).state_dict()
-    for name, tensor in weights.items():
-        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=2e-6, msg=name)
+    # With a threshold, so small a parameter stays whole on every rank.
+    zero = {"stage3_param_persistence_threshold": 0}
+    work = functools.partial(train_and_save, tmp_path, "zero3_fp32", variant=variant, zero=zero)
+    assert_like_plain(run_ranks(2, work)[0], tmp_path, variant=variant)
+    found, begun = weights_of(tmp_path, 3), fresh_model(0.0, variant).state_dict()
+    for name, tensor in plain(variant=variant)[0].items():
         if "score_bias" in name or name.endswith("basis"):
             moved = tensor - begun[name]
             assert float(moved.norm()) > 2e-5, "more than by weight decay"
-            difference = trained[name] - begun[name] - moved
+            difference = found[name] - begun[name] - moved
             assert float(difference.norm()) < 0.01 * float(moved.norm())
 
 
@@ -259,21 +257,11 @@ def test_shared_weights_are_trained_as_without_deepspeed(
 ):
     """Each is called several times in a forward pass, and stands once in a checkpoint."""
     zero = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}
-
-    def work():
-        built = build(f"zero{stage}_fp32", micro=2, variant=sharing, optimizer=LAMB, zero=zero)
-        results = train(built, 2, range(4))
-        save_engine(built, tmp_path, 4)
-        return results
-
-    reported = run_ranks(ranks, work)[0]
-    weights, losses, norms = plain(steps=4, variant=sharing, optimizer=LAMB)
-    assert [result.loss for result in reported] == pytest.approx(losses, abs=2e-6)
-    assert [result.gradient_norm for result in reported] == pytest.approx(norms, rel=2e-5)
-    trained, begun = weights_of(tmp_path, 4), fresh_model(0.0, sharing).state_dict()
-    assert trained.keys() == weights.keys()
-    for name, tensor in weights.items():
-        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=2e-6, msg=name)
+    case = {"steps": 4, "variant": sharing, "optimizer": LAMB}
+    work = functools.partial(train_and_save, tmp_path, f"zero{stage}_fp32", zero=zero, **case)
+    assert_like_plain(run_ranks(ranks, work)[0], tmp_path, **case)
+    begun = fresh_model(0.0, sharing).state_dict()
+    for name, tensor in weights_of(tmp_path, 4).items():
         assert not torch.equal(tensor, begun[name]), name
 
 
@@ -302,22 +290,16 @@ GROWING = ((0, 2), (1, 4), (2, 6), (3, 8))
 @pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero3_fp32"])
 def test_a_growing_batch_trains_like_plain_passes(name, run_ranks, tmp_path):
     """Law 4, although DeepSpeed is configured with one number of accumulation steps."""
-
-    def work():
-        built = build(name, micro=1)
-        results = train(built, 1, range(4), GROWING)
-        save_engine(built, tmp_path, 4)
-        return results
-
-    results = run_ranks(2, work)[0]
-    weights, losses, norms = plain(steps=4, micro=1, growing=GROWING)
+    case = {"steps": 4, "micro": 1, "growing": GROWING}
+    results = run_ranks(2, lambda: train_and_save(tmp_path, name, **case))[0]
+    weights, losses, norms = plain(**case)
     exact = name.endswith("fp32")
     for result, loss, norm in zip(results, losses, norms, strict=True):
         assert result.loss == pytest.approx(loss, rel=1e-6 if exact else 2e-3)
         assert result.gradient_norm == pytest.approx(norm, rel=2e-5 if exact else 1e-2)
-    start, trained = fresh_model(0.0).state_dict(), weights_of(tmp_path, 4)
+    start, found = fresh_model(0.0).state_dict(), weights_of(tmp_path, 4)
     moved = sum(float((weights[n] - start[n]).square().sum()) for n in start) ** 0.5
-    missed = sum(float((weights[n] - trained[n]).square().sum()) for n in start) ** 0.5
+    missed = sum(float((weights[n] - found[n]).square().sum()) for n in start) ** 0.5
     assert missed < moved * (1e-5 if exact else 0.08)
 
 
@@ -415,28 +397,23 @@ HALF += [("zero3_bf16", "modern", MUON), *slow(("zero2_bf16_offload", "modern", 
 def test_half_precision_trains_like_fp32_up_to_rounding(
     name, variant, optimizer, run_ranks, tmp_path
 ):
-    def work():
-        built = build(name, micro=2, clipping=5.0, variant=variant, optimizer=optimizer)
-        results = train(built, 2, range(3))
-        save_engine(built, tmp_path, 3)
-        return results
-
-    results = run_ranks(2, work)[0]
-    weights, losses, norms = plain(5.0, variant=variant, optimizer=optimizer)
+    case = {"clipping": 5.0, "variant": variant, "optimizer": optimizer}
+    results = run_ranks(2, lambda: train_and_save(tmp_path, name, **case))[0]
+    weights, losses, norms = plain(**case)
     for result, loss, norm in zip(results, losses, norms, strict=True):
         assert not result.skipped
         assert result.loss == pytest.approx(loss, rel=2e-3)
         assert result.gradient_norm == pytest.approx(norm, rel=1e-2)
-    start, trained = fresh_model(0.0, variant).state_dict(), weights_of(tmp_path, 3)
-    tokens = trained["encoder.embeddings.tokens.weight"]
+    start, found = fresh_model(0.0, variant).state_dict(), weights_of(tmp_path, 3)
+    tokens = found["encoder.embeddings.tokens.weight"]
     real = presets.build("tiny", variant, VOCABULARY, {}).vocab_size
     assert len(tokens) == 128
     assert not tokens[real:].any()
     # LAMB moves every weight by less than DeepSpeed rounds the initial ones.
     half = torch.float16 if "fp16" in name else torch.bfloat16
-    moves = [(weights[n] - start[n], trained[n] - start[n].to(half).float()) for n in start]
+    moves = [(weights[n] - start[n], found[n] - start[n].to(half).float()) for n in start]
     moved = sum(float(exact.square().sum()) for exact, _ in moves) ** 0.5
-    missed = sum(float((exact - found).square().sum()) for exact, found in moves) ** 0.5
+    missed = sum(float((exact - other).square().sum()) for exact, other in moves) ** 0.5
     limit = 0.003 if "fp16" in name else 0.02
     # Muon gives a direction that has little gradient, and a large error, as much weight as others.
     assert missed < moved * (limit if optimizer is not MUON else 0.25)
@@ -503,9 +480,7 @@ def test_no_uninitialised_memory_reaches_a_checkpoint(name, run_ranks, tmp_path)
     def saved():
         torch.use_deterministic_algorithms(True)  # fills new memory with NaN
         small = {"reduce_bucket_size": 1000}  # the usual buffer of billions of bytes takes seconds
-        built = build(name, micro=2, zero=small)
-        train(built, 2, range(2))
-        save_engine(built, tmp_path, 2)
+        train_and_save(tmp_path, name, steps=2, zero=small)
 
     run_ranks(2, saved)
     paths = sorted(checkpoints.folder_of(tmp_path, 2).glob("*.pt"))
@@ -944,9 +919,9 @@ def test_a_compiled_model_trains_alike_with_the_same_names_and_resumes(run_ranks
         return train(built, 2, range(2, 4))
 
     def without_dropout():
-        built = build("zero1_fp32", micro=2, variant=variant, compiled=True)
-        results = train(built, 2, range(2))
-        save_engine(built, tmp_path / "fp32", 2)
+        results = train_and_save(
+            tmp_path / "fp32", "zero1_fp32", steps=2, variant=variant, compiled=True
+        )
         return [result.loss for result in results]
 
     expected = run_ranks(1, straight)[0]
@@ -955,9 +930,9 @@ def test_a_compiled_model_trains_alike_with_the_same_names_and_resumes(run_ranks
     variant = "basis of latents"  # its layers differ
     weights, losses, _ = plain(steps=2, variant=variant)
     assert run_ranks(1, without_dropout)[0] == pytest.approx(losses, abs=1e-5)
-    trained = weights_of(tmp_path / "fp32", 2)
+    found = weights_of(tmp_path / "fp32", 2)
     for name, tensor in weights.items():
-        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=2e-6, msg=name)
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6, msg=name)
 
 
 def test_every_process_group_has_deepspeeds_timeout(run_ranks):

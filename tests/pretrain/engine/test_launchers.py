@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from pretrain.engine.distributed import Process, first_host, launcher_variables, tasks_per_node
-from tests.pretrain.engine.test_reshard import build, train
+from pretrain.engine.distributed import Process, first_host, launcher_variables
+from tests.pretrain.engine.test_engine import build, train
 
 SRUN = {
     "SLURM_JOB_ID": "1234567",
@@ -77,11 +77,6 @@ def test_the_first_host_of_a_node_list(nodes, first):
     assert first_host(nodes) == first
 
 
-def test_tasks_per_node_are_expanded():
-    assert tasks_per_node("4") == [4]
-    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
-
-
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
@@ -119,8 +114,8 @@ def test_ranks_of_srun_train_the_same_bits(run_ranks):
                     del os.environ[name]
             numbers = {"SLURM_PROCID": number, "SLURM_LOCALID": number}
             os.environ.update(SLURM_OF_ONE_NODE | numbers)
-        built = build("zero2_fp32")
-        losses = train(built, range(3))
+        built = build("zero2_fp32", micro=2)
+        losses = train(built, 2, range(3))
         weights = [parameter.detach().numpy().copy() for parameter in built.module.parameters()]
         return losses, [each.tobytes() for each in weights]
 

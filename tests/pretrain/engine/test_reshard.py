@@ -6,18 +6,13 @@ import functools
 import pytest
 import torch
 
-from pretrain.config.sections import BatchConfig, OptimizerConfig
-from pretrain.engine import engine
+from pretrain.config.sections import OptimizerConfig
 from pretrain.engine.consolidated import consolidated_weights
 from pretrain.engine.reshard import KEYS, Partitioned, repartition
-from pretrain.model import presets
-from pretrain.model.language_model import LanguageModel
-from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints
-from tests.pretrain.builders import batches_of, one_update, save_engine, slow
-from tests.pretrain.engine.test_engine import VOCABULARY, RandomBlocks
+from tests.pretrain.builders import save_engine, slow
+from tests.pretrain.engine import test_engine
 
-GLOBAL_BATCH, MICRO_BATCH = 12, 2
 # Two parameter groups; a large epsilon makes the update smooth in the gradient.
 ADAMW = OptimizerConfig(epsilon=1e-3, weight_decay=0.1, weight_decay_on="matrices")
 LAMB = dataclasses.replace(ADAMW, name="lamb")
@@ -26,33 +21,18 @@ VARIANTS = {"adamw": "zero-clap", "lamb": "albert", "muon": "modern"}
 """The variant that each optimizer trains."""
 
 
-def batches():
-    blocks = RandomBlocks()
-    objective = MaskedLM(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1)
-    sizes = BatchConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=MICRO_BATCH)
-    return batches_of(blocks, objective, sizes)
+@pytest.fixture(autouse=True)
+def _batches_that_three_ranks_divide(monkeypatch):
+    monkeypatch.setattr(test_engine, "GLOBAL_BATCH", 12)
 
 
 def build(name, optimizer=ADAMW, **zero):
-    process = engine.start()
-    batch = BatchConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=MICRO_BATCH)
-    settings = engine.deepspeed_json(name, batch, 0.0, process.world_size)
-    settings["zero_optimization"].update(zero)
-    torch.manual_seed(1)
-    overrides = {"dropout": 0.0, "attention_dropout": 0.0}
-    model = LanguageModel(
-        presets.build("tiny", VARIANTS[optimizer.name], VOCABULARY, overrides), 128
-    )
-    return engine.Engine(model, optimizer, settings, process)
+    variant = VARIANTS[optimizer.name]
+    return test_engine.build(name, 2, optimizer=optimizer, variant=variant, zero=zero)
 
 
 def train(built, steps):
-    data = batches()
-    losses = []
-    for step in steps:
-        mine = data.micro_batches(step, built.rank, built.world_size)
-        losses.append(one_update(built, mine, data.objective, 1e-3, 1, step).loss)
-    return losses
+    return [result.loss for result in test_engine.train(built, 2, steps)]
 
 
 def optimizer_states(folder):
@@ -70,13 +50,6 @@ def optimizer_states(folder):
     return found
 
 
-@functools.cache
-def fp16():
-    from deepspeed.accelerator import get_accelerator
-
-    return get_accelerator().is_fp16_supported()
-
-
 @pytest.mark.parametrize(
     ("name", "others", "optimizer"),
     [
@@ -89,10 +62,13 @@ def fp16():
         *slow(("zero3_fp32", 1, LAMB), ("zero1_bf16", 3, MUON)),
     ],
 )
-def test_resharding_and_back_gives_the_same_bits(name, others, optimizer, run_ranks, tmp_path):
+def test_resharding_and_back_gives_the_same_bits(
+    name, others, optimizer, run_ranks, tmp_path, monkeypatch
+):
     """Weights, moments, steps, the decay of every group and the count of skipped updates."""
-    if "fp16" in name and not fp16():
-        pytest.skip("this CPU does not compute in fp16")
+    from deepspeed.accelerator import get_accelerator
+
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # slowly
 
     def written():
         built = build(name, optimizer)
