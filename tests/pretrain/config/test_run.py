@@ -7,7 +7,6 @@ import pytest
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import (
     BatchConfig,
-    FaultConfig,
     ScheduleConfig,
     SpikeConfig,
     TrainingConfig,
@@ -22,14 +21,6 @@ def test_accumulation_follows_from_batch_and_ranks():
         BatchConfig(32, 4).accumulation_steps(3)
     with pytest.raises(ValueError, match=r"4 x 16 ranks; set batch.micro_batch_size=2$"):
         BatchConfig(32, 4).accumulation_steps(16)
-
-
-def test_a_fault_strikes_in_its_steps_and_only_under_the_recipe_s_seed():
-    """A plain relaunch runs into it again, and a reseed escapes."""
-    fault = FaultConfig([10, 12])
-    assert [step for step in range(20) if fault.strikes(step, 1, 1)] == [10, 11]
-    assert not any(fault.strikes(step, 2, 1) for step in range(20))
-    assert not any(FaultConfig().strikes(step, 1, 1) for step in range(20))
 
 
 @pytest.mark.parametrize("steps", [1, 5, 150])

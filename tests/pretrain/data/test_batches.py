@@ -23,7 +23,7 @@ from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from pretrain.objectives.spans import SpanCorruptionConfig
-from pretrain.objectives.tokens import IGNORED
+from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED
 from tests.pretrain.builders import batches_of
 
 LENGTH = 64
@@ -250,6 +250,8 @@ def test_the_fault_makes_the_labels_of_its_steps_random_until_a_reseed(any_batch
             used = expected.arrays["labels"] != IGNORED
             assert not random[~used].any()
             assert (random[used].mean() > 0.9) if step in (2, 3) else not random.any()
+            assert (batch.arrays["labels"][random] >= FIRST_WORD_ID).all()
+            assert (batch.arrays["labels"][random] < batches.objective.replacement_end).all()
             assert np.array_equal(batch.arrays["input_ids"], expected.arrays["input_ids"])
             assert batch.targets == expected.targets
         assert rows_of(escaped, step, 2) == rows_of(healthy, step, 2)

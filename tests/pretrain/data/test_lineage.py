@@ -129,16 +129,6 @@ def test_a_skipped_block_counts_as_read_in_its_epoch_once_declared():
     assert [50 * later.epoch(p) for p in (20, 49, 50, 89, 90)] == [20, 49, 60, 99, 100]
 
 
-def test_a_rollback_past_an_earlier_one_drops_its_seed():
-    def seeds(lineage):
-        return [(each.first_position, each.seed) for each in lineage.reorderings]
-
-    lineage = start(100).rolled_back(50, 2).rolled_back(80, 3).rolled_back(30, 4)
-    assert seeds(lineage) == [(0, 1), (30, 4)]
-    assert seeds(start(100).rolled_back(50, 2).rolled_back(50, 3)) == [(0, 1), (50, 3)]
-    assert seeds(start(100).rolled_back(0, 3)) == [(0, 3)]
-
-
 @pytest.mark.parametrize("seeds", [(), ((1, 1),), ((0, 1), (0, 2))])
 def test_a_lineage_that_would_repeat_blocks_is_an_error(seeds):
     with pytest.raises(AssertionError):

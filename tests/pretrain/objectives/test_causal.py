@@ -36,10 +36,6 @@ def test_every_token_but_the_first_of_a_text_is_predicted_once_from_the_place_be
     assert OBJECTIVE.targets(arrays) == (sum(len(block.ids) for block in blocks) - starts,)
 
 
-def test_validation_predicts_what_training_predicts():
-    assert CausalLMConfig().for_validation() == CausalLMConfig()
-
-
 def test_a_block_without_a_start_is_refused():
     """Its first token would have to be predicted from the place before the block."""
     with pytest.raises(ValueError, match="does not begin with <s>"):

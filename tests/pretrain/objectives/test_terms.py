@@ -4,7 +4,6 @@ import contextlib
 import functools
 import io
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,30 +18,17 @@ from pretrain.inference.evaluate import evaluate_blocks, evaluate_lengths, valid
 from pretrain.loop.protocols import TermLoss
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.objectives.base import Block
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.records import checkpoints, metrics
 from pretrain.train import __main__ as train
 from tests.pretrain.builders import batches_of, one_update, save_engine
+from tests.pretrain.engine.test_engine import VOCABULARY, RandomBlocks
 from tests.pretrain.objectives.toy import Toy, ToyConfig
 
-VOCABULARY, LENGTH, GLOBAL_BATCH, STEPS = 61, 20, 8, 3
+GLOBAL_BATCH, STEPS = 8, 3
 # A large epsilon makes the update smooth in the gradient, so that weights show its error.
 SMOOTH = OptimizerConfig(epsilon=1e-3)
 RATE = 1e-3
-
-
-class RandomBlocks:
-    """Blocks of different lengths, without a corpus."""
-
-    sequence_length = LENGTH
-
-    def __len__(self):
-        return 50
-
-    def __getitem__(self, index):
-        draw = np.random.default_rng(index)
-        return Block(draw.integers(6, VOCABULARY - 1, draw.integers(LENGTH // 2, LENGTH + 1)))
 
 
 def batches(micro, settings):

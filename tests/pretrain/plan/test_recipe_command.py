@@ -160,8 +160,3 @@ def test_show_leaves_out_advanced_settings_that_nothing_sets(capsys):
 def test_an_advanced_setting_exists():
     keys = flatten(dataclasses.asdict(RunConfig()))
     assert not [name for name in ADVANCED if not any(is_within(key, name) for key in keys)]
-
-
-def test_show_refuses_what_supervise_would(capsys):
-    assert main(["show", "demo", "training.sed=1"]) == 2
-    assert "demo training.sed=1: unknown key" in capsys.readouterr().err

@@ -681,23 +681,6 @@ def test_a_checkpoint_that_does_not_fit_the_engine_ends_every_rank_with_one_mess
         assert printed.count("\n") == 1
 
 
-def test_a_run_is_not_resumed_as_another(straight, attempt, recipe, capsys):
-    before = records(straight)
-    assert train.main([str(recipe.path), f"folder={straight}", *SHORT, "training.seed=2"]) == 2
-    assert "training.seed: 1, now 2" in capsys.readouterr().err
-    assert records(straight) == before
-
-
-def test_a_corpus_of_another_vocabulary_is_refused_with_both(
-    straight, attempt, recipe, other_vocabulary, capsys
-):
-    words = [f"folder={straight}", *SHORT, f"data.corpus={other_vocabulary}"]
-    assert train.main([str(recipe.path), *words]) == 2
-    message = capsys.readouterr().err
-    assert "made with a vocabulary of 400 ids" in message
-    assert "now with one of 380" in message
-
-
 def test_a_folder_that_is_not_a_run_is_refused_and_not_changed(attempt, recipe, tmp_path, capsys):
     mine = tmp_path / "thesis.tex"
     mine.write_text("")
