@@ -10,7 +10,6 @@ from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Evaluation, Observation, in_order
 from pretrain.spikes.statistics import TOLERANCE, SortedWindow, change_point
-from tests.benchmarks import non_finite
 from tests.benchmarks.spikes import SPIKES, curve, detections
 
 POLICY = SpikeConfig(window=128, patience=4, confirm_steps=10, margin_steps=20)
@@ -388,11 +387,6 @@ def test_a_spike_that_continues_is_reported_once(wrong):
             Observation(step, value, skipped=skipped, scale_exhausted=exhausted)
         )
     assert [event.kind for event in found].count("spike") == 1
-
-
-@pytest.mark.parametrize("case", non_finite.CASES, ids=lambda case: case.name)
-def test_updates_that_are_not_finite_are_answered_in_time_live_as_replayed(case):
-    assert non_finite.outcome(case).as_wanted
 
 
 # --- the loss scale of fp16 ----------------------------------------------------------------------
