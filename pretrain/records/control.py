@@ -167,7 +167,6 @@ class StopRequests:
     """
 
     count: int = 0
-    clock: Callable[[], float] = time.monotonic
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -176,8 +175,9 @@ class StopRequests:
 
         def count(number: int, frame: object) -> None:
             nonlocal requested
-            if self.clock() - requested > _SAME_REQUEST_SECONDS:
-                requested = self.clock()
+            now = time.monotonic()
+            if now - requested > _SAME_REQUEST_SECONDS:
+                requested = now
                 self.count += 1
 
         numbers = [n for n in _STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]

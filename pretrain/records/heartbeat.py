@@ -12,7 +12,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.common import files
@@ -21,6 +21,8 @@ from pretrain.records import control
 
 FILE_NAME = "heartbeat.json"
 INIT, STEP, SAVE, EVALUATE = "init", "step", "save", "evaluate"
+_BEAT_SECONDS = 5.0
+"""Between two beats of one stage."""
 _STEP_FACTOR = 10
 _SAVE_FACTOR = 3
 """A checkpoint or an evaluation may take this many times as long as the start-up."""
@@ -31,34 +33,20 @@ _MIN_STEPS = 100
 class Heartbeat:
     """Writes the heartbeat on rank 0."""
 
-    def __init__(
-        self,
-        run: Path,
-        token: str,
-        seconds: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Prepare the heartbeat without writing it.
-
-        Args:
-            run: folder of the run.
-            token: of the attempt.
-            seconds: between two beats of one stage.
-            clock: in seconds.
-        """
+    def __init__(self, run: Path, token: str) -> None:
+        """Prepare the heartbeat of the attempt with a token, without writing it."""
         self._path, self._token = control.folder_of(run) / FILE_NAME, token
-        self._seconds, self._clock = seconds, clock
         self._stage, self._next, self._count = "", 0.0, 0
 
     def beat(self, stage: str, step: int) -> bool:
         """Write that `stage` is going on after `step` updates; return whether a beat was due.
 
-        A beat is due at each change of stage, and every `seconds` within a stage.
+        A beat is due at each change of stage, and every five seconds within a stage.
         """
-        now = self._clock()
+        now = time.monotonic()
         if stage == self._stage and now < self._next:
             return False
-        self._stage, self._next, self._count = stage, now + self._seconds, self._count + 1
+        self._stage, self._next, self._count = stage, now + _BEAT_SECONDS, self._count + 1
         beat = {"token": self._token, "stage": stage, "step": step, "count": self._count}
         with contextlib.suppress(OSError):  # the reader waits for the next one
             files.replace_json(self._path, beat)

@@ -15,7 +15,8 @@ from pretrain.loop.protocols import StepRecord
 from pretrain.records.metrics import Line, line_of
 from pretrain.records.wording import clock_time, format_number
 
-_RENEW_SECONDS = 0.5
+_SECONDS, _RENEW_SECONDS = 10.0, 0.5
+"""Between two lines where they are not renewed, and between two renewals."""
 _ERASE_LINE = "\r\x1b[K"
 RECENT = 50
 """The time left is estimated from the median duration of this many steps."""
@@ -30,7 +31,6 @@ class ProgressPrinter:
     def __init__(
         self,
         last_step: int,
-        seconds: float = 10.0,
         write: Callable[[str], object] = lambda text: sys.stdout.write(text),
         prefix: str = "",
         renews: bool = False,
@@ -39,13 +39,12 @@ class ProgressPrinter:
 
         Args:
             last_step: updates of the whole run. Its line is always shown, and stays.
-            seconds: between two lines where they are not renewed.
             write: receives text.
             prefix: of each line.
             renews: whether the text goes to a terminal, where one line is renewed.
         """
         self._last_step, self._write, self._prefix = last_step, write, prefix
-        self._renews, self._seconds = renews, min(seconds, _RENEW_SECONDS) if renews else seconds
+        self._renews, self._seconds = renews, _RENEW_SECONDS if renews else _SECONDS
         self._next, self._recent = 0.0, deque[Line](maxlen=RECENT)
         self._newest: Line | None = None
         self._shown = False

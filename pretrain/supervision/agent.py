@@ -13,7 +13,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -32,6 +32,8 @@ from pretrain.supervision.watch import StoppedProcesses
 MODULE = "pretrain.supervision.agent"
 """The module that is started on the other machines of a hostfile."""
 _KILL_SECONDS = 10.0
+_POLL_SECONDS = 0.5
+"""Between two checks of the control file and the launcher."""
 _CONNECT_INTERVAL = 5.0
 """Seconds between two attempts to connect to node 0."""
 
@@ -39,21 +41,12 @@ _CONNECT_INTERVAL = 5.0
 class Agent:
     """Runs the attempts of one run on one node."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        node: Node,
-        write: Callable[[str], object] = jobs.write_stdout,
-        poll_seconds: float = 0.5,
-        start: str = "",
-    ) -> None:
+    def __init__(self, config: RunConfig, node: Node, start: str = "") -> None:
         """Lock this node of the run.
 
         Args:
             config: the recipe.
             node: this node.
-            write: receives messages.
-            poll_seconds: between two checks of the control file and the launcher.
             start: token of the supervisor's start that it serves; "" to serve any. It takes over a
                 running attempt of another start.
 
@@ -63,7 +56,6 @@ class Agent:
         self._settings = config.supervision
         launch.check(self._settings)
         self._config, self._run, self._node = config, Path(config.folder), node.rank
-        self._write, self._poll_seconds = write, poll_seconds
         self._stop_requests = control.StopRequests()
         folder = control.folder_of(self._run)
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +69,7 @@ class Agent:
         self._idle_since = time.monotonic()
         self._endpoint: tuple[str, int] | None = None
         self._look, self._connect = nodes.Interval(), nodes.Interval()
-        self._reporter = nodes.Reporter(self._run, self._node, nodes.QUIET_SECONDS)
+        self._reporter = nodes.Reporter(self._run, self._node)
 
     def run(self) -> int:
         """Follow the control file until it says exit; return the exit code.
@@ -95,7 +87,7 @@ class Agent:
                 self._take_over()
                 with control.repeated(1.0, self._end_orphans):
                     while (code := self._poll()) is None:
-                        time.sleep(self._poll_seconds)
+                        time.sleep(_POLL_SECONDS)
                 return code
             finally:
                 self._end_job()
@@ -224,7 +216,7 @@ class Agent:
         self._job = None
 
     def _print(self, text: str) -> None:
-        self._write(f"[node {self._node}] {text}\n")
+        jobs.write_stdout(f"[node {self._node}] {text}\n")
 
 
 def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:

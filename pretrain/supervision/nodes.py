@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +113,9 @@ class Reporter:
     attributes of a file that another machine writes, but lists an opened folder anew.
     """
 
-    def __init__(self, run: Path, node: int, seconds: float = 0.0) -> None:
-        """Prepare the reports of a node, with `seconds` between heartbeats, without writing any."""
-        self._path, self._node, self._seconds = control.folder_of(run) / "none", node, seconds
+    def __init__(self, run: Path, node: int) -> None:
+        """Prepare the reports of a node without writing any."""
+        self._path, self._node = control.folder_of(run) / "none", node
         self._written: Report | None = None
         self._sign, self._next = 0, Interval()
 
@@ -125,7 +125,7 @@ class Reporter:
         The report is written again if its file is gone.
         """
         if report == self._written:
-            if self._next.due(self._seconds):
+            if self._next.due(QUIET_SECONDS):
                 self._show_life()
             return
         stem, self._written = f"node-{self._node:03d}", None
@@ -219,11 +219,11 @@ class SupervisorLiveness:
     Rank 0's counts too, so that an attempt survives the end of its supervisor.
     """
 
-    def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, run: Path) -> None:
         """Start now; node 0 counts as silent after SILENCE_SECONDS."""
         self._paths = (_supervisor_path(run), control.folder_of(run) / heartbeat.FILE_NAME)
         self._known = [control.read_json(path) for path in self._paths]
-        self._clock, self._last = clock, clock()
+        self._last = time.monotonic()
         self.endpoint: tuple[str, int] | None = None
         """Address and port of the `Listener` of the last supervisor seen alive."""
 
@@ -232,14 +232,14 @@ class SupervisorLiveness:
         for index, path in enumerate(self._paths):
             newest = control.read_json(path)
             if newest is not None and newest != self._known[index]:
-                self._known[index], self._last = newest, self._clock()
+                self._known[index], self._last = newest, time.monotonic()
                 if newest.get("port"):
                     self.endpoint = str(newest["address"]), int(newest["port"])
                 return
 
     def silence(self) -> str:
         """Describe a silence of node 0 that is too long, without reading files; else ""."""
-        if self._clock() - self._last <= SILENCE_SECONDS:
+        if time.monotonic() - self._last <= SILENCE_SECONDS:
             return ""
         return f"it received no heartbeat from node 0 for {SILENCE_SECONDS:.0f} s"
 
@@ -247,32 +247,28 @@ class SupervisorLiveness:
 class OtherNodes:
     """State of the other nodes, as the supervisor on node 0 knows it."""
 
-    def __init__(
-        self, run: Path, count: int, clock: Callable[[], float] = time.monotonic, start: str = ""
-    ) -> None:
+    def __init__(self, run: Path, count: int, start: str) -> None:
         """Start without heartbeats: a report that already exists may be an old one.
 
         Args:
             run: the run's folder.
             count: number of nodes.
-            clock: in seconds.
             start: token of the supervisor's start, which its own agents serve.
         """
         self._folder, self._start = control.folder_of(run), start
-        self._clock = clock
         self.count = count - 1
         self._reports: dict[int, dict[str, Any] | None] = dict.fromkeys(range(1, count))
         self._versions: dict[int, str] = {}
         self._names: set[str] = set()
         self._last_change: dict[int, float] = {}
-        self._started = self._read_at = clock()
+        self._started = self._read_at = time.monotonic()
         self.read()
         self._last_change.clear()
 
     def read(self) -> None:
         """List the reports of all nodes, and open those that are new."""
         # The time before reading, which may wait for an unavailable file system.
-        self._read_at = self._clock()
+        self._read_at = time.monotonic()
         with contextlib.suppress(OSError):
             names = sorted(os.listdir(self._folder))
             self._names = {name for name in names if name in self._names or self._read_sign(name)}
@@ -280,7 +276,7 @@ class OtherNodes:
     def take(self, report: dict[str, Any]) -> None:
         """Store a report that the `Listener` received."""
         if (node := int(report["node"])) in self._reports:
-            self._reports[node], self._last_change[node] = report, self._clock()
+            self._reports[node], self._last_change[node] = report, time.monotonic()
 
     def _read_sign(self, name: str) -> bool:
         """Count a new file name as a heartbeat; return whether it is one."""
@@ -292,7 +288,7 @@ class OtherNodes:
             if report is None:  # its next name is there already, or it cannot be read now
                 return False
             self._reports[node], self._versions[node] = report, found["version"]
-        self._last_change[node] = self._clock()
+        self._last_change[node] = time.monotonic()
         return True
 
     def silent(self) -> list[int]:

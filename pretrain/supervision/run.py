@@ -76,7 +76,7 @@ def run_supervised(
     if course.why in (USER, FORK):  # before the supervisor prints what is new in the ledger
         with folder.lock(run):
             segments.begin(course)
-    code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()
+    code = Supervisor(config, node, machines).run()
     _show_end(run)
     return code
 

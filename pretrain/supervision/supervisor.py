@@ -15,6 +15,7 @@ import math
 import secrets
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,8 +42,8 @@ _LEAST_BYTES = 16 << 20
 """Free bytes required on the disk before a launch."""
 _SAVE_SECONDS = 240.0
 """Time to finish the step and save when the run is asked to stop."""
-_LOOK_SECONDS = 0.5
-"""Between two reads of the reports of nodes that are waited for."""
+_POLL_SECONDS = 0.5
+"""Between two checks of a running attempt, or of what is waited for."""
 _ONLY_NODE = Node()
 _PREFIX = "[supervisor] "
 
@@ -51,23 +52,14 @@ class Supervisor:
     """Supervises one run."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        node: Node = _ONLY_NODE,
-        write: Callable[[str], object] = jobs.write_stdout,
-        poll_seconds: float = 0.5,
-        machines: Sequence[str] = (),
-        renews: bool = False,
+        self, config: RunConfig, node: Node = _ONLY_NODE, machines: Sequence[str] = ()
     ) -> None:
         """Lock the run's folder.
 
         Args:
             config: the recipe.
             node: this node, node 0 of the run.
-            write: receives messages.
-            poll_seconds: between two checks of a running attempt.
             machines: of a hostfile, one for each node; agents are started on them.
-            renews: messages go to a terminal, and those about progress renew one line.
 
         Raises:
             ValueError: Another supervisor uses the folder, its ledger does not verify, or this node
@@ -79,9 +71,11 @@ class Supervisor:
         self.config, self.run_folder, self._node = config, Path(config.folder), node
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
         self._validation = self.run_folder / metrics.VALIDATION
-        self._write, self._poll_seconds = write, poll_seconds
         self._progress = progress.ProgressPrinter(
-            config.training.steps, write=write, prefix=_PREFIX, renews=renews
+            config.training.steps,
+            write=jobs.write_stdout,
+            prefix=_PREFIX,
+            renews=sys.stdout.isatty(),
         )
         self._stop_requests, self._printed = control.StopRequests(), ""
         run_folder.check_not_elsewhere(self.run_folder)  # before it is told to stop
@@ -141,7 +135,7 @@ class Supervisor:
                     raise
                 self._print_once(f"{error}; trying again")
                 taken_over = False
-                time.sleep(self._poll_seconds)
+                time.sleep(_POLL_SECONDS)
                 continue
             if code is not None:
                 return code
@@ -210,7 +204,7 @@ class Supervisor:
         def refused() -> str:
             return others.messages(nodes.REFUSED) or self._agents.fatal_error
 
-        came = self._wait_until(decided, seconds, _LOOK_SECONDS)
+        came = self._wait_until(decided, seconds)
         if self._stop_requests.count:
             return ""
         if came:
@@ -226,7 +220,7 @@ class Supervisor:
         if lack := self._lack_of_room():
             self._print(f"{lack}; waiting for room")
             self._tell({"kind": notify.WAITING}, f"{lack}; waiting for room")
-            self._wait_until(lambda: not self._lack_of_room(), math.inf, _LOOK_SECONDS)
+            self._wait_until(lambda: not self._lack_of_room(), math.inf)
 
     def _lack_of_room(self) -> str:
         """Describe a disk without room for the next checkpoint, else ""."""
@@ -236,16 +230,14 @@ class Supervisor:
         text = f"{self.run_folder}: has {free:,} bytes free and needs {needed:,}"
         return text if free < needed else ""
 
-    def _wait_until(
-        self, condition: Callable[[], bool], seconds: float, every: float = 0.1
-    ) -> bool:
+    def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition, `seconds` or a stop request; return whether the condition held."""
         deadline = time.monotonic() + seconds
         while not condition():
             self._check_not_replaced()
             if self._stop_requests.count or time.monotonic() >= deadline:
                 return False
-            time.sleep(min(self._poll_seconds, every))
+            time.sleep(_POLL_SECONDS)
         return True
 
     def _launch(self) -> int | None:
@@ -269,16 +261,16 @@ class Supervisor:
         # Their ranks may still write down why they ended. `_wait_for_nodes` waits longer.
         deadline = time.monotonic() + processes.GRACE_SECONDS
         while self._other_nodes.busy() and time.monotonic() < deadline:
-            time.sleep(self._poll_seconds)
+            time.sleep(_POLL_SECONDS)
         return self._conclude(job, problem)
 
     def _watch(self, job: Job) -> Problem | None:
         """Wait for the launcher's end; return early if there is a problem."""
         phases = [part.first_step for part in self.config.segments.parts]
-        watch = Watch(self.run_folder, job.control_file, self._settings, phases=phases)
+        watch = Watch(self.run_folder, job.control_file, self._settings, phases)
         deadline = math.inf
         while not job.ended():
-            time.sleep(self._poll_seconds)
+            time.sleep(_POLL_SECONDS)
             self._check_not_replaced()
             if self._stop_requests.count:
                 deadline = self._request_stop(job, deadline)
@@ -406,7 +398,7 @@ class Supervisor:
 
     def _print(self, text: str) -> None:
         self._progress.leave()
-        self._write(f"{_PREFIX}{text}\n")
+        jobs.write_stdout(f"{_PREFIX}{text}\n")
 
 
 def _size(path: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pretrain.config.sections import SupervisionConfig
@@ -22,19 +22,13 @@ class Watch:
     """Watches one attempt on node 0: the heartbeat of rank 0, metrics and processes."""
 
     def __init__(
-        self,
-        run: Path,
-        control_file: ControlFile,
-        config: SupervisionConfig,
-        clock: Callable[[], float] = time.monotonic,
-        phases: Sequence[int] = (),
+        self, run: Path, control_file: ControlFile, config: SupervisionConfig, phases: Sequence[int]
     ) -> None:
         """Watch the attempt of a control file; the steps of a phase take similar times."""
-        self._run, self._attempt, self._config = run, control_file, config
-        self._phases, self._clock = phases, clock
+        self._run, self._attempt, self._config, self._phases = run, control_file, config, phases
         self._stopped = StoppedProcesses(run, 0, config.hang_seconds)
         self._beat = heartbeat.NO_BEAT
-        self._last_sign = self._looked = clock()
+        self._last_sign = self._looked = time.monotonic()
         self.lines: list[metrics.Line] = []
         """The newest lines of the attempt in metrics.jsonl."""
 
@@ -45,7 +39,7 @@ class Watch:
 
     def silence(self) -> str:
         """Read heartbeat and metrics; describe a silence that is too long, else ""."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._looked > _MAX_PAUSE:
             self._last_sign = now
         self._looked = now

@@ -1,6 +1,7 @@
 """A small corpus of real text, made once for all tests of pretraining."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -13,6 +14,14 @@ from data_prep.__main__ import main
 from data_prep.engines import ENGINES
 from data_prep.tokenizer import Tokenizer
 from tests.data_prep.conftest import run_here
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """`now[0]` is the time of `time.monotonic`; it passes only when a test says so."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
 
 
 @pytest.fixture(scope="session")

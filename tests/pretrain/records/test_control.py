@@ -64,20 +64,19 @@ def test_a_request_to_stop_is_for_one_attempt_and_is_deleted_with_the_next(tmp_p
     assert not control.stop_requested(tmp_path, "aa")
 
 
-def test_stop_signals_are_counted_inside_the_block_only():
+def test_stop_signals_are_counted_inside_the_block_only(now):
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    now = 100.0
-    requests = control.StopRequests(clock=lambda: now)
+    requests = control.StopRequests()
     with requests.counted():
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             os.kill(os.getpid(), number)
-            now += 10
+            now[0] += 10
         assert requests.count == 2
-        now += 10
+        now[0] += 10
         for number in (signal.SIGTERM, signal.SIGUSR1):  # as Slurm and the job's script send them
             os.kill(os.getpid(), number)
-            now += 1
+            now[0] += 1
         assert requests.count == 3
     assert signal.getsignal(signal.SIGTERM) == before
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

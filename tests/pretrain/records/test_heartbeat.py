@@ -7,9 +7,8 @@ from pretrain.records import heartbeat
 from pretrain.records.heartbeat import EVALUATE, INIT, SAVE, STEP, Heartbeat
 
 
-def test_a_beat_is_written_every_five_seconds_and_at_each_change_of_stage(tmp_path):
-    now = [100.0]
-    heart = Heartbeat(tmp_path, "t", clock=lambda: now[0])
+def test_a_beat_is_written_every_five_seconds_and_at_each_change_of_stage(tmp_path, now):
+    heart = Heartbeat(tmp_path, "t")
     assert heartbeat.read_heartbeat(tmp_path, "t") == heartbeat.NO_BEAT
     assert heart.beat(STEP, 1)
     assert not heart.beat(STEP, 2)

@@ -159,9 +159,9 @@ def test_a_line_has_every_term_where_there_are_several(tmp_path):
     }
 
 
-def test_progress_is_printed_now_and_then_and_at_the_end():
+def test_progress_is_printed_now_and_then_and_at_the_end(now):
     written = []
-    printer = progress.ProgressPrinter(3, seconds=1000.0, write=written.append)
+    printer = progress.ProgressPrinter(3, write=written.append)
     for step in range(3):
         printer(record(step))
     assert len(written) == 2

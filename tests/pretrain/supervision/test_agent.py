@@ -17,10 +17,9 @@ from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import processes
 from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
-from pretrain.supervision import launch, nodes
+from pretrain.supervision import agent, launch, nodes, supervisor
 from pretrain.supervision.agent import Agent
 from pretrain.supervision.nodes import Node, Report, Reporter, show_life
-from pretrain.supervision.supervisor import Supervisor
 from tests.pretrain.builders import slow
 from tests.pretrain.supervision.test_supervisor import HEAD
 
@@ -38,6 +37,8 @@ class Stage:
     def __init__(self, folder, monkeypatch):
         self.run, self.scripts, self.code = folder, {}, None
         monkeypatch.setattr(launch, "command", self.command)
+        for module in (agent, supervisor):
+            monkeypatch.setattr(module, "_POLL_SECONDS", 0.05)
         # Only the main thread can handle signals.
         monkeypatch.setattr(control, "_STOP_SIGNALS", ())
         self.agent = self.thread = None
@@ -52,9 +53,7 @@ class Stage:
         return RunConfig(folder=str(self.run), supervision=supervision)
 
     def start(self, token="", **limits):
-        self.agent = Agent(
-            self.config(**limits), Node(1, 2), lambda text: None, poll_seconds=0.05, start=token
-        )
+        self.agent = Agent(self.config(**limits), Node(1, 2), token)
         self.thread = threading.Thread(target=self.work, daemon=True)
         self.thread.start()
 
@@ -72,7 +71,7 @@ class Stage:
     def supervisor(self, count=2, **limits):
         """The supervisor of an agent's run, which is node 0 of so many."""
         config, node = self.config(**limits), Node(0, count)
-        return Supervisor(config, node, lambda text: None, poll_seconds=0.05)
+        return supervisor.Supervisor(config, node)
 
     def report(self):
         return read_report(self.run, 1)

@@ -50,14 +50,9 @@ def write_report(run, node, report):
 
 
 @pytest.fixture
-def now():
-    return [1000.0]
-
-
-@pytest.fixture
 def others(tmp_path, now):
     write_report(tmp_path, 1, Report("long ago", RUNNING))
-    return OtherNodes(tmp_path, 3, clock=lambda: now[0])
+    return OtherNodes(tmp_path, 3, "")
 
 
 def problem(others, token):
@@ -80,14 +75,14 @@ def test_a_node_with_processes_of_the_last_attempt_is_not_available(tmp_path, ot
 
 
 def test_an_agent_of_an_earlier_start_is_not_available(tmp_path):
-    others = OtherNodes(tmp_path, 4, start="s2")
+    others = OtherNodes(tmp_path, 4, "s2")
     for node, start in ((1, "s1"), (2, "s2"), (3, "")):
         write_report(tmp_path, node, Report("", READY, start=start))
     assert others.unavailable() == [1]
 
 
 def test_a_node_that_is_apart_or_refused_is_not_available_and_says_why(tmp_path):
-    others = OtherNodes(tmp_path, 3)
+    others = OtherNodes(tmp_path, 3, "")
     write_report(tmp_path, 1, Report("t", UNREACHABLE, "cannot connect"))
     write_report(tmp_path, 2, Report("", REFUSED, "has no corpus"))
     assert others.unavailable() == [1, 2]
@@ -142,15 +137,16 @@ def test_a_sign_of_life_is_a_rename_and_only_a_report_that_is_new_is_opened(
     assert len([*control.folder_of(tmp_path).glob("node-001*")]) == 1
 
 
-def test_a_report_that_is_gone_is_written_again(tmp_path, others):
+def test_a_report_that_is_gone_is_written_again(tmp_path, now, others):
     reporter = Reporter(tmp_path, 1)
     for _ in range(2):
-        reporter.write(Report("t", RUNNING))
+        reporter.write(Report("t", READY))
     for path in control.folder_of(tmp_path).iterdir():
         path.unlink()
+    now[0] += QUIET_SECONDS
     for _ in range(2):
-        reporter.write(Report("t", RUNNING))
-    assert others.busy() == [1]
+        reporter.write(Report("t", READY))
+    assert others.unavailable() == [2]
 
 
 def test_a_new_report_that_cannot_be_read_yet_is_not_a_sign_of_life(tmp_path, others, monkeypatch):
@@ -166,7 +162,7 @@ def test_a_node_that_dies_is_noticed_within_the_limit_and_one_that_lives_is_not_
     tmp_path, now
 ):
     """Both sides act every QUIET_SECONDS, and may be a second late."""
-    others = OtherNodes(tmp_path, 2, clock=lambda: now[0])
+    others = OtherNodes(tmp_path, 2, "")
     reporter, late = Reporter(tmp_path, 1), QUIET_SECONDS + 1.0
     for _ in range(3):
         reporter.write(Report("t", RUNNING))
@@ -209,12 +205,12 @@ def test_a_new_supervisor_gives_the_other_nodes_time_to_report(tmp_path, now, ot
     assert problem(others, "t") is None
     now[0] += 61
     assert problem(others, "t") == Problem(CRASH, f"node 1 ({HOST}), 2 was silent for 60 s")
-    assert problem(OtherNodes(tmp_path, 1), "t") is None
+    assert problem(OtherNodes(tmp_path, 1, ""), "t") is None
 
 
 def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(tmp_path, now):
-    liveness = SupervisorLiveness(tmp_path, lambda: now[0])
-    beat = Heartbeat(tmp_path, "t", seconds=0.0)
+    liveness = SupervisorLiveness(tmp_path)
+    beat = Heartbeat(tmp_path, "t")
     for sign in (lambda: show_life(tmp_path), lambda: beat.beat("step", 1), lambda: None):
         assert liveness.silence() == ""
         now[0] += 50

@@ -20,11 +20,6 @@ CONFIG = SupervisionConfig(hang_seconds=10, init_seconds=100)
 ATTEMPT = ControlFile("t", 1, control.RUN)
 
 
-@pytest.fixture
-def now():
-    return [1000.0]
-
-
 def pass_(now, watch, seconds):
     """Let time pass with a look every second and no news."""
     for _ in range(seconds):
@@ -34,7 +29,7 @@ def pass_(now, watch, seconds):
 
 @pytest.fixture
 def watch(tmp_path, now):
-    return Watch(tmp_path, ATTEMPT, CONFIG, clock=lambda: now[0])
+    return Watch(tmp_path, ATTEMPT, CONFIG, [0])
 
 
 def record(run, *steps, attempt=1):
@@ -47,7 +42,7 @@ def record(run, *steps, attempt=1):
 
 
 def test_silence_is_accepted_for_as_long_as_the_stage_may_take(tmp_path, now, watch):
-    heart = Heartbeat(tmp_path, "t", seconds=0.0)
+    heart = Heartbeat(tmp_path, "t")
     pass_(now, watch, 100)
     heart.beat(STEP, 7)
     assert watch.silence() == ""
@@ -69,7 +64,7 @@ def test_an_attempt_without_a_heartbeat_has_the_time_of_the_start_up(tmp_path, n
 
 
 def test_slow_steps_extend_the_limit(tmp_path, now, watch):
-    Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 7)
+    Heartbeat(tmp_path, "t").beat(STEP, 7)
     lines = record(tmp_path, (7, 4.0))
     assert watch.silence() == ""
     assert watch.lines == lines
@@ -85,8 +80,8 @@ def test_steps_of_another_attempt_do_not_count(tmp_path, watch):
 
 
 def test_steps_of_an_earlier_phase_do_not_say_how_long_a_step_may_take(tmp_path, now):
-    watch = Watch(tmp_path, ATTEMPT, CONFIG, clock=lambda: now[0], phases=[0, 7])
-    Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 9)
+    watch = Watch(tmp_path, ATTEMPT, CONFIG, [0, 7])
+    Heartbeat(tmp_path, "t").beat(STEP, 9)
     record(tmp_path, *[(6, 1.0)] * 9, (7, 4.0), (8, 4.0))
     assert watch.silence() == ""
     pass_(now, watch, 40)
@@ -95,9 +90,9 @@ def test_steps_of_an_earlier_phase_do_not_say_how_long_a_step_may_take(tmp_path,
 
 
 def test_the_first_step_of_a_phase_may_take_as_long_as_the_start_up(tmp_path, now):
-    watch = Watch(tmp_path, ATTEMPT, CONFIG, clock=lambda: now[0], phases=[0, 7])
+    watch = Watch(tmp_path, ATTEMPT, CONFIG, [0, 7])
     record(tmp_path, *((step, 1.0) for step in range(7)))
-    Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 7)
+    Heartbeat(tmp_path, "t").beat(STEP, 7)
     assert watch.silence() == ""
     pass_(now, watch, 100)
     now[0] += 1
@@ -105,7 +100,7 @@ def test_the_first_step_of_a_phase_may_take_as_long_as_the_start_up(tmp_path, no
 
 
 def test_a_supervisor_that_was_stopped_does_not_take_its_pause_for_silence(tmp_path, now, watch):
-    Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 1)
+    Heartbeat(tmp_path, "t").beat(STEP, 1)
     record(tmp_path, (1, 1.0))
     watch.silence()
     now[0] += 10_000  # its ranks were stopped with it, and have not beaten yet
@@ -140,7 +135,7 @@ def test_a_process_that_stays_stopped_is_named(monkeypatch):
 def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_stage(
     tmp_path, now, watch, monkeypatch, number
 ):
-    Heartbeat(tmp_path, "t", seconds=0.0).beat(SAVE, 7)
+    Heartbeat(tmp_path, "t").beat(SAVE, 7)
     assert watch.silence() == ""
 
     def fails(self, *_, **__):
