@@ -127,6 +127,7 @@ def dense_bias(
     in_parts: bool = False,
     causal: bool = False,
     window: int = 0,
+    keys: int | None = None,
 ) -> Tensor | tuple[Tensor, ...] | None:
     """Evaluate the position bias and the mask at all indices: the additive bias of all layers.
 
@@ -143,10 +144,12 @@ def dense_bias(
             for a trained position bias, because tiles give it no gradient.
         causal: whether a query sees no later keys.
         window: tokens that a query sees around itself; 0: all.
+        keys: S, the number of keys; None: T, as of queries.
 
     Returns:
         [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], or None where nothing is added;
-        in parts, at most one of the first and one of the second or third kind.
+        in parts, at most one of the first and one of the second or third kind. With `keys`, the
+        last T is S.
     """
     # ONNX looks up by 64-bit indices only.
     kind = torch.int64 if torch.compiler.is_exporting() else torch.int32
@@ -156,8 +159,7 @@ def dense_bias(
 
     batch, length, _ = x.shape
     row, head = indices(batch)[:, None, None, None], indices(num_heads)[:, None, None]
-    key = indices(length)
-    query = key[:, None]
+    query, key = indices(length)[:, None], indices(length if keys is None else keys)
     bias = None if scores is None else scores(head, query, key).to(x.dtype)[None]
     rule = visible_keys(document_ids, causal, window)
     visible = None if rule is None else rule(row, head, query, key)

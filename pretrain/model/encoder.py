@@ -19,13 +19,7 @@ from .embeddings import Embeddings, layer_norm
 from .flex import TILE, flex_bias
 from .layers import EncoderLayer, build_layers
 from .masks import earlier, visible_keys
-from .perceiver import (
-    DownLayer,
-    PerceiverContext,
-    UpLayer,
-    check_one_document_per_row,
-    cross_context,
-)
+from .perceiver import DownLayer, PerceiverContext, UpLayer
 from .positions import position_module, token_positions
 from .scores import ScoreFunction
 
@@ -80,7 +74,8 @@ class Stack(nn.Module):
 
         Args:
             input_ids: [B, T].
-            document_ids: [B, T] or None, see the package's docstring.
+            document_ids: [B, T] or None, see the package's docstring. With latents, padding must
+                follow the tokens: a check would synchronise with a GPU.
             segment_ids: [B, T] or None, likewise.
             positions: as of `Embeddings.forward`.
             is_mask: likewise.
@@ -99,20 +94,20 @@ class Stack(nn.Module):
             scores = self.score_bias(x.device, exact=self.attention_backend == "dense")
         if not self.architecture.latents:
             return x, self._context(x, document_ids, scores, positions, weights)
-        check_one_document_per_row(document_ids)
-        queries = self.basis[: x.shape[1]].expand(len(x), -1, -1)
-        context = self._context(queries, None, scores)
-        tokens = torch.arange(x.shape[1], device=x.device)
-        latents = tokens[: queries.shape[1]]
-        cross = functools.partial(
-            cross_context,
-            num_heads=self.architecture.num_heads,
-            dtype=x.dtype,
-            rotation=self.rotation,
-            scores=scores,
+        if document_ids is not None and document_ids.dtype != torch.bool:
+            raise ValueError(
+                "document_ids: integers are not accepted with latents, because a row is one "
+                "document; it must be None, or bool that is False for padding"
+            )
+        latents = self.basis[: x.shape[1]].expand(len(x), -1, -1)
+        bias = functools.partial(dense_bias, scores, None, self.architecture.num_heads, causal=True)
+        return latents, PerceiverContext(
+            **vars(self._context(latents, None, scores)),
+            tokens=x,
+            token_rotation=self.rotation and self.rotation(token_positions(None, x)),
+            down=bias(latents, keys=x.shape[1]),
+            up=bias(x, keys=latents.shape[1]),
         )
-        down, up = cross(latents, tokens), cross(tokens, latents)
-        return queries, PerceiverContext(**vars(context), tokens=x, down=down, up=up)
 
     def states(self, x: Tensor, context: AttentionContext) -> Iterator[Tensor]:
         """Yield the input of the first layer and the output of each, N + 1 times [B, T, D]."""

@@ -33,28 +33,14 @@ the assignment's letters, L layers, l tokens and m latents: O(L l^2) and O(2 l m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .attention import AttentionContext, StackedLinear, at_targets, masked
+from .attention import AttentionBias, AttentionContext, StackedLinear, at_targets
 from .config import ModelConfig
 from .layers import EncoderLayer
 from .positions import Rotation
-from .scores import ScoreFunction
-
-
-@dataclasses.dataclass(frozen=True)
-class CrossContext:
-    """What attention from Q queries to S keys with places of their own needs besides its inputs."""
-
-    bias: Tensor
-    """Added to the scores, [1, H, Q, S]; H is 1 where all heads have the same."""
-    rotate_queries: Rotation | None
-    rotate_keys: Rotation | None
-    """By their places; None where positions do not act on queries and keys."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,58 +49,12 @@ class PerceiverContext(AttentionContext):
 
     tokens: Tensor
     """Vectors of the tokens, [B, T, D]."""
-    down: CrossContext
-    """Of the first layer."""
-    up: CrossContext
-    """Of the last layer."""
-
-
-def cross_context(
-    queries: Tensor,
-    keys: Tensor,
-    *,
-    num_heads: int,
-    dtype: torch.dtype,
-    rotation: Callable[[Tensor], Rotation] | None,
-    scores: ScoreFunction | None,
-) -> CrossContext:
-    """Let each query see the keys whose places are not after its own.
-
-    Args:
-        queries: places of the queries, [Q].
-        keys: places of the keys, [S].
-        num_heads: H.
-        dtype: of the bias.
-        rotation: places to the rotation by them, or None.
-        scores: the position bias, or None.
-
-    Returns:
-        With a bias through which a trained position bias gets its gradient.
-    """
-    head = torch.arange(num_heads, dtype=torch.int32, device=queries.device)[:, None, None]
-    query, key = queries.int()[None, None, :, None], keys.int()
-    bias = torch.zeros((), dtype=dtype, device=queries.device)
-    if scores is not None:
-        bias = scores(head, query, key).to(dtype)
-    rotations = [rotation(places) if rotation else None for places in (queries, keys)]
-    return CrossContext(masked(bias, key <= query), *rotations)
-
-
-def check_one_document_per_row(document_ids: Tensor | None) -> None:
-    """Raise ValueError if rows may hold several documents.
-
-    Args:
-        document_ids: bool [B, T], False for padding; None: all are real. Padding must follow the
-            tokens, which is not checked, because that would synchronise with a GPU.
-
-    Raises:
-        ValueError: the document ids are integers: rows may hold several documents.
-    """
-    if document_ids is not None and document_ids.dtype != torch.bool:
-        raise ValueError(
-            "document_ids: integers are not accepted with latents, because a row is one document; "
-            "it must be None, or bool that is False for padding"
-        )
+    token_rotation: Rotation | None
+    """As `rotation`, which is that of the latents."""
+    down: AttentionBias
+    """Added to the scores of the first layer, [1, H, L, T]; H is 1 where the heads have the same."""
+    up: AttentionBias
+    """Likewise of the last layer, [1, H, T, L]."""
 
 
 class QueryKeyValue(StackedLinear):
@@ -144,7 +84,8 @@ class CrossLayer(EncoderLayer):
         x: Tensor,
         queries: Tensor,
         source: Tensor,
-        context: CrossContext,
+        bias: AttentionBias,
+        rotations: tuple[Rotation | None, Rotation | None],
         target_positions: Tensor | None,
     ) -> Tensor:
         """Add cross-attention from x to the source, then the feed-forward network.
@@ -153,7 +94,8 @@ class CrossLayer(EncoderLayer):
             x: [B, Q, D].
             queries: [B, Q, D], x or its norm.
             source: [B, S, D].
-            context: of the queries and the source.
+            bias: added to the scores, [1, H, Q, S].
+            rotations: of the queries and of the keys.
             target_positions: [M] or None, as in `EncoderLayer.forward`.
 
         Returns:
@@ -163,11 +105,13 @@ class CrossLayer(EncoderLayer):
         projected, rest = attention.query_key_value(queries, source)
         query = projected.unflatten(-1, (attention.num_heads, -1))
         key, value = rest.unflatten(-1, (2, attention.num_heads, -1)).unbind(2)
-        if context.rotate_queries is not None and context.rotate_keys is not None:
-            query, key = context.rotate_queries(query), context.rotate_keys(key)
+        of_queries, of_keys = rotations
+        if of_queries is not None and of_keys is not None:
+            query, key = of_queries(query), of_keys(key)
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         dropout = attention.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, context.bias, dropout)
+        assert isinstance(bias, Tensor)
+        mixed = F.scaled_dot_product_attention(query, key, value, bias, dropout)
         mixed = attention.output(at_targets(mixed.transpose(1, 2).flatten(2), target_positions))
         x = at_targets(x, target_positions) + self.dropout(mixed)
         return x + self._feed_forward(self.output_norm(x))
@@ -178,7 +122,8 @@ class DownLayer(CrossLayer):
 
     def forward(self, x: Tensor, context: PerceiverContext) -> Tensor:  # type: ignore[override]
         """Queries of the latents, [B, L, D], to latents, [B, L, D]."""
-        return self._cross(x, self.attention_norm(x), context.tokens, context.down, None)
+        rotations, queries = (context.rotation, context.token_rotation), self.attention_norm(x)
+        return self._cross(x, queries, context.tokens, context.down, rotations, None)
 
 
 class UpLayer(CrossLayer):
@@ -188,5 +133,6 @@ class UpLayer(CrossLayer):
         self, x: Tensor, context: PerceiverContext, target_positions: Tensor | None = None
     ) -> Tensor:
         """Latents [B, L, D] to tokens [B, T, D]; with `target_positions` [M] to [M, D]."""
-        tokens, latents = context.tokens, self.attention_norm(x)
-        return self._cross(tokens, tokens, latents, context.up, target_positions)
+        rotations, latents = (context.token_rotation, context.rotation), self.attention_norm(x)
+        tokens = context.tokens
+        return self._cross(tokens, tokens, latents, context.up, rotations, target_positions)
