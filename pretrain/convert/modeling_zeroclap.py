@@ -31,7 +31,7 @@ from pretrain.model.classification import ClassificationConfig, check_pooling
 from pretrain.model.config import ModelConfig
 from pretrain.model.embeddings import TokenEmbedding
 from pretrain.model.encoder import Stack
-from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, TiedHead, build_head
+from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
 from pretrain.model.layers import EncoderLayer
 
@@ -140,11 +140,9 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
                 f"{new_num_tokens} rows: accepted: more than {last_mask}, the id of the mask"
             )
         tokens = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        head, rows = getattr(self, "head", None), self.config.vocab_size
-        if isinstance(head, ClapHead | TiedHead):
-            head.vocab_size = rows
-        elif isinstance(head, RobertaHead):
-            grown = nn.functional.pad(head.bias.data, (0, rows - len(head.bias)))
+        head = getattr(self, "head", None)
+        if isinstance(head, RobertaHead):
+            grown = nn.functional.pad(head.bias.data, (0, self.config.vocab_size - len(head.bias)))
             head.bias = nn.Parameter(grown, requires_grad=head.bias.requires_grad)
         return tokens
 

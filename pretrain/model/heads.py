@@ -1,6 +1,7 @@
 """Features to logits: over the vocabulary (RoBERTa's head, CLAP, tied, untied), or over classes.
 
-The heads over the vocabulary share the weight of the token embedding, except for the untied one.
+The heads over the vocabulary share the weight of the token embedding, except for the untied one,
+and compute a logit for each of its rows, those past the vocabulary included.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class RobertaHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
-        """[M, D] features and the embedding, of at least V rows, to [M, V] logits."""
+        """[M, D] features and the embedding, [R, E] of R >= V rows, to [M, R] logits."""
         x = self.norm(F.gelu(self.dense(features), approximate=self.approximation))
         bias = F.pad(self.bias, (0, len(embedding) - len(self.bias)))
-        return F.linear(x, embedding, bias)[..., : len(self.bias)]
+        return F.linear(x, embedding, bias)
 
 
 class ClapHead(nn.Module):
@@ -45,11 +46,10 @@ class ClapHead(nn.Module):
         """Make one parameter, of shape (1,): DeepSpeed cannot view a scalar tensor as bytes."""
         super().__init__()
         self.normalize = config.normalize_embeddings
-        self.vocab_size = config.vocab_size
         self.beta = nn.Parameter(torch.full((1,), float(config.initial_beta)))
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
-        """[M, D] features and the embedding, of at least V rows, to [M, V] logits."""
+        """[M, D] features and the embedding, [R, D], to [M, R] logits."""
         # beta on the features: the same product with M x D multiplications instead of M x V.
         features, lengths = self.beta * features, None
         if self.normalize:
@@ -61,22 +61,19 @@ class ClapHead(nn.Module):
             if not torch.compiler.is_exporting() and len(features) > features.shape[-1]:
                 embedding, lengths = embedding / lengths[:, None], None
         logits = F.linear(features, embedding)
-        if lengths is not None:
-            logits = logits / lengths
-        return logits[..., : self.vocab_size]
+        return logits if lengths is None else logits / lengths
 
 
 class TiedHead(nn.Module):
     """E^T x, without a bias."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Keep the number of tokens; there are no parameters."""
+        """There are no parameters."""
         super().__init__()
-        self.vocab_size = config.vocab_size
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
-        """[M, D] features and the embedding, of at least V rows, to [M, V] logits."""
-        return F.linear(features, embedding)[..., : self.vocab_size]
+        """[M, D] features and the embedding, [R, D], to [M, R] logits."""
+        return F.linear(features, embedding)
 
 
 class UntiedHead(nn.Linear):

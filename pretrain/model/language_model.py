@@ -79,7 +79,7 @@ class LanguageModel(nn.Module):
 
     def _predict(self, features: Tensor, vectors: Tensor, labels: Tensor | None) -> Tensor:
         """Compute the logits, or their loss: compiled together, without copies of the logits."""
-        logits: Tensor = self.head(features, vectors)
+        logits: Tensor = self.head(features, vectors)[..., : self.config.vocab_size]
         if labels is None:
             return logits
         return F.cross_entropy(logits.float(), labels, reduction="sum")
