@@ -222,11 +222,8 @@ def test_a_length_without_memory_is_refused_and_other_lengths_are_kept(corpus, m
 
 def test_a_split_with_nothing_to_predict_is_refused(unpredictable):
     model = model_of(unpredictable, "alibi")
-    nothing = f"{unpredictable}: split 'valid' has nothing to predict: "
-    blocks = "its 1 blocks of at most 64 tokens hold .* none of them is a target .validation: 15 %"
-    with pytest.raises(ValueError, match=nothing + blocks):
-        blocks_of(model, unpredictable)
-    with pytest.raises(ValueError, match=f"{nothing}none of the 3 tokens read is a target"):
+    nothing = f"{unpredictable}: split 'valid' has nothing to predict: none of the 3 tokens read is"
+    with pytest.raises(ValueError, match=nothing):
         lengths_of(model, unpredictable, [3])
 
 

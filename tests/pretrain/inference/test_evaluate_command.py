@@ -86,6 +86,14 @@ def test_lengths_are_a_table_and_what_was_measured_is_kept(folder, corpus, tmp_p
     assert err.endswith(f"error: 1 of 3 lengths were not measured: length 150: {reason}\n")
 
 
+def test_blocks_with_nothing_to_predict_are_refused(saved, unpredictable, capsys):
+    model = saved(unpredictable, "alibi", "complete", {"name": "masked-lm"})
+    assert command_line.main(["evaluate", model, "--data", str(unpredictable)]) == 2
+    error = capsys.readouterr().err
+    assert "has nothing to predict: its 1 blocks of at most 64 tokens hold" in error
+    assert "none of them is a target (validation: 15 %" in error
+
+
 def test_a_kill_keeps_the_lengths_that_were_done(folder, corpus, tmp_path, monkeypatch, capsys):
     made = Windows.batches
 
