@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
@@ -37,17 +36,3 @@ def check_kinds(record: Any, prefix: str) -> None:  # noqa: ANN401 - any datacla
             # Neither NaN nor what is infinite in fp32.
             fits = fits and (field.type != "float" or abs(value) < 2.0**128)
             check_value(f"{prefix}.{field.name}", value, fits, expected)
-
-
-def check_names(record: type[Any], source: str, values: Mapping[str, object]) -> None:
-    """Raise ValueError for unknown fields of a record, or missing ones without a default.
-
-    Raises:
-        ValueError: names the missing and the unknown ones.
-    """
-    fields = dataclasses.fields(record)
-    known = {field.name for field in fields}
-    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
-    missing, unknown = sorted(needed - set(values)), sorted(set(values) - known)
-    if missing or unknown:
-        raise ValueError(f"{source}: missing {missing}, unknown {unknown}")

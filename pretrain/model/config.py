@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from .checks import check_kinds, check_names, check_value
+from .checks import check_kinds, check_value
 
 VOCABULARY_MULTIPLE = 128
 """While a model is trained, its token table has a multiple of this number of rows, which makes its
@@ -316,5 +316,9 @@ class ModelConfig:
             ValueError: a field without a default is missing, a field is unknown, or a value is not
                 accepted.
         """
-        check_names(cls, source, values)
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        needed = {name for name in fields if fields[name].default is dataclasses.MISSING}
+        missing, unknown = sorted(needed - values.keys()), sorted(values.keys() - fields)
+        if missing or unknown:
+            raise ValueError(f"{source}: missing {missing}, unknown {unknown}")
         return cls(**values)  # type: ignore[arg-type]

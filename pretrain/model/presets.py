@@ -29,20 +29,6 @@ _LARGE: Delta = {
 }
 # Lan et al. 2020, table 1, with the heads and the dropout of the released models (version 1).
 _ALBERT: Delta = {"embedding_size": 128, "max_positions": 512}
-_ALBERT_SIZES: Mapping[str, Delta] = {
-    "albert-base": _ALBERT,
-    "albert-large": {**_LARGE, **_ALBERT},
-    "albert-xlarge": {**_LARGE, **_ALBERT, "hidden_size": 2048, "intermediate_size": 8192},
-    "albert-xxlarge": {
-        **_ALBERT,
-        "hidden_size": 4096,
-        "num_heads": 64,
-        "intermediate_size": 16384,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-    },
-    "albert-small": {**_SMALL, "embedding_size": 64},
-}
 
 SIZES: Mapping[str, Delta] = {
     "base": {},
@@ -63,7 +49,18 @@ SIZES: Mapping[str, Delta] = {
         "intermediate_size": 2048,
         "max_positions": 512,
     },
-    **_ALBERT_SIZES,
+    "albert-base": _ALBERT,
+    "albert-large": {**_LARGE, **_ALBERT},
+    "albert-xlarge": {**_LARGE, **_ALBERT, "hidden_size": 2048, "intermediate_size": 8192},
+    "albert-xxlarge": {
+        **_ALBERT,
+        "hidden_size": 4096,
+        "num_heads": 64,
+        "intermediate_size": 16384,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    "albert-small": {**_SMALL, "embedding_size": 64},
     # ModernBERT's (Warner et al. 2024): deep and narrow.
     "modern-base": {"num_layers": 22, "intermediate_size": 1152},
     "modern-large": {**_LARGE, "num_layers": 28, "intermediate_size": 2624},
