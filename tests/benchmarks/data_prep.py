@@ -11,39 +11,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from data_prep.common.files import strict_json
+from tests.benchmarks.figures import Figure
 
 ROOT = Path(__file__).parents[2]
 COPIES = 12  # of each input for the comparison of workers, so that start-up is a small part
 MAX_TOKENS = 2048  # the published filter
 _BATCH = 256
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table; `target` is None if the figure has no target."""
-
-    name: str
-    value: float
-    unit: str
-    target: float | None = None
-    at_most: bool = False
-
-    @property
-    def is_met(self) -> bool:
-        if self.target is None:
-            return True
-        return self.value <= self.target if self.at_most else self.value >= self.target
-
-    def __str__(self) -> str:
-        if self.target is None:
-            return f"{self.name:58} {self.value:8.2f} {self.unit}"
-        bound = f"{'at most' if self.at_most else 'at least'} {self.target:g}"
-        verdict = "met" if self.is_met else "MISSED"
-        return f"{self.name:58} {self.value:8.2f} {self.unit:5} {bound:14} {verdict}"
 
 
 def main() -> int:
@@ -70,74 +47,59 @@ def main() -> int:
     return 0 if all(row.is_met for row in rows) else 1
 
 
-def measure(inputs: list[Path], tokenizer: Path, repeats: int, folder: Path) -> list[Row]:
+def measure(inputs: list[Path], tokenizer: Path, repeats: int, folder: Path) -> list[Figure]:
     """Run every part in turn, `repeats` times, each in a separate process."""
     from data_prep.tokenizer import load
 
-    load(tokenizer).save(folder / "vocabulary" / "tokenizer.json")
-    tiny, copies = _tiny_input(inputs[0], folder), _copies(inputs, folder)
     vocabulary, first = folder / "vocabulary", inputs[0].parent
-
-    seconds: dict[str, list[float]] = {}
+    load(tokenizer).save(vocabulary / "tokenizer.json")
+    tiny, copies = _tiny_input(inputs[0], folder), _copies(inputs, folder)
+    parts = {"loop": first, "encode": first, "shards": first, "start": tiny}
+    runs = {"prepare": (first, 1), "one worker": (copies, 1), "two workers": (copies, 2)}
+    seconds: dict[str, list[float]] = {name: [] for name in (*parts, *runs)}
     peaks: list[float] = []
     for _ in range(repeats):
-        for part, where in (("loop", first), ("encode", first), ("shards", first), ("start", tiny)):
-            taken, figures = _run_part(part, where, vocabulary)
-            seconds.setdefault(part, []).append(taken)
+        for part, where in parts.items():
+            words = ["tests.benchmarks.data_prep", "--part", part]
+            taken, printed = _run(*words, "--inputs", where, "--tokenizer", vocabulary)
+            figures = json.loads(printed)
+            seconds[part].append(taken - figures.get("seconds_excluded", 0.0))
             if part == "shards":
                 peaks.append(figures["peak_bytes"] / 1e6)
-        runs = {"prepare": (first, 1), "one worker": (copies, 1), "two workers": (copies, 2)}
+            if part == "encode":
+                megabytes = figures["text_bytes"] / 1e6
         for name, (where, workers) in runs.items():
-            taken = _run_prepare(where, vocabulary, workers, folder / "corpus")
-            seconds.setdefault(name, []).append(taken)
+            shutil.rmtree(folder / "corpus", ignore_errors=True)
+            words = ["data_prep", "prepare", "--input", f"{where}/*.jsonl.zst"]
+            words += ["--max-tokens", MAX_TOKENS, "--workers", workers]
+            taken, _ = _run(*words, "--tokenizer", vocabulary, "--output", folder / "corpus")
+            seconds[name].append(taken)
     median = {name: statistics.median(times) for name, times in seconds.items()}
-    megabytes = _run_part("encode", first, vocabulary)[1]["text_bytes"] / 1e6
-    return _table(median, megabytes, statistics.median(peaks))
-
-
-def _table(median: dict[str, float], megabytes: float, peak: float) -> list[Row]:
     share, speed = median["encode"] / median["shards"], COPIES * megabytes / median["one worker"]
+    gain = median["one worker"] / median["two workers"]
     return [
-        Row("one worker / a loop of tokenizers", median["loop"] / median["prepare"], "x", 15),
-        Row("two workers / one", median["one worker"] / median["two workers"], "x", 1.85),
-        Row("the pipeline / the encoder alone, texts in memory", 100 * share, "%", 85),
-        Row("peak memory of a worker", peak, "MB", 400, at_most=True),
-        Row("a worker's start to its first shard", median["start"], "s", 1, at_most=True),
-        Row(f"no target: one worker, the inputs {COPIES} times", speed, "MB/s"),
+        Figure("one worker / a loop of tokenizers", median["loop"] / median["prepare"], "x", 15),
+        Figure("two workers / one", gain, "x", 1.85),
+        Figure("the pipeline / the encoder alone, texts in memory", 100 * share, "%", 85),
+        Figure("peak memory of a worker", statistics.median(peaks), "MB", at_most=400),
+        Figure("a worker's start to its first shard", median["start"], "s", at_most=1),
+        Figure(f"one worker, the inputs {COPIES} times", speed, "MB/s"),
         *(
-            Row(f"no target: {name}", megabytes / median[name], "MB/s")
+            Figure(name, megabytes / median[name], "MB/s")
             for name in ("loop", "prepare", "shards", "encode")
         ),
     ]
 
 
-def _run_part(part: str, inputs: Path, tokenizer: Path) -> tuple[float, dict[str, float]]:
-    """Return the seconds that count from start to end of a process, and the figures it printed."""
-    command = [sys.executable, "-m", "tests.benchmarks.data_prep", "--part", part]
-    command += ["--inputs", str(inputs), "--tokenizer", str(tokenizer)]
-    start = time.perf_counter()
-    done = _run(command)
-    taken = time.perf_counter() - start
-    figures = json.loads(done.stdout)
-    return taken - figures.get("seconds_excluded", 0.0), figures
-
-
-def _run_prepare(inputs: Path, tokenizer: Path, workers: int, corpus: Path) -> float:
-    """Return the seconds of the command `prepare`."""
-    shutil.rmtree(corpus, ignore_errors=True)
-    command = [sys.executable, "-m", "data_prep", "prepare", "--input", f"{inputs}/*.jsonl.zst"]
-    command += ["--tokenizer", str(tokenizer), "--output", str(corpus), "--workers", str(workers)]
-    command += ["--max-tokens", str(MAX_TOKENS)]
-    start = time.perf_counter()
-    _run(command)
-    return time.perf_counter() - start
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(*words: object) -> tuple[float, str]:
+    """Return the seconds and the output of a module's process."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
+    command = [sys.executable, "-m", *map(str, words)]
+    start = time.perf_counter()
+    done = subprocess.run(
         command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True
     )
+    return time.perf_counter() - start, done.stdout
 
 
 def _tiny_input(source: Path, folder: Path) -> Path:
@@ -193,19 +155,13 @@ def loop(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
 def encode(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
     """Encode texts in memory, including imports and loading the vocabulary.
 
-    The time to read the texts is excluded.
+    The time to read and measure the texts is excluded.
     """
     start = time.perf_counter()
     batches = list(_batches(_texts(inputs)))
-    seconds_excluded = time.perf_counter() - start
-    _encode(tokenizer, iter(batches))
-    start = time.perf_counter()
     text_bytes = sum(len(text.encode()) for batch in batches for text in batch)
-    seconds_excluded += time.perf_counter() - start
-    return {"seconds_excluded": seconds_excluded, "text_bytes": text_bytes}
+    seconds_excluded = time.perf_counter() - start
 
-
-def _encode(tokenizer: Path, batches: Iterator[list[str]]) -> None:
     import numpy as np
 
     from data_prep.encoders import Encoder
@@ -214,6 +170,7 @@ def _encode(tokenizer: Path, batches: Iterator[list[str]]) -> None:
     encoder = Encoder(load(tokenizer))
     for batch in batches:
         np.concatenate(encoder.encode(batch)).astype(np.uint16)
+    return {"seconds_excluded": seconds_excluded, "text_bytes": text_bytes}
 
 
 def shards(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:

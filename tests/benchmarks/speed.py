@@ -1,16 +1,15 @@
-"""Training speed beside a plain loop and transformers, as ratios.
+"""Training speed of RoBERTa beside that of transformers, as ratios.
 
     python -m tests.benchmarks.speed --json speed.json
 
 Two models of the same shape are trained by turns, one update each, on the same micro-batches of
-random tokens, so that what else the machine does slows both alike. Each pair runs in a process of
-its own. On a CPU the models are small.
+random tokens, so that what else the machine does slows both alike. Each size and layout runs in a
+process of its own. On a CPU the models are small.
 """
 
 import argparse
 import contextlib
 import dataclasses
-import functools
 import itertools
 import statistics
 import time
@@ -18,15 +17,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from data_prep.common.files import write_json
-from pretrain.config.sections import BatchConfig, OptimizerConfig
-from pretrain.engine import engine, optimizers
+from pretrain.config.sections import OptimizerConfig
+from pretrain.engine import optimizers
 from pretrain.engine.distributed import Process, choose_device
 from pretrain.loop.protocols import MicroBatch
 from pretrain.model import presets
@@ -38,33 +37,16 @@ from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED
 
 Update = Callable[[MicroBatch], object]
-DEEPSPEED, PLAIN, TRANSFORMERS = "DeepSpeed", "plain loop", "transformers"
-
-
-class Side(NamedTuple):
-    """What is measured: a key of CONTENDERS, a model and a layout of rows."""
-
-    contender: str
-    variant: str
-    layout: str = "full"
-    """full rows, which have no mask; padded: rows of one document of random length."""
-
-
-BASELINE, ZERO_CLAP = (Side(PLAIN, variant) for variant in ("baseline", "zero-clap"))
-PAIRS = (
-    (Side(DEEPSPEED, "baseline"), BASELINE),
-    (Side(DEEPSPEED, "zero-clap"), ZERO_CLAP),
-    (BASELINE, Side(TRANSFORMERS, "baseline")),
-    (Side(PLAIN, "baseline", "padded"), Side(TRANSFORMERS, "baseline", "padded")),
-)
+LAYOUTS = ("full", "padded")
+"""Full rows, which have no mask; padded: rows of one document of random length."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One model and the shape of its micro-batches; an update reads one micro-batch."""
+    """A model and the shape of its micro-batches; an update reads one micro-batch."""
 
-    side: Side
     size: str
+    layout: str
     length: int
     rows: int
     vocab_size: int
@@ -73,21 +55,17 @@ class Case:
         # Token vectors of the hidden size, as the others have them; FlexAttention has no dropout.
         sizes = {"max_positions": self.length, "embedding_size": 0}
         overrides = {**sizes, "attention_dropout": 0.0}
-        return presets.build(self.size, self.side.variant, self.vocab_size, overrides)
+        return presets.build(self.size, "baseline", self.vocab_size, overrides)
 
     def objective(self) -> PretrainingObjective:
         vocabulary = Vocabulary(self.vocab_size, self.vocab_size - 1, Path())
         return MaskedLMConfig().build(vocabulary)
 
-    def model(self, device: torch.device) -> LanguageModel:
-        backend = "flex" if device.type == "cuda" else "dense"
-        return LanguageModel(self.architecture(), 128, backend).to(device)
-
     def batch(self, step: int) -> MicroBatch:
         """The micro-batch of a step, made of random ids."""
         draw = np.random.default_rng([step, self.length])
         lengths = [self.length] * self.rows
-        if self.side.layout == "padded":
+        if self.layout == "padded":
             lengths = draw.integers(self.length // 2, self.length + 1, self.rows).tolist()
         rows = [draw.integers(FIRST_WORD_ID, self.vocab_size - 1, length) for length in lengths]
         objective = self.objective()
@@ -96,25 +74,9 @@ class Case:
         return MicroBatch(0, arrays, sum(lengths), objective.targets(arrays))
 
 
-def through_deepspeed(case: Case, device: torch.device) -> Update:
-    on_gpu = device.type == "cuda"
-    process = engine.start()
-    batch = BatchConfig(global_batch_size=case.rows, micro_batch_size=case.rows)
-    settings = engine.deepspeed_json("zero1_bf16" if on_gpu else "zero1_fp32", batch, 0.0, 1)
-    model = case.model(device)
-    built = engine.Engine(model, OptimizerConfig(), settings, process, compiled=on_gpu)
-    objective = case.objective()
-
-    def update(batch: MicroBatch) -> object:
-        counts = batch.tokens, *batch.targets  # as in the loop, which knows them beforehand
-        losses = built.backward([batch], objective, counts, 0, 0)
-        return built.update(losses, objective, counts, 1e-4, 0)
-
-    return update
-
-
-def plain_loop(case: Case, device: torch.device) -> Update:
-    model, objective = case.model(device), case.objective()
+def ours(case: Case, device: torch.device) -> Update:
+    backend = "flex" if device.type == "cuda" else "dense"
+    model, objective = LanguageModel(case.architecture(), 128, backend).to(device), case.objective()
     if device.type == "cuda":
         compile_layers(model)
 
@@ -124,24 +86,7 @@ def plain_loop(case: Case, device: torch.device) -> Update:
     return train(optimizers.build(model, OptimizerConfig()), loss_of, device)
 
 
-def train(
-    optimizer: torch.optim.Optimizer, loss_of: Callable[[MicroBatch], Tensor], device: torch.device
-) -> Update:
-    """Train with plain PyTorch: fp32 weights, autocast to bf16 on a GPU, fused AdamW."""
-    for group in optimizer.param_groups:
-        group["lr"] = 1e-4
-
-    def update(batch: MicroBatch) -> None:
-        with autocast(device):
-            loss = loss_of(batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return update
-
-
-def transformers(case: Case, device: torch.device) -> Update:
+def theirs(case: Case, device: torch.device) -> Update:
     from transformers import AutoModelForMaskedLM, RobertaConfig
 
     architecture = case.architecture()
@@ -177,11 +122,21 @@ def _labels_by_position(batch: Mapping[str, Tensor]) -> Tensor:
     return labels
 
 
-CONTENDERS: dict[str, Callable[[Case, torch.device], Update]] = {
-    DEEPSPEED: through_deepspeed,
-    PLAIN: plain_loop,
-    TRANSFORMERS: transformers,
-}
+def train(
+    optimizer: torch.optim.Optimizer, loss_of: Callable[[MicroBatch], Tensor], device: torch.device
+) -> Update:
+    """Train with plain PyTorch: fp32 weights, autocast to bf16 on a GPU, fused AdamW."""
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4
+
+    def update(batch: MicroBatch) -> None:
+        with autocast(device):
+            loss = loss_of(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
 
 
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -189,28 +144,29 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     return torch.autocast("cuda", torch.bfloat16) if on_gpu else contextlib.nullcontext()
 
 
-def compare(case: Case, other: Case, seconds: float) -> dict[str, Any]:
-    """Train two models by turns for about `seconds`, at least three updates each."""
+def compare(case: Case, seconds: float) -> dict[str, Any]:
+    """Train both models by turns for about `seconds`, at least three updates each."""
     Process.from_environment({}).prepare_cpu()
     device = choose_device()
-    batches = [(case.batch(step), other.batch(step)) for step in range(2)]
+    batches = [case.batch(step) for step in range(2)]
     updates = []
-    for each in (case, other):
+    for make in (ours, theirs):
         torch.manual_seed(0)
-        updates.append(CONTENDERS[each.side.contender](each, device))
+        updates.append(make(case, device))
     times: list[list[float]] = []
     end = time.perf_counter()
-    for step, pair in enumerate(itertools.cycle(batches)):
+    for step, batch in enumerate(itertools.cycle(batches)):
         if step == len(batches):  # these warmed up
             times.clear()
             end = time.perf_counter() + seconds
         if len(times) >= 3 and time.perf_counter() >= end:
             break
-        times.append([timed(u, batch, device) for u, batch in zip(updates, pair, strict=True)])
-    ratios = [theirs / ours for ours, theirs in times]
-    tokens = statistics.fmean(batch.tokens for batch, _ in batches)
+        times.append([timed(update, batch, device) for update in updates])
+    ratios = [other / own for own, other in times]
+    tokens = statistics.fmean(batch.tokens for batch in batches)
     return {
-        "tokens_per_second": tokens / statistics.median(ours for ours, _ in times),
+        **dataclasses.asdict(case),
+        "tokens_per_second": tokens / statistics.median(own for own, _ in times),
         "ratio": statistics.median(ratios),
         "quartiles": statistics.quantiles(ratios, n=4, method="inclusive"),
     }
@@ -231,28 +187,22 @@ def main() -> None:
     parser.add_argument("--sizes", help="such as base,large")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
     parser.add_argument("--rows", type=int, help="of a micro-batch")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a pair")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a size and layout")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     sizes = options.sizes or ("base" if on_gpu else "small")
     rows = options.rows or max(1, (32768 if on_gpu else 1024) // options.length)
-    shape = functools.partial(
-        Case, length=options.length, rows=rows, vocab_size=50265 if on_gpu else 2000
-    )
-    print(f"{rows} x {options.length} tokens; tokens/s, and over the other's (quartiles)")
+    print(f"{rows} x {options.length} tokens; tokens/s, and over transformers' (quartiles)")
     found = []
-    for size, (side, other) in itertools.product(sizes.split(","), PAIRS):
-        cases = shape(side, size), shape(other, size)
+    for size, layout in itertools.product(sizes.split(","), LAYOUTS):
+        case = Case(size, layout, options.length, rows, 50265 if on_gpu else 2000)
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            measured = pool.submit(compare, *cases, options.seconds).result()
+            measured = pool.submit(compare, case, options.seconds).result()
         low, middle, high = measured["quartiles"]
-        print(
-            f"{size} {', '.join(side)} / {', '.join(other)}: {measured['tokens_per_second']:,.0f} "
-            f"tokens/s, {middle:.2f} ({low:.2f}, {high:.2f})",
-            flush=True,
-        )
-        found.append({"size": size, "side": side, "other": other, **measured})
+        speed = f"{measured['tokens_per_second']:,.0f} tokens/s"
+        print(f"{size}, {layout}: {speed}, {middle:.2f} ({low:.2f}, {high:.2f})", flush=True)
+        found.append(measured)
         if options.json:
             write_json(options.json, found)
 
