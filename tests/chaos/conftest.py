@@ -1,7 +1,5 @@
 """A tiny run with a real supervisor and real DeepSpeed processes, and an undisturbed run."""
 
-import contextlib
-import io
 import json
 import os
 import subprocess
@@ -12,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from pretrain.processes import processes
-from pretrain.records import audit, checkpoints, control, ledger, metrics
+from pretrain.records import audit, control, ledger, metrics
 from tests.chaos.fault import PLAN, plan
-from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
+from tests.pretrain.builders import weights_of
+from tests.pretrain.conftest import corpus, recipe, train_ranks  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).parents[2]
 STEPS = 16
@@ -33,27 +32,11 @@ PATIENCE = 300.0
 
 
 @pytest.fixture(scope="session")
-def undisturbed(run_ranks, recipe, tmp_path_factory):  # noqa: F811
+def undisturbed(train_ranks, tmp_path_factory):  # noqa: F811
     """The final weights of a run without faults."""
-    from pretrain.train import __main__ as train
-
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-
-    def work():
-        with contextlib.redirect_stdout(io.StringIO()):
-            return train.main([str(recipe.path), f"folder={folder}", *SHORT])
-
-    assert run_ranks(2, work) == [0, 0]
-    return weights(folder)
-
-
-def weights(run, step=STEPS):
-    """Return the fp32 weights of a run's checkpoint, by default the last; it must be complete."""
-    from pretrain.engine.consolidated import consolidated_weights
-
-    folder = checkpoints.folder_of(run, step)
-    checkpoints.read_manifest(folder)
-    return consolidated_weights(folder)
+    assert [code for code, *_ in train_ranks(folder, *SHORT)] == [0, 0]
+    return weights_of(folder, STEPS)
 
 
 class Chaos:
@@ -133,7 +116,7 @@ class Chaos:
     def assert_same_as(self, undisturbed):
         """Assert that the run ended with the same weights, and that nothing was left behind."""
         assert self.kinds()[-1] == "done", self.output()
-        final = weights(self.run)
+        final = weights_of(self.run, STEPS)
         assert final.keys() == undisturbed.keys()
         different = [name for name in final if not final[name].equal(undisturbed[name])]
         assert not different, different
@@ -162,20 +145,16 @@ def chaos(tmp_path, recipe):  # noqa: F811
 
 
 @pytest.fixture
-def attempt(run_ranks, chaos):
+def attempt(train_ranks, chaos):  # noqa: F811
     """`attempt(token, *faults)`: one attempt of two ranks with this token, without a launcher."""
-    from pretrain.train import __main__ as train
-
     chaos.run.mkdir()  # as a supervisor does
 
     def run(token, *faults):
-        def work():
+        def sabotage(rank):
             os.environ[control.TOKEN_VARIABLE] = token
             for fault in faults:
                 plan(fault, chaos.run)
-            with contextlib.redirect_stdout(io.StringIO()):
-                return train.main([str(chaos.recipe), f"folder={chaos.run}", *SHORT])
 
-        return run_ranks(2, work)
+        return train_ranks(chaos.run, *SHORT, sabotage=sabotage)
 
     return run

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos.conftest import PATIENCE, ROOT, Chaos, chaos, undisturbed  # noqa: F401 - fixtures
 from tests.chaos.fault import PLAN
-from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
+from tests.pretrain.conftest import corpus, recipe, train_ranks  # noqa: F401 - fixtures
 
 SCRIPTS = Path(__file__).parent
 HOSTS = ("ip", "nsenter", "unshare", "ssh", "/usr/sbin/sshd")

@@ -1,6 +1,8 @@
 """Small objects that many tests need."""
 
+import contextlib
 import dataclasses
+import io
 import itertools
 
 import pytest
@@ -36,6 +38,25 @@ def pairwise(*axes):
 def slow(*cases):
     """Cases that are left to the slow tests."""
     return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+def main(*words):
+    """The exit code and the output of a command of pretrain."""
+    from pretrain.__main__ import main as pretrain
+
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
+        code = pretrain([str(word) for word in words])
+    return code, written.getvalue()
+
+
+def weights_of(run, step):
+    """The fp32 weights of a checkpoint, which must be complete."""
+    from pretrain.engine.consolidated import consolidated_weights
+
+    folder = checkpoints.folder_of(run, step)
+    checkpoints.read_manifest(folder)
+    return consolidated_weights(folder)
 
 
 def order_of(total, seed=1):

@@ -1,7 +1,11 @@
 """A small corpus of real text, made once for all tests of pretraining."""
 
+import contextlib
+import io
 import json
+import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -127,6 +131,35 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
         return recipe.load(str(path), [f"folder={folder}", *overrides])
 
     return SimpleNamespace(load=load, path=path)
+
+
+@pytest.fixture(scope="session")
+def train_ranks(run_ranks, recipe):
+    """`train_ranks(folder, *overrides)`: exit code, output and errors of each rank, rank 0 first.
+
+    `sabotage(rank)` is called in each rank before it starts.
+    """
+    from pretrain.train import __main__ as train
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # What each rank would otherwise import by itself.
+        import torch.utils.tensorboard.writer  # noqa: F401
+
+        from pretrain.convert import initial_weights  # noqa: F401
+
+    def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):
+        def work():
+            train._SECONDS_TO_BE_ENDED = 0.0  # no launcher ends them
+            sabotage(int(os.environ["RANK"]))
+            output, errors = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+                code = train.main([str(recipe.path), f"folder={folder}", *overrides])
+            return code, output.getvalue(), errors.getvalue()
+
+        return run_ranks(ranks, work)
+
+    return run
 
 
 @pytest.fixture

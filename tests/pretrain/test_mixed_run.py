@@ -1,26 +1,16 @@
 """A run on two corpora: a weight change, a spike, two ranks, then more steps on one rank."""
 
-import contextlib
-import io
 import itertools
 import json
 
 import pytest
 
-from pretrain import __main__ as command_line
 from pretrain.data.mixture import Mixture
 from pretrain.records import checkpoints, ledger, metrics, wording
+from tests.pretrain.builders import main
 
 FAULT = ["fault.random_labels=[22, 34]"]
 LONGER = ["training.steps=52", "supervision.processes_per_node=1"]
-
-
-def main(*words):
-    """The exit code and the output of a command."""
-    written = io.StringIO()
-    with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
-        code = command_line.main([str(word) for word in words])
-    return code, written.getvalue()
 
 
 def corpora(first, second, *changes):

@@ -1,7 +1,6 @@
 """Runs with phases: killed and continued, audited, forked, and what readers say of them."""
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -10,12 +9,11 @@ import pytest
 import yaml
 
 from data_prep.common import files
-from pretrain.__main__ import main as pretrain
 from pretrain.checks.resume import check_run
 from pretrain.config.load import load
+from pretrain.data.batches import PretrainingBatches
 from pretrain.records import checkpoints, ledger, metrics, segments
-from pretrain.train import __main__ as train
-from tests.pretrain.builders import slow
+from tests.pretrain.builders import main, slow
 
 SETTINGS = [
     "training.steps=14",
@@ -28,23 +26,12 @@ SETTINGS = [
 ]
 
 
-def main(*words):
-    """The exit code and the output of a command."""
-    written = io.StringIO()
-    with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
-        code = pretrain([str(word) for word in words])
-    return code, written.getvalue()
-
-
 @pytest.fixture(scope="module")
-def attempt(run_ranks, recipe):
+def attempt(train_ranks):
     """`attempt(folder, *overrides)`: exit code and output; `fails_at`: the step that fails."""
 
     def run(folder, *overrides, fails_at=None):
-        def work():
-            from pretrain.data.batches import PretrainingBatches
-
-            train._SECONDS_TO_BE_ENDED = 0.0
+        def sabotage(rank):
             usual = PretrainingBatches.micro_batches
 
             def failing(self, step, *arguments):
@@ -53,16 +40,11 @@ def attempt(run_ranks, recipe):
                 return usual(self, step, *arguments)
 
             PretrainingBatches.micro_batches = failing
-            output = io.StringIO()
-            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                code = train.main([str(recipe.path), f"folder={folder}", *SETTINGS, *overrides])
-            return code, output.getvalue()
 
-        if fails_at is None:
-            return run_ranks(1, work)[0]
-        with contextlib.suppress(BaseException):
-            run_ranks(1, work)
-        return 9, ""
+        with contextlib.suppress(BaseException) if fails_at else contextlib.nullcontext():
+            words = [*SETTINGS, *overrides]
+            ((code, output, errors),) = train_ranks(folder, *words, ranks=1, sabotage=sabotage)
+            return code, output + errors
 
     return run
 

@@ -1,11 +1,8 @@
 """Runs that start from another model: its loss at step 0, its copy, and what is refused."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import shutil
-import warnings
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,6 @@ from pretrain.convert.writing import save_model
 from pretrain.model.language_model import LanguageModel
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics
-from pretrain.train import __main__ as train
 from tests.pretrain.conftest import data_prep
 from tests.pretrain.convert.conftest import HEADS
 from tests.pretrain.convert.contents import random_contents, without_pair_projection
@@ -38,22 +34,13 @@ SHORT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def attempt(run_ranks, recipe):
+@pytest.fixture
+def attempt(train_ranks):
     """`attempt(folder, *overrides)`: exit code and output of a run of one rank."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import torch.utils.tensorboard.writer  # noqa: F401
 
-    def run(folder, *overrides, ranks=1):
-        def work():
-            train._SECONDS_TO_BE_ENDED = 0.0
-            output = io.StringIO()
-            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                code = train.main([str(recipe.path), f"folder={folder}", *SHORT, *overrides])
-            return code, output.getvalue()
-
-        return run_ranks(ranks, work)[0]
+    def run(folder, *overrides):
+        ((code, output, errors),) = train_ranks(folder, *SHORT, *overrides, ranks=1)
+        return code, output + errors
 
     return run
 

@@ -25,7 +25,7 @@ from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, observation
-from tests.pretrain.builders import batches_of, one_update, pairwise, save_engine, slow
+from tests.pretrain.builders import batches_of, one_update, pairwise, save_engine, slow, weights_of
 
 VOCABULARY = 101
 LENGTH = 24
@@ -153,12 +153,6 @@ def train_and_save(run, name, micro=2, steps=3, growing=(), **options):
     results = train(built, micro, range(steps), growing)
     save_engine(built, run, steps)
     return results
-
-
-def weights_of(run, step):
-    folder = checkpoints.folder_of(run, step)
-    checkpoints.read_manifest(folder)
-    return consolidated_weights(folder)
 
 
 def assert_same_bits(left, right):

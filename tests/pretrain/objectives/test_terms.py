@@ -1,8 +1,6 @@
 """An objective of several terms, through the engine and through a whole run (law 4)."""
 
-import contextlib
 import functools
-import io
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.records import checkpoints, metrics
-from pretrain.train import __main__ as train
 from tests.pretrain.builders import batches_of, one_update, save_engine
 from tests.pretrain.engine.test_engine import VOCABULARY, RandomBlocks
 from tests.pretrain.objectives.toy import Toy, ToyConfig
@@ -127,18 +124,12 @@ SHORT += ["spike.patience=1", "objective.name=toy", "objective.parity_weight=0.2
 
 
 def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
-    run_ranks, recipe, corpus, tmp_path, monkeypatch
+    train_ranks, corpus, tmp_path, monkeypatch
 ):
     """Trained, validated, exported and evaluated."""
     monkeypatch.setitem(SETTINGS_BY_NAME, "toy", ToyConfig)
-
     run = tmp_path / "run"
-
-    def attempt():
-        with contextlib.redirect_stdout(io.StringIO()):
-            return train.main([str(recipe.path), f"folder={run}", *SHORT])
-
-    assert run_ranks(2, attempt) == [0, 0]
+    assert [code for code, *_ in train_ranks(run, *SHORT)] == [0, 0]
     lines = metrics.read_metrics(run / metrics.METRICS)
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line in lines:

@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import time
-import warnings
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import read_curve
 from pretrain.train import __main__ as train
 from pretrain.train import resume
+from tests.pretrain.builders import weights_of
 
 SHORT = [
     "training.steps=6",
@@ -41,34 +41,10 @@ SHORT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def attempt(run_ranks, recipe):
-    """`attempt(folder, *overrides)`: exit code, output and errors of each rank, rank 0 first.
-
-    `sabotage(rank)` is called in each rank before it starts.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # What each rank would otherwise import by itself.
-        import torch.utils.tensorboard.writer  # noqa: F401
-
-        from pretrain.convert import initial_weights  # noqa: F401
-        from pretrain.engine import engine  # noqa: F401
-        from pretrain.model import language_model  # noqa: F401
-
-    def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):
-        def work():
-            train._SECONDS_TO_BE_ENDED = 0.0  # no launcher ends them
-            sabotage(int(os.environ["RANK"]))
-            words = [str(recipe.path), f"folder={folder}", *SHORT, *overrides]
-            output, errors = io.StringIO(), io.StringIO()
-            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-                code = train.main(words)
-            return code, output.getvalue(), errors.getvalue()
-
-        return run_ranks(ranks, work)
-
-    return run
+@pytest.fixture(scope="session")
+def attempt(train_ranks):
+    """As `train_ranks`, of a short run."""
+    return lambda folder, *words, **options: train_ranks(folder, *SHORT, *words, **options)
 
 
 @pytest.fixture(scope="module")
@@ -190,16 +166,8 @@ def interrupted(run, folder, after=4):
     return folder
 
 
-def weights(run, step):
-    from pretrain.engine.consolidated import consolidated_weights
-
-    folder = checkpoints.folder_of(run, step)
-    checkpoints.read_manifest(folder)
-    return consolidated_weights(folder)
-
-
 def assert_same_run(left, right, step=6):
-    mine, others = weights(left, step), weights(right, step)
+    mine, others = weights_of(left, step), weights_of(right, step)
     assert all(mine[name].equal(others[name]) for name in others)
     kept = [metrics.surviving(metrics.read_metrics(run / metrics.METRICS)) for run in (left, right)]
     of_machine = {"attempt", "seconds", "data_seconds", "tokens_per_second", "memory_bytes"}
