@@ -4,12 +4,13 @@ import ast
 import functools
 import graphlib
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.running import python
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("data_prep", "pretrain", "finetune")
@@ -183,10 +184,7 @@ def imported_by(code: str) -> set[str]:
         f"import sys\nsys.argv = ['x']\n{code}\n"
         "print('modules:', *sorted({n.split('.')[0] for n in sys.modules}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.split("modules:")[1].split())
+    return set(python("-c", script).split("modules:")[1].split())
 
 
 WITH_TORCH = {"convert", "engine", "inference", "model", "plan", "train"}

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from pretrain.records import audit, control, ledger, metrics
 from tests.chaos.fault import PLAN, plan
 from tests.pretrain.builders import weights_of
 from tests.pretrain.conftest import corpus, recipe, train_ranks  # noqa: F401 - fixtures
+from tests.running import wait_until
 
 ROOT = Path(__file__).parents[2]
 STEPS = 16
@@ -89,10 +89,7 @@ class Chaos:
         return [record["step"] for record in self.records("attempt")]
 
     def wait_for(self, condition):
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)
+        wait_until(condition, self.output)
 
     def wait_for_pause(self):
         """Wait until the attempt pauses, as planned."""

@@ -2,8 +2,6 @@ import gzip
 import json
 import lzma
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -17,6 +15,7 @@ from data_prep.documents import Document, Reject, content_share, read_documents
 from data_prep.inputs import find_inputs, input_sha256, input_state
 from data_prep.manifest import Settings
 from tests.data_prep.conftest import make_texts, write_pile
+from tests.running import python
 
 GOOD = b'{"text": "good", "meta": {"pile_set_name": "Books3"}}'
 BAD_LINES = {
@@ -181,10 +180,7 @@ def test_memory_is_bounded_for_a_line_without_end(tmp_path):
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))\n"
         "print([getattr(r, 'reason', 'kept') for r in documents.read_documents(Path(sys.argv[1]))])"
     )
-    command = [sys.executable, "-c", script, str(file)]
-    folder = Path(__file__).parents[2]
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    assert found.stdout == "['too-large', 'kept']\n"
+    assert python("-c", script, file) == "['too-large', 'kept']\n"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from data_prep.progress import Done
 from data_prep.run import plan, prepare
 from tests.data_prep.conftest import content
 from tests.data_prep.test_run import ROOT, SETTINGS
+from tests.running import python
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
@@ -124,17 +125,10 @@ print(ticks[0])
 @pytest.mark.slow
 @needs_ray
 def test_failures_in_ray_are_reported_as_in_local_processes(tmp_path):
-    result = subprocess.run(
-        [
-            *(sys.executable, "-c", RAY_PROGRAM.format(root=str(ROOT))),
-            *(str(tmp_path / f"{number}.txt") for number in range(3)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    lines = [line for line in result.stdout.splitlines() if "raylet" not in line]
-    assert lines[0] == "0 'shard-00000'", result.stderr
+    program = RAY_PROGRAM.format(root=str(ROOT))
+    printed = python("-c", program, *(tmp_path / f"{number}.txt" for number in range(3)))
+    lines = [line for line in printed.splitlines() if "raylet" not in line]
+    assert lines[0] == "0 'shard-00000'"
     assert lines[1] == "1 ValueError('bad input')"
     assert lines[-2].startswith("died: a worker process died while shard-00002")
     assert lines[-1] == str(Done(3, 200, 50, 1))

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from data_prep.manifest import Count, Settings, ShardManifest, load_manifest, re
 from data_prep.run import merge, plan, prepare
 from data_prep.verify import verify
 from tests.data_prep.conftest import content, documents, make_texts, write_pile
+from tests.running import wait_until
 
 SETTINGS = Settings(max_tokens=128, valid_fraction=0.2)
 ROOT = Path(__file__).parents[2]
@@ -497,11 +497,9 @@ def test_killed_run_ends_its_workers_and_can_be_continued(
         # Processes that a shell runs in the background ignore interrupts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    first, deadline = output / "shards" / "shard-00000.json", time.monotonic() + 60
-    while not first.exists():
-        assert time.monotonic() < deadline
-        assert run.poll() is None
-        time.sleep(0.01)
+    first = output / "shards" / "shard-00000.json"
+    wait_until(lambda: first.exists() or run.poll() is not None)
+    assert run.poll() is None
     children = psutil.Process(run.pid).children()
     (worker,) = (child for child in children if "spawn_main" in " ".join(child.cmdline()))
     if victim == "interrupt":

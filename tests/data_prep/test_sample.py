@@ -1,7 +1,4 @@
-import os
 import shutil
-import subprocess
-import sys
 import sysconfig
 from collections import Counter
 from pathlib import Path
@@ -10,8 +7,7 @@ import pytest
 
 from data_prep.documents import Document, read_documents
 from data_prep.sample import write_sample
-
-ROOT = Path(__file__).parents[2]
+from tests.running import python
 
 
 def documents(files):
@@ -70,12 +66,7 @@ def test_same_library_gives_the_same_files_in_every_process(tmp_path):
     )
     written = []
     for seed in ("1", "2"):
-        subprocess.run(
-            [sys.executable, "-c", program.format(str(tmp_path / seed))],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            check=True,
-        )
+        python("-c", program.format(str(tmp_path / seed)), PYTHONHASHSEED=seed)
         files = sorted((tmp_path / seed).rglob("*.zst"))
         written.append([(file.name, file.read_bytes()) for file in files])
     assert written[0] == written[1]

@@ -1,7 +1,5 @@
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +15,7 @@ from data_prep.shard import existing_manifest, prepare_shard
 from data_prep.statistics import count_ids
 from data_prep.tokenizer import Tokenizer
 from tests.data_prep.conftest import make_texts, write_pile
-
-ROOT = Path(__file__).parents[2]
+from tests.running import python
 
 
 @pytest.fixture
@@ -77,10 +74,7 @@ def test_worker_imports_neither_torch_nor_megatron(task):
         f"pathlib.Path({str(task.corpus)!r}), Settings(), {task.tokenizer_digest!r}))\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules}))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = set(result.stdout.split())
+    loaded = set(python("-c", program).split())
     assert {"numpy", "tokenizers", "gigatoken", "orjson"} <= loaded
     heavy = {"torch", "transformers", "megatron", "datasets", "pyarrow", "awkward", "matplotlib"}
     assert not heavy & loaded

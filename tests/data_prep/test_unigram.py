@@ -1,10 +1,6 @@
 """Unigram vocabularies: training, white space, bytes, and ALBERT's file."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -16,6 +12,7 @@ from data_prep.tokenizer import load, load_with_order, train_unigram
 from pretrain.objectives.masked import word_starts_of
 from tests.data_prep.conftest import make_texts
 from tests.data_prep.test_encoders import random_texts
+from tests.running import python
 
 CONTROL_TEXT = "<s> </s><pad><mask> <unk> [CLS][SEP]<0x41>"
 TEXTS = [*make_texts(300, 40), "Naïve Café, “quoted” (1990s) don't; x² = 3.14!"]
@@ -81,14 +78,8 @@ def test_pieces_do_not_mix_letters_with_digits_or_punctuation(vocabulary):
 
 def test_training_is_deterministic_in_a_process_with_more_threads(vocabulary):
     variables = {"RAYON_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "true"}
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN_AGAIN],
-        env={**os.environ, **variables, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == [vocabulary.digest(), train_again(lowercase=True).digest()]
+    printed = python("-c", TRAIN_AGAIN, **variables)
+    assert printed.split() == [vocabulary.digest(), train_again(lowercase=True).digest()]
 
 
 def test_rare_characters_have_no_piece_and_are_encoded_as_bytes():

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
@@ -178,10 +177,3 @@ def mount_read_only(cluster, folder):
     folder.mkdir()
     cluster.run(2, "mount", "--bind", folder, folder)
     cluster.run(2, "mount", "-o", "remount,ro,bind", folder)
-
-
-def wait_until(condition, seconds=PATIENCE):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

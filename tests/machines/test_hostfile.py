@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.conftest import PATIENCE, Chaos
-from tests.machines.conftest import HostfileRun, skip_without, wait_until
+from tests.machines.conftest import HostfileRun, skip_without
+from tests.running import wait_until
 
 pytestmark = pytest.mark.slow
 

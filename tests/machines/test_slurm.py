@@ -8,7 +8,8 @@ import pytest
 from pretrain.records import control
 from tests.chaos.conftest import ROOT, SHORT
 from tests.chaos.fault import PLAN
-from tests.machines.conftest import SBIN, mount_read_only, wait_until
+from tests.machines.conftest import SBIN, mount_read_only
+from tests.running import wait_until
 
 pytestmark = pytest.mark.slow
 SCRIPT = ROOT / "pretrain" / "recipes" / "supervise.sbatch"

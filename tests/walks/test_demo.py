@@ -1,34 +1,21 @@
 """The demo that `make demo` runs."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pretrain.records import ledger, metrics
-
-ROOT = Path(__file__).parents[2]
+from tests.running import python
 
 
 @pytest.mark.slow
 def test_the_demo_survives_a_damaged_block_and_pretraining_helps(tmp_path: Path) -> None:
     output = tmp_path / "demo output"  # with a space, as some users have
-    run = subprocess.run(
-        [sys.executable, "-m", "finetune.zeroclap", "demo", "--output", str(output)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-    assert len(re.findall(r"^next: zeroclap ", run.stdout, flags=re.MULTILINE)) == 2
-    assert "python -m" not in run.stdout
-    table = dict(re.findall(r"^(\S.*?|  of .*?) {2,}(\S.*)$", run.stdout, flags=re.MULTILINE))
+    printed = python("-m", "finetune.zeroclap", "demo", "--output", output, folder=tmp_path)
+    assert len(re.findall(r"^next: zeroclap ", printed, flags=re.MULTILINE)) == 2
+    assert "python -m" not in printed
+    table = dict(re.findall(r"^(\S.*?|  of .*?) {2,}(\S.*)$", printed, flags=re.MULTILINE))
     perplexity = float(table["validation perplexity, 128 tokens"])
     assert perplexity < 0.25 * float(table["  of the unigram distribution"])
     # A new seed does not cure the first spike: the second rollback skips data.

@@ -3,12 +3,12 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from finetune.studies import job
 from finetune.studies.job import Stage
+from tests.running import python, wait_until
 
 PATIENCE = 60
 
@@ -66,15 +66,10 @@ def test_a_command_that_is_saving_holds_up_the_next_job_of_its_run(tmp_path, num
     quick.write_text(f"#!/bin/sh\ntest -e {tmp_path}/saved\n")
     quick.chmod(0o755)
     process = subprocess.Popen([sys.executable, "-c", code, str(saving), str(tmp_path)])
-    until = time.monotonic() + PATIENCE
-    while not (tmp_path / "begun").exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until((tmp_path / "begun").exists)
     process.send_signal(number)
     if number == signal.SIGTERM:
         assert process.wait(PATIENCE) == 128 + number
         assert (tmp_path / "saved").exists()
-    after = subprocess.run(
-        [sys.executable, "-c", code, str(quick), str(tmp_path)], timeout=PATIENCE
-    )
-    assert after.returncode == 0
+    python("-c", code, quick, tmp_path)
     process.wait(PATIENCE)

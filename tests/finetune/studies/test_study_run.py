@@ -4,7 +4,6 @@ import csv
 import shutil
 import signal
 import subprocess
-import time
 
 import psutil
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from finetune.studies import job
 from tests.finetune.studies.conftest import command
 from tests.pretrain.conftest import corpus  # noqa: F401 - fixture
+from tests.running import wait_until
 
 PATIENCE = 600
 FINETUNE = """
@@ -42,10 +42,8 @@ def test_a_study_that_is_stopped_and_killed_goes_on_without_doing_anything_twice
         """Send a signal when a file is there; return the exit code and what was printed."""
         with (tmp_path / "printed").open("w+") as log:
             study = subprocess.Popen(command(*words), cwd=tmp_path, stdout=log, stderr=log)
-            until = time.monotonic() + PATIENCE
-            while not list(output.glob(pattern)) and time.monotonic() < until:
-                assert study.poll() is None, (tmp_path / "printed").read_text()
-                time.sleep(0.1)
+            wait_until(lambda: [*output.glob(pattern)] or study.poll() is not None)
+            assert study.poll() is None, (tmp_path / "printed").read_text()
             study.send_signal(number)
             return study.wait(PATIENCE), (tmp_path / "printed").read_text()
 

@@ -23,10 +23,10 @@ from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from pretrain.objectives.spans import SpanCorruptionConfig
 from tests.pretrain.builders import batches_of, order_of
+from tests.running import wait_until
 
 BROKEN_STEP = 40
 DEADLY_STEP = 60
-SECONDS = 20
 
 
 class Drawn:
@@ -58,13 +58,6 @@ class Drawn:
 
 def content(micro_batches):
     return [(batch.index, batch.arrays["ids"].tolist()) for batch in micro_batches]
-
-
-def until(condition):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def alive(process):
@@ -122,9 +115,9 @@ def test_as_many_steps_are_made_ahead_as_are_promised_each_by_its_phase(tmp_path
 
     with prefetched(SegmentedBatches(parts), 1) as batches:
         batches.micro_batches(5, 0, 1)
-        until(lambda: len(made()) >= 3)
+        wait_until(lambda: len(made()) >= 3)
         batches.micro_batches(6, 0, 1)
-        until(lambda: len(made()) >= 4)
+        wait_until(lambda: len(made()) >= 4)
         time.sleep(0.1)
     assert made() == ["20/7", "20/8", "7/5", "7/6"]
 
@@ -170,7 +163,7 @@ def test_workers_end_when_their_rank_is_killed(tmp_path):
         children = psutil.Process(rank.pid).children(recursive=True)
         assert len(children) >= 2
         rank.kill()
-    until(lambda: not any(alive(child) for child in children))
+    wait_until(lambda: not any(alive(child) for child in children))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """Workarounds that need no engine, or a fresh process; the others are tested with the engine."""
 
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[3]
+from tests.running import python
+
 COMPILER = """
 import sys, torch
 compiled = []
@@ -31,10 +29,7 @@ assert "torch._dynamo" not in sys.modules
 
 @pytest.mark.slow
 def test_functions_of_others_are_imported_without_the_compiler():
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILER], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", COMPILER)
 
 
 def test_only_the_warning_about_renamed_collectives_is_silenced(run_ranks):

@@ -22,6 +22,7 @@ from pretrain.supervision.agent import Agent
 from pretrain.supervision.nodes import Node, Report, Reporter, show_life
 from tests.pretrain.builders import slow
 from tests.pretrain.supervision.test_supervisor import HEAD
+from tests.running import wait_until
 
 PATIENCE = 60.0
 
@@ -76,14 +77,8 @@ class Stage:
     def report(self):
         return read_report(self.run, 1)
 
-    def wait_for(self, condition):
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
     def wait_for_state(self, token, state):
-        self.wait_for(
+        wait_until(
             lambda: (self.report().get("token"), self.report().get("state")) == (token, state)
         )
 
@@ -106,7 +101,7 @@ def stage(tmp_path, monkeypatch):
 
 def test_an_agent_starts_and_ends_attempts_and_exits_with_the_code_of_the_control_file(stage):
     stage.start_attempt()
-    stage.wait_for(lambda: processes.members(stage.run, 1))
+    wait_until(lambda: processes.members(stage.run, 1))
     control.write(stage.run, ControlFile("a", 1, control.STOP, nodes=2))
     stage.wait_for_state("a", nodes.READY)
     assert processes.members(stage.run, 1) == []
@@ -128,7 +123,7 @@ def test_a_node_that_hears_nothing_ends_its_processes_even_while_it_waits_for_fi
     back.set()
     stage.wait_for_state("a", nodes.RUNNING)
     back.clear()
-    stage.wait_for(lambda: processes.members(stage.run, 1) == [])
+    wait_until(lambda: processes.members(stage.run, 1) == [])
     back.set()
     stage.wait_for_state("a", nodes.ENDED)
     assert stage.report()["problem"] == "it received no heartbeat from node 0 for 1 s"
@@ -139,7 +134,7 @@ def test_a_stopped_process_is_reported_of_its_own_attempt(stage):
     stage.start(hang_seconds=1.0)
     stage.wait_for_state("", nodes.READY)
     control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
-    stage.wait_for(lambda: "is stopped, as by SIGSTOP" in stage.report().get("problem", ""))
+    wait_until(lambda: "is stopped, as by SIGSTOP" in stage.report().get("problem", ""))
     assert stage.report()["state"] == nodes.RUNNING
     # Not of the next attempt, although it is long until the next search.
     stage.agent._stopped._seconds = PATIENCE
@@ -176,7 +171,7 @@ def test_an_attempt_of_an_old_control_file_is_not_started(stage):
 def test_a_request_to_stop_is_forwarded_and_a_second_one_ends_the_attempt(stage):
     stage.start_attempt()
     stage.agent._stop_requests.count = 1
-    stage.wait_for(lambda: control.stop_requested(stage.run, "a"))
+    wait_until(lambda: control.stop_requested(stage.run, "a"))
     stage.agent._stop_requests.count = 2
     assert stage.join() == EXIT_PREEMPTED
     assert processes.members(stage.run, 1) == []
@@ -215,7 +210,7 @@ def test_a_file_system_that_is_unavailable_for_a_while_does_not_end_an_agent(sta
         for name in ("read_bytes", "write_text"):
             patch.setattr(Path, name, unavailable)
         stage.agent._stop_requests.count = 1
-        stage.wait_for(lambda: control.stop_requested(stage.run, "a"))
+        wait_until(lambda: control.stop_requested(stage.run, "a"))
         assert stage.thread.is_alive()
     stage.wait_for_state("a", nodes.RUNNING)
     control.write(stage.run, ControlFile("b", 0, control.EXIT, code=0))
@@ -240,7 +235,7 @@ def test_an_agent_of_an_earlier_start_starts_nothing(stage):
     show_life(stage.run, "127.0.0.1", stage.listener.port)
     stage.wait_for_state("old", nodes.ENDED)
     control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2, start="s2"))
-    stage.wait_for(lambda: stage.report().get("state") == nodes.READY)
+    wait_until(lambda: stage.report().get("state") == nodes.READY)
     assert processes.members(stage.run, 1) == []
     assert stage.report()["start"] == "s1"
 

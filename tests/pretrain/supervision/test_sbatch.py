@@ -3,10 +3,11 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.running import wait_until
 
 SCRIPT = Path(__file__).parents[3] / "pretrain" / "recipes" / "supervise.sbatch"
 
@@ -80,11 +81,5 @@ def test_a_cancelled_job_waits_for_its_agents_and_stays_cancelled(submit, tmp_pa
 
 def _send(number, script, folder):
     """Once its agents are ready, send a signal to the script until it ends."""
-    deadline = time.monotonic() + 60
-    while not (folder / "ready").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    while script.poll() is None:
-        assert time.monotonic() < deadline
-        script.send_signal(number)
-        time.sleep(0.03)
+    wait_until((folder / "ready").exists)
+    wait_until(lambda: script.poll() is not None or script.send_signal(number))

@@ -25,6 +25,7 @@ from pretrain.records import folder as run_folder
 from pretrain.supervision import jobs, launch, supervisor
 from pretrain.supervision.decide import Problem
 from tests.pretrain.builders import commit_checkpoint
+from tests.running import python
 
 ROOT = Path(__file__).parents[3]
 STEPS = RunConfig().training.steps
@@ -566,9 +567,7 @@ supervisor.Supervisor._watch = measured
 assert supervisor.Supervisor(RunConfig(folder={str(tmp_path)!r})).run() == 0
 print("heavy:", sorted({{"torch", "deepspeed", "matplotlib"}} & {{*sys.modules}}))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert "heavy: []" in done.stdout
-    megabytes = float(done.stdout.split("MB ")[1].split()[0])
+    printed = python("-c", code)
+    assert "heavy: []" in printed
+    megabytes = float(printed.split("MB ")[1].split()[0])
     assert megabytes < 100, megabytes
