@@ -52,7 +52,7 @@ class PerceiverContext(AttentionContext):
     token_rotation: Rotation | None
     """As `rotation`, which is that of the latents."""
     down: AttentionBias
-    """Added to the scores of the first layer, [1, H, L, T]; H is 1 where the heads have the same."""
+    """Added to the scores of the first layer, [1, H, L, T]; H is 1 if the heads have the same."""
     up: AttentionBias
     """Likewise of the last layer, [1, H, T, L]."""
 
