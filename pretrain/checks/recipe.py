@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data_prep.common.arguments import as_invoked
 from data_prep.common.files import named_errors
+from data_prep.common.wording import count
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config import deepspeed as deepspeed_settings
 from pretrain.config.run import RunConfig
@@ -191,12 +192,21 @@ def _check_corpora(
     return manifest
 
 
-def data_summary(config: RunConfig) -> list[str]:
+def data_summary(config: RunConfig, world_size: int) -> list[str]:
     """Say of each split how many of its tokens the run's blocks hold, in a sentence, and warn.
 
-    Cuts the splits into blocks where that was not done before.
+    Cuts the splits into blocks where that was not done before. Says as well how many micro-batches
+    are empty, where the ranks do not divide a batch.
     """
     sentences = [f"WARNING: {config.short_reach}"] if config.short_reach else []
+    for batch in dict.fromkeys(part.config.batch for part in config.segments.parts):
+        places = world_size * batch.accumulation_steps(world_size)
+        if empty := places - batch.micro_batches:
+            sentences.append(
+                f"{count(world_size, 'rank')} compute {places:,} micro-batches of "
+                f"{batch.micro_batch_size} for an update of {batch.global_batch_size:,} blocks; "
+                f"{empty:,} of them are empty"
+            )
     for split, source in itertools.product(SPLITS, config.segments.sources):
         name = f"{source.name}, " if source.name else ""
         blocks = open_source(source, split)

@@ -74,7 +74,7 @@ def read_settings(
     _check_not_misleading(path, settings)
     accumulation = batch.accumulation_steps(world_size)
     owned = {
-        "train_batch_size": batch.global_batch_size,
+        "train_batch_size": batch.micro_batch_size * accumulation * world_size,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": clipping,

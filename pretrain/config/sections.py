@@ -134,25 +134,33 @@ class BatchConfig:
     """Blocks of one forward pass of one rank."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not divide each other."""
-        self.accumulation_steps(1)
-
-    def accumulation_steps(self, world_size: int) -> int:
-        """Micro-batches of each rank in a batch.
-
-        Raises:
-            ValueError: the ranks do not divide the batch; names a size that fits, if one does.
-        """
-        steps, rest = divmod(self.global_batch_size, self.micro_batch_size * world_size)
-        if rest:
-            share, left = divmod(self.global_batch_size, world_size)
-            fits = [] if left else [n for n in range(1, self.micro_batch_size) if share % n == 0]
+        """Refuse a batch that is no whole number of micro-batches."""
+        if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
                 f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
-                f"batch.micro_batch_size {self.micro_batch_size} x {count(world_size, 'rank')}"
+                f"batch.micro_batch_size {self.micro_batch_size}"
+            )
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of an update, over all ranks."""
+        return self.global_batch_size // self.micro_batch_size
+
+    def accumulation_steps(self, world_size: int) -> int:
+        """Micro-batches of each rank in an update; the last one of some ranks may be empty.
+
+        Raises:
+            ValueError: some ranks would have none; names a size that fits, if one does.
+        """
+        if self.micro_batches < world_size:
+            total = self.global_batch_size
+            fits = [n for n in range(1, total // world_size + 1) if total % n == 0]
+            raise ValueError(
+                f"batch.global_batch_size {total} is less than batch.micro_batch_size "
+                f"{self.micro_batch_size} x {count(world_size, 'rank')}"
                 + (f"; set batch.micro_batch_size={fits[-1]}" if fits else "")
             )
-        return steps
+        return math.ceil(self.micro_batches / world_size)
 
 
 @dataclasses.dataclass(frozen=True)

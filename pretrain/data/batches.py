@@ -1,7 +1,8 @@
 """Batches as pure functions of corpora, order and step.
 
 Global batch `step` holds the `size(step)` blocks from position `first_block(step)` of the order on.
-It is cut into micro-batches of B blocks; rank r of R takes number k * R + r as its k-th one.
+It is cut into micro-batches of B blocks; rank r of R takes number k * R + r as its k-th one. Where
+R does not divide their number, the last ones of some ranks are empty: of blocks that others read.
 Nothing here depends on what ran before: after a restart, or with another number of ranks, the
 batches are the same.
 """
@@ -9,6 +10,7 @@ batches are the same.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -42,6 +44,11 @@ def _collate(
     return MicroBatch(index, arrays, int(np.count_nonzero(is_read)), objective.targets(arrays))
 
 
+def _empty(batch: MicroBatch) -> MicroBatch:
+    """The batch as one that does not count: it is computed, as ZeRO 3 needs, and ignored."""
+    return dataclasses.replace(batch, tokens=0, targets=(0,) * len(batch.targets))
+
+
 @dataclasses.dataclass(frozen=True)
 class PretrainingBatches:
     """Training batches of a run."""
@@ -71,9 +78,10 @@ class PretrainingBatches:
         batch_digest = digest(chosen, epochs)
         is_damaged = bool(((chosen == self._damaged_block) & (epochs == 0)).any())
         scale = _DAMAGE if is_damaged else 1.0
-        result = []
-        for index in range(rank, len(chosen) // size, world_size):
-            part = slice(index * size, (index + 1) * size)
+        total, result = len(chosen) // size, []
+        for index in range(rank, math.ceil(total / world_size) * world_size, world_size):
+            first = index % total * size
+            part = slice(first, first + size)
             names = list(zip(epochs[part].tolist(), chosen[part].tolist(), strict=True))
             blocks = [self.source[block] for _, block in names]
             keys = [(seed, epoch, block) for epoch, block in names]
@@ -82,9 +90,8 @@ class PretrainingBatches:
                 draw = np.random.default_rng([step, index])
                 arrays = self.objective.corrupted(batch.arrays, draw)
                 batch = dataclasses.replace(batch, arrays=arrays)
-            result.append(
-                dataclasses.replace(batch, batch_digest=batch_digest, gradient_scale=scale)
-            )
+            batch = dataclasses.replace(batch, batch_digest=batch_digest, gradient_scale=scale)
+            result.append(batch if index < total else _empty(batch))
         return result
 
     @cached_property
@@ -137,9 +144,7 @@ def validation_batches(
         ]
         keys = [validation_key(n) for n in read]
         batch = _collate(source, objective, blocks, keys, index)
-        if not chosen:
-            batch = dataclasses.replace(batch, tokens=0, targets=(0,) * len(batch.targets))
-        yield batch
+        yield batch if chosen else _empty(batch)
 
 
 def check_targets(source: Blocks, objective: PretrainingObjective, limit: int) -> None:

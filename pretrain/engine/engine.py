@@ -172,7 +172,8 @@ class Engine:
         split, nor on the size of the batch before.
 
         Args:
-            micro_batches: this rank's, as many as every other rank's.
+            micro_batches: this rank's, as many as every other rank's. Those without targets do not
+                count, whatever their arrays hold.
             objective: gives the loss of each.
             counts: tokens, and targets of each term, in the global batch.
             seed: keys the dropout.
@@ -203,6 +204,8 @@ class Engine:
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
             _seed_dropout(seed, step, batch.index, self.device)
             losses = objective.loss(self._deepspeed, batch.to(self.device))
+            if not any(batch.targets):
+                losses = losses * 0.0  # computed for the collectives of the other ranks alone
             self._deepspeed.backward((losses * factors).sum(), scale_wrt_gas=False)
             sums += losses.detach()
         return sums

@@ -151,7 +151,7 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
         measured: of the recipe on this machine, which counts in place of that kind.
 
     Raises:
-        ValueError: the recipe's batch does not divide over the ranks.
+        ValueError: the recipe's batch has fewer micro-batches than there are ranks.
     """
     model, training = model_of(config), config.training
     on_gpu, sharing = True, world_size
@@ -218,7 +218,7 @@ def _activations(
 def most_gpus(config: RunConfig) -> int:
     """Return the most GPUs, of 8 at most, that share the batches of all phases evenly."""
     batches = [phase.config.batch for phase in config.segments.parts]
-    return math.gcd(8, *(batch.global_batch_size // batch.micro_batch_size for batch in batches))
+    return math.gcd(8, *(batch.micro_batches for batch in batches))
 
 
 def model_of(config: RunConfig) -> ModelConfig:

@@ -195,9 +195,8 @@ def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
     """
     config, vocab_size = recipe.segments.at(0).config, vocabulary_size(recipe)
     batch, process = config.batch, start()
-    if most:
-        together = batch.micro_batch_size * process.world_size
-        blocks = together * min(most, batch.global_batch_size // together)
+    if 0 < most < batch.accumulation_steps(process.world_size):
+        blocks = batch.micro_batch_size * process.world_size * most
         batch = dataclasses.replace(batch, global_batch_size=blocks)
         config = dataclasses.replace(config, batch=batch)
     try:

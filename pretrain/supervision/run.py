@@ -112,7 +112,7 @@ def _check(config: RunConfig, source: Source | None, node: Node) -> Course:
         manifest = next(iter(course.manifests.values()))
         sys.stdout.write(f"{init_from.check_initial_model(config, model, manifest)}\n")
     _check_machine(config, model, ranks, node)
-    sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config))
+    sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config, ranks))
     return course
 
 

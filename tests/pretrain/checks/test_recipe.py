@@ -34,7 +34,7 @@ FLEX = ["training.attention_backend=flex", "model.overrides.attention_dropout=0"
             [*FLEX, "training.deterministic=true", "model.overrides.alibi_slopes=trained"],
             "with training.deterministic use auto or dense",
         ),
-        (["supervision.processes_per_node=3"], "8 is not a multiple of .* 2 x 3 ranks"),
+        (["supervision.processes_per_node=5"], "8 is less than .* 2 x 5 ranks; set .*=1$"),
         (
             ["objective.name=causal-lm"],
             "objective.name causal-lm does not fit model.variant zero-clap, which sees the tokens "
@@ -120,11 +120,11 @@ def test_fp16_is_refused_on_a_cpu_where_deepspeed_refuses_it(recipe, tmp_path, m
 
 
 def test_a_batch_that_no_phase_has_is_not_looked_at(recipe, tmp_path):
-    phase = "{steps: 4, batch: {global_batch_size: 6, micro_batch_size: 2}}"
+    phase = "{steps: 4, batch: {global_batch_size: 12, micro_batch_size: 2}}"
     config = recipe.load(tmp_path, f"phases=[{phase}, {phase}]", "training.steps=8")
-    with pytest.raises(ValueError, match="is not a multiple"):
-        config.batch.accumulation_steps(3)
-    recipe_checks.check_device(config, 3, "cuda", 8.0)
+    with pytest.raises(ValueError, match="8 is less than"):
+        config.batch.accumulation_steps(6)
+    recipe_checks.check_device(config, 6, "cuda", 8.0)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_recipe_of_pairs_gives_a_model_with_a_pair_head(task, sentence_corpus,
     words = [f"data.corpus={sentence_corpus}", *PAIRS, f"objective.pair_task={task}"]
     config = recipe.load(tmp_path, *words)
     assert check(config, 2).pair_head
-    train, _ = recipe_checks.data_summary(config)
+    train, _ = recipe_checks.data_summary(config, 2)
     assert re.search(r"[\d,]+ tokens of documents of one sentence, .* are dropped", train)
 
 
@@ -209,13 +209,19 @@ def test_a_corpus_without_validation_text_is_refused(corpus, recipe, tmp_path):
 
 def test_a_summary_says_what_is_read_and_what_is_dropped(recipe, tmp_path):
     trial = ("training.steps=5", "schedule.warmup_steps=0", "training.checkpoint_interval=1")
-    warning, *_ = recipe_checks.data_summary(recipe.load(tmp_path, *trial))
+    warning, *_ = recipe_checks.data_summary(recipe.load(tmp_path, *trial), 2)
     assert warning.startswith("WARNING: (training.checkpoints_kept - 1)")
-    train, valid = recipe_checks.data_summary(recipe.load(tmp_path))
+    train, valid = recipe_checks.data_summary(recipe.load(tmp_path), 2)
     assert re.fullmatch(
         r"train: \d+ blocks of 64 hold 100.0% of [\d,]+ tokens \(chunked, 9\d.\d% full\)", train
     )
     assert valid.startswith("valid: ")
+    batch, *rest = recipe_checks.data_summary(recipe.load(tmp_path), 3)
+    assert (
+        batch
+        == "3 ranks compute 6 micro-batches of 2 for an update of 8 blocks; 2 of them are empty"
+    )
+    assert rest == [train, valid]
 
 
 @pytest.mark.parametrize("packing", ["best-fit", "complete"])
@@ -224,7 +230,7 @@ def test_blocks_that_drop_much_of_a_split_are_warned_of(packing, recipe, tmp_pat
     for length, warned in ((24, [True, True]), (60, [False, True])):
         words = [f"data.packing={packing}", f"data.sequence_length={length}"]
         config = recipe.load(tmp_path, *words)
-        summary = recipe_checks.data_summary(config)
+        summary = recipe_checks.data_summary(config, 2)
         assert [text.startswith("WARNING: ") for text in summary] == warned
         lengths = open_source(config.segments.sources[0], "valid").corpus.lengths
         dropped = lengths[lengths >= length].sum()

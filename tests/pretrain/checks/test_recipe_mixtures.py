@@ -8,7 +8,7 @@ from pretrain.checks.recipe import check, data_summary
 def test_a_mixture_is_checked_and_each_corpus_summarised(mixed):
     config = mixed("a: weight: 2", "b: weight: 1")
     check(config, 2)
-    summary = data_summary(config)
+    summary = data_summary(config, 2)
     assert [sentence.partition(":")[0] for sentence in summary] == [
         *("a, train", "b, train", "a, valid", "b, valid")
     ]

@@ -17,10 +17,12 @@ from pretrain.spikes.observations import Observation
 
 def test_accumulation_follows_from_batch_and_ranks():
     assert BatchConfig(32, 4).accumulation_steps(2) == 4
-    with pytest.raises(ValueError, match="32 is not a multiple of .* 4 x 3 ranks"):
-        BatchConfig(32, 4).accumulation_steps(3)
-    with pytest.raises(ValueError, match=r"4 x 16 ranks; set batch.micro_batch_size=2$"):
-        BatchConfig(32, 4).accumulation_steps(16)
+    assert BatchConfig(32, 4).accumulation_steps(3) == 3
+    for ranks, size in ((9, 2), (16, 2), (17, 1)):
+        with pytest.raises(ValueError, match=rf"4 x {ranks} ranks; set .*_size={size}$"):
+            BatchConfig(32, 4).accumulation_steps(ranks)
+    with pytest.raises(ValueError, match="32 is less than .* 4 x 33 ranks$"):
+        BatchConfig(32, 4).accumulation_steps(33)
 
 
 @pytest.mark.parametrize("steps", [1, 5, 150])

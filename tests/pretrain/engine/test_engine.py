@@ -200,12 +200,13 @@ def assert_like_plain(results, run, **case):
 
 @pytest.mark.parametrize(
     ("stage", "ranks", "clipping", "optimizer"),
-    pairwise(range(4), (1, 2), (0.0, 5.0), (SMOOTH, LAMB, MUON)),
+    pairwise(range(4), (1, 2, 3), (0.0, 5.0), (SMOOTH, LAMB, MUON)),
 )
 def test_any_split_of_a_batch_trains_like_one_plain_pass(
     stage, ranks, clipping, optimizer, run_ranks, tmp_path
 ):
-    """Law 4; micro-batches have different numbers of masked tokens, accumulation is 4 or 2.
+    """Law 4; micro-batches have different numbers of masked tokens, accumulation is 4 or 2; of
+    3 ranks, two have an empty one.
 
     Every stage reports the norm before clipping, and clips as torch does.
     """

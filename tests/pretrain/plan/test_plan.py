@@ -375,7 +375,7 @@ def test_a_setting_with_dashes_is_answered_with_how_to_write_it(words, capsys):
     ("arguments", "message"),
     [
         (["pile-base", "--gpus", "0"], "--gpus 0: accepted: 1 or more"),
-        (["pile-base", "--gpus", "3"], "is not a multiple of"),
+        (["pile-base", "--gpus", "5000"], "x 5,000 ranks"),
         (["smal"], "'smal' (did you mean small?) is neither a file nor one of"),
     ],
 )

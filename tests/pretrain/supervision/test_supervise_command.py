@@ -83,9 +83,9 @@ def test_a_node_that_may_not_write_to_the_folder_tells_node_0_so(supervise, tmp_
 
 
 def test_the_global_batch_is_divided_among_the_ranks_of_all_nodes(supervise):
-    code, _, error = supervise("supervision.processes_per_node=1", "--dry-run", "--nodes", "3")
+    code, _, error = supervise("supervision.processes_per_node=1", "--dry-run", "--nodes", "5")
     assert code == 2
-    assert "x 3 ranks" in error
+    assert "x 5 ranks" in error
 
 
 @pytest.mark.parametrize(
