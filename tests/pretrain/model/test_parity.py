@@ -18,11 +18,7 @@ from pretrain.model.language_model import LanguageModel
 
 ENCODER, HEAD = "encoder.sentence_encoder.", "encoder.lm_head."
 GRADIENTS = ".grads.safetensors"
-FILES = [
-    path
-    for path in sorted((Path(__file__).parents[2] / "fairseq").glob(f"*{GRADIENTS}"))
-    if not path.name.startswith(("cls", "reg"))
-]
+FILES = sorted((Path(__file__).parents[2] / "fairseq").glob(f"*{GRADIENTS}"))
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.name.split(".")[0])
