@@ -168,14 +168,6 @@ def test_settings_weights_and_heads_are_those_of_the_model(variant, tmp_path):
     assert found.provenance == {"source": "model.pt", "format": "fairseq", "updates": 7}
 
 
-def test_half_precision_weights_become_fp32(path):
-    half = {name: weight.half() for name, weight in content(path)["model"].items()}
-    change(path, weights=half)
-    weights = fairseq.read_checkpoint(path).weights
-    assert {weight.dtype for weight in weights.values()} == {torch.float32}
-    assert torch.equal(weights["encoder.embeddings.tokens.weight"], half[TOKENS].float())
-
-
 def as_of_2019(path):
     """Rewrite a RoBERTa checkpoint as fairseq wrote them before its settings were a mapping."""
     checkpoint = content(path)

@@ -79,22 +79,6 @@ def test_layers_of_a_group_share_and_groups_do_not(sharing):
         assert len(set(owners)) == len(set(expected))
 
 
-def test_the_gradient_of_a_shared_weight_is_the_sum_over_its_layers():
-    shared, apart = tiny(), tiny(sharing="none")
-    weights = shared.state_dict()
-    weights |= {
-        name.replace("layers.0", "layers.1"): tensor
-        for name, tensor in weights.items()
-        if "layers.0" in name
-    }
-    apart.load_state_dict(weights)
-    for model in (shared, apart):
-        model.encoder(ids_of(2, 9)).square().sum().backward()
-    gradients = [layer.expand.weight.grad for layer in apart.encoder.layers]
-    expected = gradients[0] + gradients[1]
-    torch.testing.assert_close(shared.encoder.layers[0].expand.weight.grad, expected)
-
-
 def test_a_copy_shares_among_its_own_layers_alone():
     model = tiny()
     first, second = copy.deepcopy(model).encoder.layers
@@ -102,39 +86,10 @@ def test_a_copy_shares_among_its_own_layers_alone():
     assert first.attention is not model.encoder.layers[0].attention
 
 
-def test_segments_add_a_vector_each_and_none_means_the_first():
-    model, ids = tiny(), ids_of(2, 9)
-    segments = (torch.arange(9) > 4).long().expand(2, -1)
-    same = model.encoder(ids, None, segment_ids=torch.zeros_like(ids))
-    assert torch.equal(model.encoder(ids), same)
-    with torch.no_grad():
-        model.encoder.embeddings.segments.weight.zero_()
-        plain = model.encoder.embeddings(ids, None, segment_ids=segments)
-        model.encoder.embeddings.norm = None
-        model.encoder.embeddings.projection = nn.Identity()
-        before = model.encoder.embeddings(ids, None, segment_ids=segments)
-        model.encoder.embeddings.segments.weight[1] = 2.0
-        after = model.encoder.embeddings(ids, None, segment_ids=segments)
-    assert plain.shape == (2, 9, 32)
-    torch.testing.assert_close(after - before, 2.0 * segments[..., None].expand(2, 9, 16))
-
-
 def test_segment_ids_are_refused_by_a_model_without_segments():
     model, ids = tiny(segments=0), ids_of(2, 9)
     with pytest.raises(ValueError, match="None for a model without segments"):
         model.encoder(ids, None, segment_ids=torch.zeros_like(ids))
-
-
-def test_pairs_are_told_apart_by_the_feature_of_the_first_token():
-    """And the logits of tokens are those without pairs."""
-    model, ids = tiny(), ids_of(3, 9)
-    places = torch.tensor([4, 20, 1])
-    logits, pairs = model(ids, None, places, with_pairs=True)
-    torch.testing.assert_close(logits, model(ids, None, places))
-    head, first = model.pair_head, model.encoder(ids)[:, 0]
-    expected = head.projection(torch.tanh(head.dense(first)))
-    torch.testing.assert_close(pairs, expected)
-    assert pairs.shape == (3, 2)
 
 
 def test_padding_of_a_factorised_embedding_is_zero():

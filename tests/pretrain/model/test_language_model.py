@@ -9,24 +9,13 @@ from torch.nn.functional import cross_entropy
 from pretrain.model import presets
 from pretrain.model.embeddings import smallest_length
 from pretrain.model.language_model import LanguageModel
-from tests.pretrain.model.test_positions import METHODS
+from tests.pretrain.model.test_positions import METHODS, VARIANTS, VOCABULARY, ids_of, tiny
 
-VARIANTS = sorted(presets.VARIANTS)
 CAUSAL = [name for name in VARIANTS if name.startswith("causal")]
 MODELS = {name: (name, {}) for name in VARIANTS}
 MODELS |= {"-".join(method.values()): ("baseline", method) for method in METHODS}
 every_model = pytest.mark.parametrize("name", MODELS)
-VOCABULARY = 50
 MASK_ID = VOCABULARY - 1
-
-
-def tiny(variant, seed=0, **overrides):
-    torch.manual_seed(seed)
-    return LanguageModel(presets.build("tiny", variant, VOCABULARY, overrides)).eval()
-
-
-def ids_of(*shape, seed=0):
-    return torch.randint(4, MASK_ID, shape, generator=torch.Generator().manual_seed(seed))
 
 
 @every_model
@@ -92,29 +81,6 @@ def test_padding_does_not_change_what_real_tokens_get(name):
             numbers = real.long().roll(shift, dims=1)
             features = model.encoder(padded.roll(shift, dims=1), numbers)[0, shift : shift + 9]
             torch.testing.assert_close(features, alone, rtol=0, atol=1e-5)
-
-
-def test_a_mask_without_a_row_enters_as_the_zero_vector():
-    model = tiny("zero-clap")
-    assert model.config.vocab_size == MASK_ID
-    ids = ids_of(1, 6)
-    ids[0, 2] = MASK_ID
-    vectors = model.encoder.embeddings(ids, None)
-    assert torch.equal(vectors[0, 2], torch.zeros(32))
-    assert (vectors[0, [0, 1, 3, 4, 5]].norm(dim=-1) - 32**0.5).abs().max() < 1e-4
-    ids[0, 2] = MASK_ID + 5
-    assert torch.equal(model.encoder.embeddings(ids, None), vectors)
-
-
-def test_clap_logits_are_beta_times_features_on_unit_rows():
-    model = tiny("zero-clap")
-    with torch.no_grad():
-        model.head.beta.fill_(-2.5)
-        model.encoder.embeddings.tokens.weight[9] *= 100
-    ids, places = ids_of(1, 5), torch.arange(5)
-    rows = model.encoder.embeddings.tokens.weight
-    expected = -2.5 * model.encoder(ids)[0] @ (rows / rows.norm(dim=-1, keepdim=True)).T
-    torch.testing.assert_close(model(ids, None, places), expected)
 
 
 def test_clap_s_logits_and_gradients_are_the_same_for_few_features_and_for_many():
