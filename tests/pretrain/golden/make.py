@@ -1,4 +1,4 @@
-"""Figures of models and masks, against which test_golden.py holds the code.
+"""Figures of models, against which test_golden.py holds the code.
 
 Every figure follows from formulas that are written out here, beside this file or in test_parity.py,
 in fp64 and without the code under test, nor torch's generator: weights and inputs are formulas as
@@ -54,9 +54,6 @@ VARIANTS = {
     "zero-clap-unscaled-no-dropout": ZERO,
 }
 """In EIFY/fairseq's names; the published variants, and what was tried beside them."""
-
-
-# --- models -------------------------------------------------------------------------------------
 
 
 def weight(name, shape):
@@ -252,53 +249,3 @@ def figures(parameters, logits_of):
         "last_logits": logits[-1][-8:].tolist(),
         "gradient_norms": {name: w.grad.norm().item() for name, w in weights.items()},
     }
-
-
-# --- masking ------------------------------------------------------------------------------------
-
-MASKINGS = {
-    "published": {},
-    "masks alone": {"keep_probability": 0.0, "random_probability": 0.0},
-    "no masks": {"keep_probability": 0.5, "random_probability": 0.5},
-    "many": {"probability": 0.4, "keep_probability": 0.0},
-    "self-masking": {"keep_probability": 0.0, "random_probability": 0.0, "targets": "all"},
-}
-KEYS = ((1, 0, 0), (1, 0, 7), (2, 3, 7))
-TOKENS, WORDS = 40, 100
-"""Tokens of a block; ids of the vocabulary below the mask's."""
-
-
-def block(key):
-    """Ids of the block of a key, `<s>` first and `</s>` last."""
-    return [0, *(4 + (5 * n * n + 3 * n + 17 * sum(key)) % 96 for n in range(TOKENS - 2)), 2]
-
-
-def masked(ids, key, settings):
-    """What becomes of a block, token by token, and the places to predict."""
-    settings = {
-        **{"probability": 0.15, "keep_probability": 0.1, "random_probability": 0.1},
-        "targets": "masked",
-        **settings,
-    }
-    draw = np.random.RandomState(np.random.Philox(np.random.SeedSequence(list(key))))
-    probability, places = settings["probability"], range(len(ids))
-    if settings["targets"] == "all":
-        chosen = [place for place, u in enumerate(draw.random_sample(len(ids))) if u < probability]
-    else:
-        count = int(probability * len(ids) + draw.random_sample())
-        count = min(count, math.ceil(probability * len(ids)))
-        chosen = sorted(int(place) for place in draw.choice(len(ids), count, replace=False))
-    spared = settings["keep_probability"] + settings["random_probability"]
-    result, replaced = list(ids), []
-    for place in chosen:
-        result[place] = WORDS
-    if spared > 0:
-        shown, kept = draw.random_sample(len(ids)), draw.random_sample(len(ids))
-        for place in chosen:
-            if shown[place] < spared:
-                result[place] = ids[place]
-                if kept[place] >= settings["keep_probability"] / spared:
-                    replaced.append(place)
-    for place, u in zip(replaced, draw.random_sample(len(replaced)), strict=True):
-        result[place] = 4 + int(u * (WORDS - 4))
-    return {"ids": result, "places": list(places) if settings["targets"] == "all" else chosen}

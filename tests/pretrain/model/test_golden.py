@@ -1,9 +1,5 @@
 """Parity with the published formulas of golden/make.py; test_parity.py has fairseq's recordings."""
 
-import hashlib
-import json
-
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -11,7 +7,6 @@ from torch.nn.functional import cross_entropy
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.t5_bias import t5_bucket
-from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from tests.pretrain.golden import albert, characters, make, modern
 from tests.pretrain.golden import causal as formulas
 
@@ -21,9 +16,6 @@ TOLERANCE = 2e-5
 
 def near(figures):
     return pytest.approx(figures, rel=TOLERANCE, abs=TOLERANCE)
-
-
-# --- models -------------------------------------------------------------------------------------
 
 
 def golden_model(name):
@@ -74,31 +66,7 @@ def test_logits_loss_and_gradients_are_those_of_the_formulas(variant):
     assert norms == near(expected["gradient_norms"])
 
 
-# --- buckets and masking ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_t5_buckets_are_those_of_the_formulas(causal):
     for distance in range(-140, 141):
         assert t5_bucket(distance, causal) == formulas.t5_bucket(distance, causal), distance
-
-
-@pytest.mark.parametrize("key", make.KEYS, ids=str)
-@pytest.mark.parametrize("name", make.MASKINGS)
-def test_masks_are_drawn_as_the_formulas_say(name, key):
-    settings = MaskedLMConfig(**make.MASKINGS[name])
-    objective = MaskedLM(settings, make.WORDS, make.WORDS)
-    block = make.block(key)
-    ids, places = objective.mask(np.array(block), key)
-    expected = make.masked(block, key, make.MASKINGS[name])
-    assert {"ids": ids.tolist(), "places": places.tolist()} == expected
-
-
-def test_masks_stay_whatever_the_version_of_numpy():
-    """Its generator draws them; the digest is that of all masks of the test above."""
-    drawn = {
-        name: {str([*key]): make.masked(make.block(key), key, settings) for key in make.KEYS}
-        for name, settings in make.MASKINGS.items()
-    }
-    digest = hashlib.blake2b(json.dumps(drawn).encode(), digest_size=8).hexdigest()
-    assert digest == "263b5d56a27ea76a"
