@@ -100,6 +100,9 @@ def test_every_step_has_the_settings_of_its_phase(straight):
     # A boundary is measured in both ways, so that either side has something to compare with.
     assert [line["step"] for line in measured] == [3, 5, 5, 6, 8, 9, 9, 12, 14]
     assert ["corpora" in line for line in measured] == [False] * 2 + [True] * 4 + [False] * 3
+    scores = measured[2]["corpora"]
+    assert scores["first"]["targets"] + scores["second"]["targets"] == measured[2]["targets"]
+    assert {name.partition("/")[0] for name in measured[2]["subsets"]} == {"first", "second"}
     ids = [line["validation_id"] for line in measured]
     assert ids == [ids[0]] * 2 + [ids[2]] * 4 + [ids[0]] * 3
     assert ids[0] != ids[2]
@@ -301,3 +304,6 @@ def test_each_corpus_has_one_name(straight, tmp_path):
     drawn = {name: [line[f"blocks/{name}"] for line in lines] for name in totals}
     assert drawn["first@64"] == [8] * 5 + [0] * 4 + [8] * 5
     assert {name: sum(counts) for name, counts in drawn.items()} == totals
+    manifest = checkpoints.read_manifest(checkpoints.folder_of(run, 14))
+    assert [corpus["name"] for corpus in manifest["corpora"]] == [*totals]
+    assert len(manifest["lineage"]) == 3
