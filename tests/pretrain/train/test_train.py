@@ -182,26 +182,35 @@ def assert_same_run(left, right, step=6):
 # --- how it ends and resumes ---------------------------------------------------------------------
 
 
+def ask_to_stop(after):
+    """Replace what the loop asks its supervisor: a request comes during an update."""
+    from pretrain.train.client import SupervisorClient
+
+    verdict = SupervisorClient.verdict
+
+    def ask(self, record):
+        if record.step + 1 == after:
+            control.request_stop(self._run, self._token)
+        return verdict(self, record)
+
+    SupervisorClient.verdict = ask
+
+
 def leaving_after(step, seen):
     """The attempt is asked to stop during an update; what the detector sees is recorded."""
 
     def sabotage(rank):
         from pretrain.spikes.live import SpikeWatch
-        from pretrain.train.client import SupervisorClient
 
-        verdict, watch = SupervisorClient.verdict, SpikeWatch._judge
-
-        def ask(self, record):
-            if record.step + 1 == step:
-                control.request_stop(self._run, self._token)
-            return verdict(self, record)
+        watch = SpikeWatch._judge
 
         def note(self, record):
             with seen.open("a") as file:
                 file.write(f"{record!r}\n")
             return watch(self, record)
 
-        SupervisorClient.verdict, SpikeWatch._judge = ask, note
+        SpikeWatch._judge = note
+        ask_to_stop(step)
 
     return sabotage
 
@@ -233,11 +242,9 @@ def broken_evaluations(*steps, stop_after=None):
 
     def sabotage(rank):
         from pretrain.train.attempt import Attempt
-        from pretrain.train.client import SupervisorClient
         from pretrain.train.data_pipeline import DataPipeline
 
-        evaluate, scores, verdict = Attempt._evaluate, DataPipeline.scores, SupervisorClient.verdict
-        now = []
+        evaluate, scores, now = Attempt._evaluate, DataPipeline.scores, []
 
         def noted(self, step):
             now[:] = [step]
@@ -249,12 +256,8 @@ def broken_evaluations(*steps, stop_after=None):
                 record["total"]["loss"] = math.nan
             return record
 
-        def ask(self, record):
-            if record.step + 1 == stop_after:
-                control.request_stop(self._run, self._token)
-            return verdict(self, record)
-
-        Attempt._evaluate, DataPipeline.scores, SupervisorClient.verdict = noted, broken, ask
+        Attempt._evaluate, DataPipeline.scores = noted, broken
+        ask_to_stop(stop_after)
 
     return sabotage
 
