@@ -62,11 +62,12 @@ class RunLog:
             for name in (metrics.METRICS, metrics.VALIDATION)
         )
         records = ledger.read_ledger(self._ledger)
-        self._trackers.append(TensorBoard(self._run, start.step, self.say))
+        self._board = TensorBoard(self._run, start.step, self.say)
+        self._trackers.append(self._board)
         if config.tracker == "wandb":
             self._trackers.append(WandbRun(self._run, public(config), start.attempt, self.say))
         for text in since_last_attempt(records):
-            self._text(start.step, text)
+            self._board.text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         self._first_validation_id = (validation or [{}])[0].get("validation_id", "")
@@ -138,10 +139,6 @@ class RunLog:
         for tracker in self._trackers:
             tracker.scalars(step, values)
 
-    def _text(self, step: int, text: str) -> None:
-        for tracker in self._trackers:
-            tracker.text(step, text)
-
     def close(self) -> None:
         """End what shows the attempt elsewhere."""
         for tracker in self._trackers:
@@ -179,8 +176,7 @@ class RunLog:
         self._metrics.sync()
         self._validation.sync()
         self.check_not_superseded()
-        for tracker in self._trackers:
-            tracker.sync(step)
+        self._board.sync(step)
 
     def check_not_superseded(self) -> None:
         """Refuse to continue if another attempt has begun, or the supervisor has ended this one.
@@ -221,7 +217,7 @@ class RunLog:
         """Record what the spike detector found: the fields of an `Event`."""
         text = describe({"kind": kind, **fields})
         self.say(text)
-        self._text(fields["step"], text)
+        self._board.text(fields["step"], text)
         self.record(kind, **fields)
 
 

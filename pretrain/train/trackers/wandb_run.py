@@ -2,7 +2,7 @@
 
 wandb's own variables say where they go (WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE). Each attempt is a
 run of its own, in a group with the name of the run's folder. Errors never end a run: the first one
-is reported, and the attempt logs nothing more.
+is reported, and the attempt logs nothing more. W&B has no texts along a run's steps.
 """
 
 from __future__ import annotations
@@ -63,12 +63,6 @@ class WandbRun:
         if self._run is not None:
             with self._ended_by_errors():
                 self._run.log(dict(values), step=step)
-
-    def text(self, step: int, text: str) -> None:
-        """W&B has no texts along a run's steps: nothing is shown."""
-
-    def sync(self, step: int) -> None:
-        """Do nothing: what failed is not begun again in this attempt."""
 
     def close(self) -> None:
         """End the run at W&B; what is not uploaded in a few seconds stays in the run's folder."""
