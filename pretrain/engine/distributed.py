@@ -289,8 +289,7 @@ def all_sum(values: Sequence[float] | torch.Tensor, device: torch.device) -> lis
     A tensor of fp64 on the device is overwritten.
     """
     tensor = torch.as_tensor(values, dtype=torch.float64, device=device)
-    if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(tensor)
+    torch.distributed.all_reduce(tensor)
     return [float(value) for value in tensor.tolist()]
 
 
@@ -306,6 +305,5 @@ def gather(value: T) -> list[T]:
 def broadcast(value: T) -> T:
     """Return rank 0's value on every rank."""
     values = [value]
-    if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(values)
+    torch.distributed.broadcast_object_list(values)
     return values[0]

@@ -89,8 +89,7 @@ class Muon(ByParameter):
         own = update.split_with_sizes([piece.length for piece in bucket])
         for part, piece, mine in zip(parts, bucket, own, strict=True):
             part[piece.begin :][: _real(piece)] = mine[: _real(piece)]
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(whole)
+        torch.distributed.all_reduce(whole)
         return [part.view(piece.shape) for part, piece in zip(parts, bucket, strict=True)]
 
     def _adamw(
