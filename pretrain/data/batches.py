@@ -151,15 +151,13 @@ def check_targets(source: Blocks, objective: PretrainingObjective, limit: int) -
     """Refuse to validate on blocks that have no targets. Stops at the first block that has one.
 
     Args:
-        source: of the validation split.
+        source: of the validation split, of a packing that the objective reads.
         objective: for validation.
         limit: as in `validation_batches`.
 
     Raises:
-        ValueError: names the corpus, the length and the cause; or the source is of another kind
-            than the objective reads.
+        ValueError: names the corpus, the length and the cause.
     """
-    check_packing(type(source), objective.settings)
     chosen, tokens = evenly_spaced(len(source), limit), 0
     for index in chosen:
         block, keys = source[index], [validation_key(index)]

@@ -91,9 +91,6 @@ class SentencePairsLM(MaskedLM):
             As `arrange`; segment_ids [B, T], 0 for `<s> a </s>`, 1 for `b </s>`; pair_labels [B];
             and pair_subsets [B], the subset of the block's document, where blocks have them. All
             tokens of a pair count for that subset, also those of another document.
-
-        Raises:
-            ValueError: a block that is not of sentences.
         """
         pairs = [self._pair(block, key, length) for block, key in zip(blocks, keys, strict=True)]
         laid_out, segments, labels = zip(*pairs, strict=True)
@@ -113,8 +110,6 @@ class SentencePairsLM(MaskedLM):
         """
         bits = np.random.Philox(np.random.SeedSequence([*key, _PAIR_DRAWS]))
         draw = np.random.RandomState(bits)
-        if block.sentences is None:
-            raise ValueError("a block that is not of sentences; set data.packing=sentence-pairs")
         task = self.settings.pair_task
         first, second = _split(block, draw.random_sample())
         changed = task != "none" and draw.random_sample() < 0.5

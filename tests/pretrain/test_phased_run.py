@@ -142,9 +142,7 @@ def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
     assert main("audit", tmp_path / "run")[0] == 0
 
 
-def test_phases_to_come_change_with_another_recipe_from_a_step_on(
-    attempt, phases, straight, tmp_path
-):
+def test_phases_to_come_change_with_another_recipe_from_a_step_on(attempt, phases, tmp_path):
     run = tmp_path / "run"
     attempt(run, phases, fails_at=10)
     later = yaml.safe_load(phases.removeprefix("phases="))

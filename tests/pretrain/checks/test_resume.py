@@ -25,7 +25,7 @@ def manifest_of(model, step=30, lineage=((0, 1), (20, 2)), **changed):
     }
 
 
-def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, corpus, tmp_path):
+def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, tmp_path):
     model = check(recipe.load(tmp_path), 2)
     before = [[0, 1], [20, 2]]
     check_checkpoint(manifest_of(model), 30, model, before)
@@ -39,9 +39,7 @@ def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, corp
             check_checkpoint(manifest, 30, model, before)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_its_record_means(
-    recipe, corpus, tmp_path
-):
+def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_its_record_means(recipe, tmp_path):
     model = check(recipe.load(tmp_path), 2)
     before = [[0, 1], [20, 2]]
     older = manifest_of(model)

@@ -8,11 +8,7 @@ import pytest
 from data_prep.corpus import Corpus
 from pretrain.config.run import Sizes
 from pretrain.config.sections import BatchConfig, FaultConfig
-from pretrain.data.batches import (
-    check_packing,
-    check_targets,
-    validation_batches,
-)
+from pretrain.data.batches import check_packing, validation_batches
 from pretrain.data.lineage import digest
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
@@ -139,14 +135,14 @@ def test_each_target_has_the_subset_of_its_document(packing, corpus, objective):
             assert subset == blocks.subsets(spread[row])[column]
 
 
-def test_the_other_kind_of_packing_is_refused_before_a_validation(pair_batches, blocks, objective):
+def test_the_other_kind_of_packing_is_refused(pair_batches, blocks, objective):
     for source, other, message in [
         (blocks, pair_batches.objective, "packing complete .* sentence-pairs, .* sentence-pairs$"),
         (pair_batches.source, objective, "packing sentence-pairs .* masked-lm, .* no .* chunked"),
     ]:
         with pytest.raises(ValueError, match=message):
-            check_targets(source, other, 0)
-    check_targets(pair_batches.source, pair_batches.objective, 0)
+            check_packing(type(source), other.settings)
+    check_packing(SentencePairs, pair_batches.objective.settings)
 
 
 @pytest.mark.parametrize("packing", SOURCES)

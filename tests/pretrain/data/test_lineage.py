@@ -113,15 +113,6 @@ def test_every_block_is_used_once_per_epoch_except_declared_skips(number):
     walk.check()
 
 
-def test_whole_epochs_may_be_skipped():
-    lineage = start(5).rolled_back(3, 2, (3, 15))
-    assert [epoch for epoch, _ in names(lineage, 0, 8)] == [0, 0, 0, 3, 3, 3, 3, 3]
-    again = lineage.rolled_back(3, 3)
-    assert [epoch for epoch, _ in names(again, 0, 8)] == [0, 0, 0, 3, 3, 3, 3, 3]
-    assert again.epoch(3) == 3
-    assert start(5).rolled_back(0, 2, (0, 12)).epoch(3) == 3
-
-
 def test_a_skipped_block_counts_as_read_in_its_epoch_once_declared():
     here = start(50).rolled_back(20, 2, (25, 35))
     assert [50 * here.epoch(position) for position in (19, 20, 39, 40, 41)] == [19, 30, 49, 50, 51]

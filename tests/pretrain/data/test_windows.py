@@ -12,8 +12,7 @@ from pretrain.data.windows import Windows
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
-from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, DocumentObjective
-from tests.pretrain.objectives.toy import ToyConfig
+from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED
 
 LENGTHS = [3, 300, 5, 1, 64, 40, 63, 127, 2]
 TOKENS = sum(LENGTHS)
@@ -158,9 +157,3 @@ def test_windows_begin_a_stride_apart_and_score_what_no_window_before_them_did()
         assert windows.ids == sum(len(tokens) + 1 for tokens, _ in found)
         ids = sorted(target for _, targets in found for target in targets)
         assert ids == list(range(FIRST_WORD_ID, FIRST_WORD_ID + int(ends[-1])))
-
-
-def test_targets_of_a_block_as_a_whole_are_not_a_document_s(split):
-    vocabulary = SimpleNamespace(mask_id=VOCABULARY - 1)
-    assert isinstance(objective(), DocumentObjective)
-    assert not isinstance(ToyConfig().build(vocabulary), DocumentObjective)

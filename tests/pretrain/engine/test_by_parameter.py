@@ -6,7 +6,6 @@ from torch import nn
 
 from pretrain.config.sections import OptimizerConfig
 from pretrain.engine import muon, optimizers, reshard
-from pretrain.engine.by_parameter import Piece
 from pretrain.engine.lamb import Lamb
 from pretrain.engine.muon import Muon
 from pretrain.model import presets
@@ -83,17 +82,6 @@ def test_partitions_are_updated_like_whole_parameters(stage, ranks, run_ranks, m
             torch.testing.assert_close(found[kind], expected, rtol=1e-6, atol=1e-7, msg=kind)
             if "muon" in kind:
                 assert torch.equal(found[kind], expected), kind
-
-
-def test_a_piece_of_stacked_matrices_is_divided_among_them_with_the_padding_last():
-    def divided(begin, length):
-        return [tuple(piece[1:]) for piece in muon._matrices([Piece((6, 5), begin, length)], 3)]
-
-    assert divided(0, 30) == [(0, 10), (0, 10), (0, 10)]
-    assert [length for _, length in divided(5, 10)] == [5, 5, 0]
-    assert divided(5, 10)[:2] == [(5, 5), (0, 5)]
-    assert [length for _, length in divided(24, 8)] == [0, 0, 8]
-    assert [length for _, length in divided(32, 8)] == [0, 0, 8]
 
 
 @pytest.mark.parametrize("variant", ["baseline", "modern", "albert", "char-perceiver"])

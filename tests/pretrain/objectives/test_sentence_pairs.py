@@ -267,8 +267,3 @@ def test_validation_keeps_the_task_and_has_the_masks_of_masked_lm(task):
     assert chosen.pair_task == task
     masks = dataclasses.asdict(MaskedLMConfig()) | {"name": "sentence-pairs", "pair_task": task}
     assert dataclasses.asdict(chosen) == masks
-
-
-def test_a_block_that_is_not_of_sentences_is_refused():
-    with pytest.raises(ValueError, match="not of sentences"):
-        objective().collate([Block(np.arange(30))], [(1, 0, 0)], LENGTH)

@@ -574,9 +574,7 @@ def test_a_run_resumes_on_another_number_of_ranks(straight, attempt, tmp_path):
 # --- two attempts at once ------------------------------------------------------------------------
 
 
-def test_where_the_lock_does_not_hold_the_older_attempt_commits_nothing_more(
-    straight, attempt, tmp_path
-):
+def test_where_the_lock_does_not_hold_the_older_attempt_commits_nothing_more(attempt, tmp_path):
     """As on a network file system that forgets locks: the ledger tells who came last."""
 
     @contextlib.contextmanager
@@ -652,7 +650,7 @@ def test_a_checkpoint_that_does_not_fit_the_engine_ends_every_rank_with_one_mess
         assert printed.count("\n") == 1
 
 
-def test_a_folder_that_is_not_a_run_is_refused_and_not_changed(attempt, recipe, tmp_path, capsys):
+def test_a_folder_that_is_not_a_run_is_refused_and_not_changed(recipe, tmp_path, capsys):
     mine = tmp_path / "thesis.tex"
     mine.write_text("")
     assert train.main([str(recipe.path), f"folder={tmp_path}", *SHORT]) == 2
