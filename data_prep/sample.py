@@ -16,7 +16,6 @@ import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from data_prep.common.files import json_lines, write_atomically
 from data_prep.documents import content_share
@@ -31,9 +30,8 @@ _SHORTEST_CHARACTERS = 80  # shorter docstrings say little more than "Return the
 _COMPRESSION_LEVEL = 10
 
 
-class _Text(NamedTuple):
-    text: str
-    subset: str
+Text = tuple[str, str]
+"""A text and its subset."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,43 +63,43 @@ def write_sample(output: Path) -> dict[str, Count]:
         ValueError: The Python installation has no source files.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    found = _unique([*_topics(library), *_docstrings(library)])
+    found = dict([*_topics(library), *_docstrings(library)])
     if not found:
         raise ValueError(
             f"{library}: has no Python source; use a Python that has its standard library"
         )
-    english = [part for text in found for part in _parts(text)]
-    allowance = int(_SOURCE_TO_ENGLISH_BYTES * sum(len(text.text.encode()) for text in english))
-    corpus = [*english, *_unique(_sources(library, allowance))]
+    english = [(part, subset) for text, subset in found.items() for part in _parts(text)]
+    allowance = int(_SOURCE_TO_ENGLISH_BYTES * sum(len(text.encode()) for text, _ in english))
+    corpus = [*english, *dict(_sources(library, allowance)).items()]
     # By a hash of the content, so that every file has a mixture of everything.
-    corpus.sort(key=lambda text: content_share(text.text.encode(), "order"))
+    corpus.sort(key=lambda text: content_share(text[0].encode(), "order"))
     for number in range(_FILES):
         _write(output / f"sample-{number:05d}.jsonl.zst", corpus[number::_FILES])
     summary: dict[str, Count] = {}
-    for text in corpus:
-        count = Count(1, text_bytes=len(text.text.encode()))
-        summary[text.subset] = summary.get(text.subset, Count()) + count
+    for text, subset in corpus:
+        count = Count(1, text_bytes=len(text.encode()))
+        summary[subset] = summary.get(subset, Count()) + count
     return summary
 
 
-def _topics(library: Path) -> Iterator[_Text]:
+def _topics(library: Path) -> Iterator[Text]:
     """Yield the help topics, a dictionary literal in one file, and the library's text files."""
     file = library / "pydoc_data" / "topics.py"
     if file.is_file():
         for node in ast.parse(file.read_bytes()).body:
             if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
                 for text in ast.literal_eval(node.value).values():
-                    yield _Text(inspect.cleandoc(text), "PythonDocs")
+                    yield inspect.cleandoc(text), "PythonDocs"
     for file in _files(library, "*.txt"):
         if not file.stem.endswith("Grammar"):
-            yield _Text(file.read_text(encoding="utf-8", errors="replace").strip(), "PythonDocs")
+            yield file.read_text(encoding="utf-8", errors="replace").strip(), "PythonDocs"
 
 
-def _docstrings(library: Path) -> Iterator[_Text]:
+def _docstrings(library: Path) -> Iterator[Text]:
     for found in itertools.chain.from_iterable(map(docstrings, _files(library, "*.py"))):
         text = "\n\n".join(found)
         if len(text) >= _SHORTEST_CHARACTERS:
-            yield _Text(text, "Docstrings")
+            yield text, "Docstrings"
 
 
 def docstrings(file: Path) -> Iterator[list[str]]:
@@ -125,7 +123,7 @@ def _docstrings_within(node: ast.AST) -> Iterator[str]:
             yield from _docstrings_within(child)
 
 
-def _sources(library: Path, allowance_bytes: int) -> Iterator[_Text]:
+def _sources(library: Path, allowance_bytes: int) -> Iterator[Text]:
     """Yield source files up to a total size, in an order given by a hash of their names."""
     files = _files(library, "*.py")
     files.sort(key=lambda file: content_share(bytes(file.relative_to(library)), "source"))
@@ -134,7 +132,7 @@ def _sources(library: Path, allowance_bytes: int) -> Iterator[_Text]:
         size_bytes = len(text.encode())
         if 0 < len(text) <= _LONGEST_SOURCE_CHARACTERS and size_bytes <= allowance_bytes:
             allowance_bytes -= size_bytes
-            yield _Text(text, "PythonSource")
+            yield text, "PythonSource"
 
 
 def _files(library: Path, pattern: str) -> list[Path]:
@@ -145,26 +143,22 @@ def _files(library: Path, pattern: str) -> list[Path]:
     )
 
 
-def _parts(text: _Text) -> Iterator[_Text]:
+def _parts(text: str) -> Iterator[str]:
     """Cut a long text between paragraphs; paragraphs are never cut."""
     part = ""
-    for paragraph in text.text.split("\n\n"):
+    for paragraph in text.split("\n\n"):
         if part and len(part) + len(paragraph) > _LONGEST_ENGLISH_CHARACTERS:
-            yield _Text(part, text.subset)
+            yield part
             part = paragraph.lstrip("\n")
         else:
             part = f"{part}\n\n{paragraph}" if part else paragraph
     if part.strip():
-        yield _Text(part, text.subset)
+        yield part
 
 
-def _unique(texts: Iterable[_Text]) -> list[_Text]:
-    return list({text.text: text for text in texts}.values())
-
-
-def _write(file: Path, texts: Iterable[_Text]) -> None:
+def _write(file: Path, texts: Iterable[Text]) -> None:
     import zstandard
 
-    records = ({"text": text.text, "meta": {"pile_set_name": text.subset}} for text in texts)
+    records = ({"text": text, "meta": {"pile_set_name": subset}} for text, subset in texts)
     content = json_lines(records, ensure_ascii=False)
     write_atomically(file, zstandard.ZstdCompressor(_COMPRESSION_LEVEL).compress(content))
