@@ -4,49 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from data_prep.manifest import (
-    CorpusManifest,
-    Count,
-    InputFile,
-    LengthHistogram,
-    Rejects,
-    Settings,
-    ShardFiles,
-    load_manifest,
-    write_record,
-)
+from data_prep.manifest import FILE_NAME, Settings, load_manifest, write_record
 
 
-@pytest.fixture
-def manifest():
-    return CorpusManifest(
-        format_version=1,
-        tokenizer_digest="d" * 64,
-        vocab_size=320,
-        special_ids={"bos": 0, "mask": 319},
-        dtype="uint16",
-        encoders=["tokenizers"],
-        damages=[],
-        settings=Settings(64, "drop", 3, 0),
-        inputs=[InputFile("é.jsonl", 5, "s")],
-        shards={
-            "train": [ShardFiles("train/shard-00000", 1, 1, 4, 8, "b", "i", "s", "c", ["X"])],
-            "valid": [],
-        },
-        subsets=["X"],
-        totals={"train": Count(1, 4, 9), "valid": Count()},
-        kept={"train": {"X": Count(1, 4, 9)}},
-        cut=0,
-        cut_tokens=0,
-        rejects={"empty": Rejects({"X": 2}, ["a:1", "a:2"], {"X": 0})},
-        length_histogram=LengthHistogram([2, 3], [0, 1], 0.0, 0.0),
-        unigram_perplexity=None,
-    )
-
-
-def test_a_manifest_round_trips(tmp_path, manifest):
-    write_record(tmp_path / "manifest.json", manifest)
-    assert load_manifest(tmp_path) == manifest
+def test_a_manifest_round_trips(copy, manifest):
+    named = [replace(file, path=f"é/{file.path}") for file in manifest.inputs]
+    for other in (manifest, replace(manifest, inputs=named, unigram_perplexity=None)):
+        write_record(copy / FILE_NAME, other)
+        assert load_manifest(copy) == other
 
 
 def test_missing_unfinished_and_other_folders_have_different_messages(tmp_path):
@@ -66,28 +31,23 @@ def test_missing_unfinished_and_other_folders_have_different_messages(tmp_path):
         ({"later": 1}, "unknown key 'later'; known are cut, cut_bytes, cut_tokens, damages, "),
     ],
 )
-def test_damage_is_named(tmp_path, manifest, change, message):
-    file = tmp_path / "manifest.json"
-    write_record(file, manifest)
+def test_damage_is_named(copy, change, message):
+    file = copy / FILE_NAME
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        load_manifest(tmp_path)
+        load_manifest(copy)
     assert str(file) in str(error.value)
+    file.write_text('{"format_version": 1')
+    with pytest.raises(ValueError, match=f"{file}: is not valid JSON"):
+        load_manifest(copy)
 
 
 @pytest.mark.parametrize("stem", ["../../../../etc/passwd", "/etc/passwd", "train/../shard-0", ""])
-def test_files_outside_the_corpus_are_refused(tmp_path, manifest, stem):
-    file = tmp_path / "manifest.json"
-    write_record(file, manifest)
+def test_files_outside_the_corpus_are_refused(copy, stem):
+    file = copy / FILE_NAME
     file.write_text(file.read_text().replace("train/shard-00000", stem))
     with pytest.raises(ValueError, match=re.escape(f"{file}: stem {stem!r}: accepted: such as")):
-        load_manifest(tmp_path)
-
-
-def test_invalid_json_is_refused(tmp_path):
-    (tmp_path / "manifest.json").write_text('{"format_version": 1')
-    with pytest.raises(ValueError, match=r"manifest\.json: is not valid JSON"):
-        load_manifest(tmp_path)
+        load_manifest(copy)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +67,8 @@ def test_settings_out_of_range_are_refused(values, message):
 
 
 def test_digest_depends_on_the_data(manifest):
-    other_files = replace(manifest.shards["train"][0], bin_sha256="c")
-    other = replace(manifest, shards={"train": [other_files], "valid": []})
+    first, *others = manifest.shards["train"]
+    changed = [replace(first, bin_sha256="c"), *others]
+    other = replace(manifest, shards={**manifest.shards, "train": changed})
     assert replace(manifest, inputs=[]).digest() == manifest.digest()
     assert other.digest() != manifest.digest()
