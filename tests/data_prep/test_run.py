@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
@@ -466,27 +465,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory):
-    """Inputs of random numbers, whose shards take some time."""
-    folder, generator = tmp_path_factory.mktemp("numbers"), np.random.default_rng(0)
-    for number in range(3):
-        words = generator.integers(0, 10**9, size=(20, 300))
-        write_pile(folder / f"{number}.jsonl.zst", [" ".join(map(str, row)) for row in words])
-    return sorted(folder.iterdir())
-
-
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("victim", "code", "message"),
     [("run", -9, ""), ("worker", 1, "a worker process died"), ("interrupt", 130, "stopped")],
 )
-def test_killed_run_ends_its_workers_and_can_be_continued(
-    numbers, tmp_path, tokenizer_folder, victim, code, message
-):
+def test_killed_run_ends_its_workers(inputs, tmp_path, tokenizer_folder, victim, code, message):
     output, script = tmp_path / "corpus", tmp_path / "run.py"
-    arguments = ["--input", *map(str, numbers), "--output", str(output), "--max-tokens", "4096"]
-    arguments += ["--tokenizer", str(tokenizer_folder), "--valid-fraction", "0.2"]
+    arguments = ["--input", *map(str, inputs), "--output", str(output)]
+    arguments += ["--tokenizer", str(tokenizer_folder)]
     script.write_text(RUN_THAT_RESTS_AFTER_A_SHARD)
     run = subprocess.Popen(
         [sys.executable, str(script), *arguments],
@@ -513,8 +499,3 @@ def test_killed_run_ends_its_workers_and_can_be_continued(
     psutil.wait_procs([worker], timeout=30)
     assert not worker.is_running()
     assert not (output / "manifest.json").exists()
-    made_before, settings = first.stat().st_mtime_ns, Settings(4096, valid_fraction=0.2)
-    prepare(numbers, output, tokenizer_folder, settings)
-    prepare(numbers, tmp_path / "fresh", tokenizer_folder, settings)
-    assert content(output) == content(tmp_path / "fresh")
-    assert first.stat().st_mtime_ns == made_before
