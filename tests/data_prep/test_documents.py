@@ -282,6 +282,7 @@ def test_parquet_row_with_a_value_that_cannot_be_read_is_rejected_alone(tmp_path
 
 @pytest.mark.parametrize("name", ["a.parquet", "saved"])
 def test_columns_are_found_by_their_keys(tmp_path, name):
+    """Which key is found: test_fields."""
     rows = [{"data": {"body": f"text {n}", "id": n}, "meta.lang": "en"} for n in range(40)]
     write_table(tmp_path / name, pyarrow.Table.from_pylist(rows))
     found = read_documents(tmp_path / name, Settings(text_key="data.body", subset_key="meta.lang"))
@@ -291,17 +292,6 @@ def test_columns_are_found_by_their_keys(tmp_path, name):
         list(read_documents(tmp_path / name, Settings(text_key="data.body", subset_key="kind")))
     with pytest.raises(ValueError, match=r"no record has the key data\.txt .* found: data\.body, "):
         list(read_documents(tmp_path / name, Settings(text_key="data.txt")))
-
-
-def test_text_and_subset_of_other_layouts_are_found(tmp_path):
-    """Which key is found: test_fields."""
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"data": {"body": "a", "about.lang": "en"}}\n{"text": "b"}\n')
-    settings = Settings(text_key="data.body", subset_key="data.about.lang")
-    assert list(read_documents(file, settings)) == [
-        Document("a", "en", str(file), 1),
-        Reject("no-text", "unknown", str(file), 2, 14),
-    ]
 
 
 def test_key_that_no_record_has_is_refused_with_the_keys_found(tmp_path):
