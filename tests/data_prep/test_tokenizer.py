@@ -107,14 +107,12 @@ def test_special_tokens_at_other_ids_are_renumbered(layout, later, tmp_path):
 
 
 def test_vocabulary_in_which_text_encodes_to_special_ids_is_refused(tokenizer, tmp_path):
-    file = tmp_path / "tokenizer.json"
-    tokenizer.save(file)
-    content = json.loads(file.read_text())
+    content = tokenizer.content()
     for token in content["added_tokens"]:
         token["special"] = False
-    file.write_text(json.dumps(content))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="encodes to the special ids"):
-        load(file)
+        load(tmp_path)
 
 
 # A vocabulary of characters.
@@ -137,19 +135,17 @@ def test_characters_come_by_code_point_and_unknown_ones_become_unk():
 # Other layouts of the same vocabulary: GPT-2 and fairseq, Hugging Face, the hub.
 
 
-def contents_of(tokenizer, folder):
+def contents_of(tokenizer):
     """Return the ids of all tokens, and the merges."""
-    tokenizer.save(folder / "contents.json")
-    content = json.loads((folder / "contents.json").read_text())
-    (folder / "contents.json").unlink()
+    content = tokenizer.content()
     specials = {token["content"]: token["id"] for token in content["added_tokens"]}
-    return content["model"]["vocab"] | specials, content["model"]["merges"]
+    return content["model"]["vocab"] | specials, [*map(tuple, content["model"]["merges"])]
 
 
 def write_gpt2(tokenizer, folder):
     """Write the three files of a vocabulary; `encoder.json` has other ids than the result."""
     folder.mkdir(parents=True)
-    vocab, merges = contents_of(tokenizer, folder)
+    vocab, merges = contents_of(tokenizer)
     ordered = sorted(vocab, key=lambda token: vocab[token])[4:-1]
     bpe_ids = {token: id for id, token in enumerate(sorted(ordered))}
     (folder / "encoder.json").write_text(json.dumps(bpe_ids))
@@ -162,7 +158,7 @@ def write_gpt2(tokenizer, folder):
 def write_hugging_face(tokenizer, folder):
     """Write `vocab.json` and `merges.txt`."""
     folder.mkdir(parents=True)
-    vocab, merges = contents_of(tokenizer, folder)
+    vocab, merges = contents_of(tokenizer)
     (folder / "vocab.json").write_text(json.dumps(vocab))
     (folder / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in merges))
     return folder
@@ -332,9 +328,8 @@ def test_a_damaged_file_is_named_with_its_line(tokenizer, tmp_path, file, change
         load(tmp_path / "gpt2")
 
 
-def test_invalid_vocabulary_tables_are_refused(tokenizer, tmp_path):
-    vocab, merges = contents_of(tokenizer, tmp_path)
-    pairs = [(a, b) for a, b in merges]
+def test_invalid_vocabulary_tables_are_refused(tokenizer):
+    vocab, pairs = contents_of(tokenizer)
     assert Tokenizer(_bpe(vocab, pairs)).digest() == tokenizer.digest()
     with pytest.raises(ValueError, match="321 tokens, but their ids are not 0 to 320"):
         Tokenizer(_bpe(vocab | {"one more": 900}, pairs))
