@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.__main__ import main
 from data_prep.filters import judge, windows
-from data_prep.manifest import Count, Rejects, Settings, Tally, load_manifest
+from data_prep.manifest import Rejects, Settings, Tally, load_manifest
 from tests.data_prep.conftest import make_texts, write_pile
 
 MINE = """
@@ -39,30 +39,18 @@ def test_no_length_is_rejected_by_default():
     assert [len(piece) for piece in windows(ids, Settings())] == [len(ids)]
 
 
-def test_tallies_are_added_in_order():
-    first, second = Tally({}, {}, 0, 7), Tally({}, {}, 0, 2)
-    first.keep("train", "Books3", Count(1, 10, 30))
-    first.reject("too-long", Rejects({"Books3": 1}, ["a:1"], {"Books3": 20}, {"Books3": 4}))
-    second.keep("train", "Books3", Count(2, 5, 15))
-    second.keep("valid", "Pile-CC", Count(1, 1, 1))
+def test_rejects_are_added_in_order_with_their_first_places():
+    tally, more = Tally({}, {}, 0, 0), Tally({}, {}, 0, 0)
+    tally.reject("too-long", Rejects({"Books3": 1}, ["a:1"], {"Books3": 20}, {"Books3": 4}))
     for line in range(10):
         subset = "Pile-CC" if line % 2 else "Books3"
-        second.reject("too-long", Rejects({subset: 1}, [f"b:{line}"], {subset: 3}, {subset: 2}))
-    second.cut = 3
-    first.add(second)
-    assert first.kept == {
-        "train": {"Books3": Count(3, 15, 45)},
-        "valid": {"Pile-CC": Count(1, 1, 1)},
-    }
-    rejects = first.rejects["too-long"]
-    assert rejects.by_subset == {"Books3": 6, "Pile-CC": 5}
-    assert rejects.text_bytes == {"Books3": 35, "Pile-CC": 15}
-    assert rejects.tokens == {"Books3": 14, "Pile-CC": 10}
-    assert rejects.count == 11
-    assert rejects.places == ["a:1", "b:0", "b:1", "b:2", "b:3"]
-    assert (first.cut, first.cut_tokens) == (3, 9)
-    assert first.rejects_summary() == "11 too-long (first at a:1)"
-    assert second.rejects["too-long"].count == 10
+        more.reject("too-long", Rejects({subset: 1}, [f"b:{line}"], {subset: 3}, {subset: 2}))
+    tally.add(more)
+    places = ["a:1", "b:0", "b:1", "b:2", "b:3"]
+    documents, text_bytes = {"Books3": 6, "Pile-CC": 5}, {"Books3": 35, "Pile-CC": 15}
+    expected = Rejects(documents, places, text_bytes, {"Books3": 14, "Pile-CC": 10})
+    assert tally.rejects == {"too-long": expected}
+    assert tally.rejects_summary() == "11 too-long (first at a:1)"
 
 
 @pytest.mark.parametrize("count", [0, 1, 29, 30, 31, 60, 61, 100])
