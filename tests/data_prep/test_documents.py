@@ -208,13 +208,6 @@ def test_a_separator_that_lines_contain_but_no_line_is_is_refused(tmp_path):
     assert outcomes(file, document_separator="<|end|>") == [("a <|end|> is text", 1)]
 
 
-def test_a_bad_document_of_a_text_file_costs_no_other(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"\xff\n\ngood")
-    bad, good = read_documents(file)
-    assert (bad, good.text) == (Reject("bad-utf8", "unknown", str(file), 1, 1), "good")
-
-
 @pytest.mark.parametrize("name", ["a.parquet", "saved"])
 def test_rows_of_parquet_files_and_dataset_folders_are_documents(tmp_path, name):
     rows = [{"text": "a", "meta": {"pile_set_name": "X"}}, {"text": None, "meta": None}]
@@ -328,10 +321,12 @@ def test_rejects_have_the_bytes_that_they_take(tmp_path, monkeypatch):
     lines = [b'{"text": "\xff"}\n', b"x" * 90 + b"\n", b'{"text": " \\u00a0"}\n', b'{"txt": "a"}\n']
     file, text = tmp_path / "a.jsonl", tmp_path / "a.txt"
     file.write_bytes(b"".join(lines) + GOOD[:20])
-    text.write_bytes(b"a" * 60)
+    text.write_bytes(b"\xff\n\n" + b"a" * 60 + b"\n\ngood")
     sizes = {r.reason: r.text_bytes for r in read_documents(file) if isinstance(r, Reject)}
     assert sizes == {"bad-utf8": 14, "too-large": 91, "empty": 3, "no-text": 13, "not-json": 20}
-    assert [getattr(record, "text_bytes", None) for record in read_documents(text)] == [60]
+    assert [getattr(each, "text_bytes", each) for each in read_documents(text)] == [
+        *(1, 61, Document("good", "unknown", str(text), 5))
+    ]
     articles = [b" = One = \n \n", b"long\n" * 30, b" \n = Two = \n \nshort\n"]
     text.write_bytes(b"".join(articles))
     size = 1 + sum(map(len, articles[:2])) - 1 + 2
