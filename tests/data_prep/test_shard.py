@@ -14,7 +14,7 @@ from data_prep.manifest import Settings, ShardTask
 from data_prep.shard import existing_manifest, prepare_shard
 from data_prep.statistics import count_ids
 from data_prep.tokenizer import Tokenizer
-from tests.data_prep.conftest import make_texts, write_pile
+from tests.data_prep.conftest import content, make_texts, write_pile
 from tests.running import python
 
 
@@ -28,28 +28,22 @@ def task(tmp_path, tokenizer_folder, tokenizer):
     return ShardTask(0, file, corpus, settings, tokenizer.digest())
 
 
-def made(corpus):
-    return {
-        file.relative_to(corpus).as_posix(): file.read_bytes()
-        for file in sorted(corpus.rglob("shard-*"))
-    }
-
-
 def test_bytes_do_not_depend_on_the_batches(task, monkeypatch):
     prepare_shard(task)
-    expected = made(task.corpus)
-    assert len(expected) == 9
+    expected = content(task.corpus)
+    assert len(expected) == 10
     for documents, characters in ((1, 10**6), (7, 10**6), (10**6, 10**6), (10**6, 500)):
         monkeypatch.setattr("data_prep.shard._BATCH_DOCUMENTS", documents)
         monkeypatch.setattr("data_prep.shard._BATCH_CHARACTERS", characters)
         task.manifest_file.unlink()
         prepare_shard(task)
-        assert made(task.corpus) == expected
+        assert content(task.corpus) == expected
 
 
 def test_every_piece_ends_with_the_end_token_and_the_manifest_counts_them(task):
     manifest = prepare_shard(task)
     assert set(manifest.files) == {"train", "valid"}
+    assert manifest.encoder == "gigatoken 0.10.0"
     for files in manifest.files.values():
         reader = IndexedReader(task.corpus / files.stem)
         ids, lengths = reader.ids, reader.lengths
@@ -58,10 +52,6 @@ def test_every_piece_ends_with_the_end_token_and_the_manifest_counts_them(task):
         assert files.tokens == len(ids)
         counted = count_ids([task.corpus / files.stem], 320)
         assert counted.tolist() == np.bincount(ids, minlength=320).tolist()
-
-
-def test_the_manifest_names_the_encoder(task):
-    assert prepare_shard(task).encoder == "gigatoken 0.10.0"
 
 
 def test_worker_imports_neither_torch_nor_megatron(task):
@@ -88,7 +78,7 @@ def test_complete_records_of_a_damaged_input_are_kept_on_request(task):
     task.input.write_bytes(task.input.read_bytes()[:-1000])
     with pytest.raises(ValueError, match=r"a\.jsonl\.zst: cut short or damaged"):
         prepare_shard(task)
-    assert made(task.corpus) == {}
+    assert [*content(task.corpus)] == ["tokenizer.json"]
     keeping = replace(task, settings=Settings(10_000, damaged="keep", valid_fraction=0.0))
     manifest = prepare_shard(keeping)
     damage = "cut short or damaged: the last zstd frame is incomplete"
@@ -107,7 +97,7 @@ def test_an_input_changed_in_place_is_another_one(task):
     whole = task.input.read_bytes()
     with pytest.raises(ValueError, match=r"a\.jsonl\.zst: changed while it was read"):
         prepare_shard(task, lambda done: change_in_place(task.input))
-    assert made(task.corpus) == {}
+    assert [*content(task.corpus)] == ["tokenizer.json"]
     task.input.write_bytes(whole)
     prepare_shard(task)
     change_in_place(task.input)

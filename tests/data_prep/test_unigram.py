@@ -41,13 +41,6 @@ def words_of(text):
     return [word for word, _ in WhitespaceSplit().pre_tokenize_str(text)]
 
 
-def test_special_ids_follow_robertas_order_and_bytes_come_next(vocabulary):
-    assert vocabulary.vocab_size <= SIZE
-    names = [vocabulary.token_text(id) for id in (0, 1, 2, 3, vocabulary.mask_id)]
-    assert names == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    assert vocabulary.token_text(4 + ord("A")) == "A"
-
-
 def test_text_keeps_all_its_words_and_has_no_special_ids(vocabulary):
     normalize = unigram._normalizer(lowercase=False).normalize_str
     texts = [*random_texts(200), *TEXTS, CONTROL_TEXT, "漢字 \U0001f600", " two\n\n lines ", ""]
