@@ -17,15 +17,15 @@ from pathlib import Path
 PLAN = "CHAOS_PLAN"
 
 
-def die():
+def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fail():
+def fail(*_):
     raise KeyError("a fault of this rank alone")
 
 
-def freeze():
+def freeze(*_):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -35,96 +35,24 @@ def let_the_clock_jump():
     time.time = lambda: real() + jumps.uniform(-3e6, 3e6)
 
 
-def at_step(step, action):
-    """Act before an update."""
-    from pretrain.engine.engine import Engine
+def before(owner, name, action, when=lambda *arguments: True):
+    """Act before each call of a function for which `when` holds; both get its arguments."""
+    original = getattr(owner, name)
 
-    original = Engine.backward
+    def call(*arguments, **keywords):
+        if when(*arguments):
+            action(*arguments)
+        return original(*arguments, **keywords)
 
-    def call(self, *arguments, **keywords):
-        if arguments[-1] == step:
-            action(self)
-        return original(self, *arguments, **keywords)
-
-    Engine.backward = call
+    setattr(owner, name, call)
 
 
-def before_engine(action):
-    """Act during the start-up, after the attempt was recorded in the ledger."""
-    from pretrain.engine.engine import Engine
-
-    original = Engine.__init__
-
-    def call(self, *arguments, **keywords):
-        action()
-        original(self, *arguments, **keywords)
-
-    Engine.__init__ = call
-
-
-def before_save(step, action):
-    from pretrain.records import checkpoints
-
-    original = checkpoints.save
-
-    def call(run, number, facts, **keywords):
-        if number == step:
-            action()
-        original(run, number, facts, **keywords)
-
-    checkpoints.save = call
-
-
-def in_writing(step, action):
-    """Act before torch writes a file of a checkpoint; the action gets its path and its bytes."""
+def write_half(value, path, *_):
     import torch
 
-    original = torch.save
-
-    def call(value, path, *arguments, **keywords):
-        if f"step-{step:08d}" not in str(path):
-            return original(value, path, *arguments, **keywords)
-        data = io.BytesIO()
-        original(value, data, *arguments, **keywords)
-        action(Path(path), data.getvalue())
-        return original(value, path, *arguments, **keywords)
-
-    torch.save = call
-
-
-def before_record(step, action):
-    """Act when the checkpoint is committed and the ledger does not have it yet."""
-    from pretrain.train.saver import Saver
-
-    original = Saver._commit
-
-    def call(self, number):
-        if number == step:
-            action()
-        original(self, number)
-
-    Saver._commit = call
-
-
-def before_check(step, action):
-    """Act when all files are written, before the attempt checks whether it was superseded."""
-    from pretrain.records import checkpoints
-
-    original = checkpoints.save
-
-    def call(run, number, facts, *, before_commit, **keywords):
-        def check():
-            if number == step:
-                action()
-            before_commit()
-
-        original(run, number, facts, before_commit=check, **keywords)
-
-    checkpoints.save = call
-
-
-def half_written(path, data):
-    path.write_bytes(data[: len(data) // 2])
+    data = io.BytesIO()
+    torch.save(value, data)
+    Path(path).write_bytes(data.getvalue()[: len(data.getvalue()) // 2])
     die()
 
 
@@ -137,7 +65,7 @@ def fill_run(run):
                     file.write(b"\0" * size)
 
 
-def make_gradients_nan(engine):
+def make_gradients_nan(engine, *_):
     """Make a gradient NaN from now on, but not the loss."""
     parameter = next(p for p in engine.module.parameters() if p.requires_grad)
     handle = parameter.register_hook(lambda gradient: gradient * float("nan"))
@@ -146,27 +74,47 @@ def make_gradients_nan(engine):
 
 def plan(fault, run):
     """Patch the product for one fault."""
+    import torch
+
+    from pretrain.engine.engine import Engine
+    from pretrain.train.log import RunLog
+    from pretrain.train.saver import Saver
+
     what, step = fault["what"], fault["step"]
 
-    def pause(engine):
+    def at_step(action):
+        """Act before an update."""
+        before(Engine, "backward", action, lambda *arguments: arguments[-1] == step)
+
+    def is_step(saver, number):
+        return number == step
+
+    def is_written(log):
+        return [*(run / "checkpoints").glob(f"step-{step:08d}.*.partial")]
+
+    def pause(*_):
         """Wait until the test continues."""
         (run / "paused").touch()
         while (run / "paused").exists():
             time.sleep(0.05)
 
+    def is_of_checkpoint(value, path, *_):
+        return f"step-{step:08d}" in str(path)
+
     arrange = {
-        "die": lambda: at_step(step, lambda engine: die()),
-        "freeze-at-start": lambda: before_engine(freeze),
-        "raise": lambda: at_step(step, lambda engine: fail()),
-        "freeze": lambda: at_step(step, lambda engine: freeze()),
-        "exit-0": lambda: at_step(step, lambda engine: os._exit(0)),
-        "pause": lambda: at_step(step, pause),
-        "die-before-save": lambda: before_save(step, die),
-        "die-while-writing": lambda: in_writing(step, half_written),
-        "die-when-committed": lambda: before_record(step, die),
-        "freeze-before-commit": lambda: before_check(step, freeze),
-        "nan-gradients": lambda: at_step(step, make_gradients_nan),
-        "fill-run": lambda: at_step(step, lambda engine: fill_run(run)),
+        "die": lambda: at_step(die),
+        # During the start-up, after the attempt was recorded in the ledger.
+        "freeze-at-start": lambda: before(Engine, "__init__", freeze),
+        "raise": lambda: at_step(fail),
+        "exit-0": lambda: at_step(lambda *_: os._exit(0)),
+        "pause": lambda: at_step(pause),
+        "die-while-writing": lambda: before(torch, "save", write_half, is_of_checkpoint),
+        # When the checkpoint is committed and the ledger does not have it yet.
+        "die-when-committed": lambda: before(Saver, "_commit", die, is_step),
+        # When all files are written, before the attempt checks whether it was superseded.
+        "freeze-before-commit": lambda: before(RunLog, "check_not_superseded", freeze, is_written),
+        "nan-gradients": lambda: at_step(make_gradients_nan),
+        "fill-run": lambda: at_step(lambda *_: fill_run(run)),
         "clock": let_the_clock_jump,
     }
     arrange[what]()

@@ -33,6 +33,7 @@ import psutil
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_USAGE
 from pretrain.processes import processes
 from pretrain.records import audit, checkpoints, control, ledger, metrics
+from tests.pretrain.builders import weights_of
 from tests.pretrain.conftest import RECIPE, make_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,10 @@ CONFIGURATIONS = {
 
 class Trouble(AssertionError):
     """The run did not end as it should; the message is for a person."""
+
+
+class NoProcess(Exception):
+    """A fault finds no process to strike."""
 
 
 class Run:
@@ -173,10 +178,6 @@ class Run:
             time.sleep(0.05)
         return True
 
-    def end(self) -> None:
-        """Leave no process behind."""
-        self.cut_power()
-
 
 class Monkey:
     """Strikes a run with faults that its dice choose."""
@@ -208,7 +209,10 @@ class Monkey:
             return False
         self._keep_control()
         step = self.run.step()
-        done = self._kinds[what]()
+        try:
+            done = self._kinds[what]()
+        except NoProcess:
+            done = "no process"
         sentence = f"step {step}, {when}: {what}: {done}"
         self.faults.append(sentence)
         with self._journal.open("a") as file:
@@ -232,21 +236,18 @@ class Monkey:
             )
         )
 
-    def _victim(self) -> tuple[str, psutil.Process] | None:
-        roles = self.run.roles()
-        return self._dice.choice(list(roles.items())) if roles else None
+    def _victim(self) -> tuple[str, psutil.Process]:
+        if not (roles := self.run.roles()):
+            raise NoProcess
+        return self._dice.choice(list(roles.items()))
 
     def _signal(self, number: signal.Signals) -> str:
-        victim = self._victim()
-        if victim is None:
-            return "no process"
-        self.run.signal(victim[1], number)
-        return f"{number.name} to {victim[0]}"
+        name, process = self._victim()
+        self.run.signal(process, number)
+        return f"{number.name} to {name}"
 
     def _freeze(self) -> str:
         victim, seconds = self._victim(), self._dice.uniform(0.5, 3.0)
-        if victim is None:
-            return "no process"
         self.run.signal(victim[1], signal.SIGSTOP)
         time.sleep(seconds)
         self.run.signal(victim[1], signal.SIGCONT)
@@ -254,10 +255,7 @@ class Monkey:
 
     def _freeze_until_killed(self) -> str:
         """Freeze a process until it is gone; nobody but a person kills a supervisor."""
-        victim = self._victim()
-        if victim is None:
-            return "no process"
-        name, process = victim
+        name, process = self._victim()
         self.run.signal(process, signal.SIGSTOP)
         if name == "supervisor":
             time.sleep(3.0)
@@ -351,10 +349,6 @@ class Monkey:
         """
         victim, seconds = self._victim(), self._dice.uniform(0.5, 3.0)
         size = self._dice.choice([0, 1024, 20_000])
-        if victim is None:
-            return "no process"
-        if not hasattr(victim[1], "rlimit"):
-            return "skipped: this system cannot limit another process"
         try:
             _, hard = victim[1].rlimit(resource.RLIMIT_FSIZE)
             victim[1].rlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -397,11 +391,13 @@ def play(output: Path, name: str, faults: int, seed: int) -> str:
         run.wait_for(lambda: False)
         difference = compare(run.folder, reference.folder, steps, configuration.tolerance)
     except BaseException:
-        print(f"failed: {command(name, faults, seed)}; the faults:", *monkey.faults, sep="\n  ")
+        words = f"--config {name} --faults {faults} --seed {seed} --output DIR"
+        print(f"failed: python -m tests.chaos.monkey {words}; the faults:")
+        print(*monkey.faults, sep="\n")
         raise
     finally:
-        reference.end()
-        run.end()
+        reference.cut_power()
+        run.cut_power()
     records = ledger.read_ledger(run.folder / ledger.FILE_NAME)
     attempts = [record for record in records if record["kind"] == "attempt"]
     return (
@@ -411,29 +407,19 @@ def play(output: Path, name: str, faults: int, seed: int) -> str:
     )
 
 
-def command(name: str, faults: int, seed: int) -> str:
-    """Return the command that repeats a run."""
-    return (
-        f"python -m tests.chaos.monkey --config {name} --faults {faults} --seed {seed} --output DIR"
-    )
-
-
-def compare(run: Path, reference: Path, steps: int, tolerance: float) -> float:
+def compare(run: Path, reference: Path, steps: int, tolerance: float = 0.0) -> float:
     """Compare a finished run with the undisturbed one; return the largest difference.
 
     Raises:
         Trouble: they differ by more than `tolerance`, or the run is not sound.
     """
-    from pretrain.engine.consolidated import consolidated_weights
+    import torch
 
-    found, expected = (
-        consolidated_weights(checkpoints.folder_of(folder, steps)) for folder in (run, reference)
-    )
+    found, expected = weights_of(run, steps), weights_of(reference, steps)
     if found.keys() != expected.keys():
         raise Trouble("other weights than those of the undisturbed run")
-    difference = max(
-        float((found[name].double() - expected[name].double()).abs().max()) for name in expected
-    )
+    far_off = [(found[name].double() - expected[name].double()).abs().max() for name in expected]
+    difference = float(torch.stack(far_off).max())  # NaN if one is
     losses, expected_losses = (surviving_losses(folder) for folder in (run, reference))
     if losses.keys() != expected_losses.keys():
         missing = sorted(expected_losses.keys() ^ losses.keys())
@@ -443,7 +429,7 @@ def compare(run: Path, reference: Path, steps: int, tolerance: float) -> float:
         for name, value in expected_losses.items()
         if not math.isclose(losses[name], value, rel_tol=0.0, abs_tol=tolerance)
     ]
-    if difference > tolerance or far:
+    if not difference <= tolerance or far:
         raise Trouble(f"weights differ by {difference}; losses that differ: {far}")
     proof = audit.audit(run)
     left = [str(member.pid) for member in processes.members(run)]
