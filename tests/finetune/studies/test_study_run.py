@@ -42,7 +42,9 @@ def test_a_study_that_is_stopped_and_killed_goes_on_without_doing_anything_twice
         """Send a signal when a file is there; return the exit code and what was printed."""
         with (tmp_path / "printed").open("w+") as log:
             study = subprocess.Popen(command(*words), cwd=tmp_path, stdout=log, stderr=log)
-            wait_until(lambda: [*output.glob(pattern)] or study.poll() is not None)
+            wait_until(
+                lambda: [*output.glob(pattern)] or study.poll() is not None, seconds=PATIENCE
+            )
             assert study.poll() is None, (tmp_path / "printed").read_text()
             study.send_signal(number)
             return study.wait(PATIENCE), (tmp_path / "printed").read_text()
