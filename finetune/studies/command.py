@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -21,7 +21,7 @@ from finetune.studies.job import EVALUATION, Engine, Stage
 from pretrain.checks.devices import DEVICES
 
 if TYPE_CHECKING:
-    from finetune.studies.study import CheckedArm, Run, Study
+    from finetune.studies.study import Arm, Checked, Run, Study
 
 STUDY = "study.json"
 _FREE = {"seeds", "title", "best", "pairs", "subsets"}
@@ -66,12 +66,12 @@ def study(options: argparse.Namespace) -> int:
     is_here = options.engine == "local" and not options.dry_run
     device = device_type(os.environ) if is_here else ""
     checked = studies.check_arms(chosen, options.overrides, device)
-    runs = studies.runs_of([each.arm for each in checked], chosen.seeds)
+    runs = studies.runs_of([*checked], chosen.seeds)
     _check_data(chosen, options.data)
     if options.dry_run:
         sys.stdout.write(_forecast(chosen, checked, runs, options))
         return EXIT_DONE
-    engine = _engine(options, max(each.ranks for each in checked))
+    engine = _engine(options, max(each.ranks for each in checked.values()))
     options.output.mkdir(parents=True, exist_ok=True)
     with lock(options.output / "lock", "another process works on this study"):
         _begin(options.output / STUDY, chosen, checked, options)
@@ -98,7 +98,7 @@ def _check_data(chosen: Study, data: str) -> None:
 
 
 def _begin(
-    path: Path, chosen: Study, checked: Sequence[CheckedArm], options: argparse.Namespace
+    path: Path, chosen: Study, checked: Mapping[Arm, Checked], options: argparse.Namespace
 ) -> None:
     """Write the study with its recipes; raise ValueError if the folder has another study.
 
@@ -107,7 +107,7 @@ def _begin(
     import json
 
     now = dataclasses.asdict(chosen) | {"overrides": options.overrides, "data": options.data}
-    now["recipes"] = {each.arm.name: dataclasses.asdict(each.config) for each in checked}
+    now["recipes"] = {arm.name: dataclasses.asdict(each.config) for arm, each in checked.items()}
     now = json.loads(strict_json(now))  # as it is read back: JSON has no infinity
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -121,16 +121,15 @@ def _begin(
 
 def _do(
     chosen: Study,
-    checked: Sequence[CheckedArm],
+    checked: Mapping[Arm, Checked],
     runs: Sequence[Run],
     options: argparse.Namespace,
     engine: Engine,
 ) -> dict[str, int]:
     """Execute the unfinished stages of all runs; return the exit codes of failed runs."""
-    arms = {each.arm: each for each in checked}
-    folders = {options.output / run.name: run for run in runs}
-    for folder, run in folders.items():
-        job.write(folder, _stages(chosen, arms[run.arm], run.seed, folder, options))
+    folders = [options.output / run.name for run in runs]
+    for folder, run in zip(folders, runs, strict=True):
+        job.write(folder, _stages(chosen, run, checked[run.arm], folder, options))
     left = [folder for folder in folders if job.stages_left(folder)]
     print(f"{options.output}: runs to do: {len(left)}, finished before: {len(runs) - len(left)}")
     failed: dict[str, int] = {}
@@ -150,17 +149,17 @@ def _do(
 
 
 def _stages(
-    chosen: Study, checked: CheckedArm, seed: int, folder: Path, options: argparse.Namespace
+    chosen: Study, run: Run, checked: Checked, folder: Path, options: argparse.Namespace
 ) -> list[Stage]:
     """Return the commands of a run."""
     from finetune.studies.study import Arm, finetuning_arms
     from pretrain.config.settings import override
 
     model, trained = str(folder / "model"), str(folder / "run")
-    words = [*checked.arm.words, *options.overrides, f"training.seed={seed}"]
+    words = [*run.arm.words, *options.overrides, f"training.seed={run.seed}"]
     words += [override("folder", trained)]
     found = [
-        Stage("train", ["pretrain", "supervise", checked.arm.recipe, *words]),
+        Stage("train", ["pretrain", "supervise", run.arm.recipe, *words]),
         Stage("export", ["pretrain", "export", trained, "--output", model], makes=model),
     ]
     longest = checked.model.longest_input or math.inf  # learned positions end
@@ -172,7 +171,7 @@ def _stages(
         evaluate += ["--json", str(folder / f"{EVALUATION}{of_corpus}.json")]
         evaluate += ["--lengths", lengths] if lengths else []
         found.append(Stage(f"evaluate{of_corpus}", evaluate))
-    for way in finetuning_arms(chosen, checked.arm):
+    for way in finetuning_arms(chosen, run.arm):
         assert chosen.finetune is not None
         name = way.folder or "all"
         for number, (tasks, numbers, own) in enumerate(chosen.finetune.groups):
@@ -193,7 +192,7 @@ def _engine(options: argparse.Namespace, ranks: int) -> Engine:
         from data_prep.engines import import_ray
 
         import_ray()
-        return job.Ray(ranks, options.jobs)
+        return job.on_ray(ranks, options.jobs)
     gpus_of(ranks)
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, options.jobs, ranks)
@@ -201,20 +200,21 @@ def _engine(options: argparse.Namespace, ranks: int) -> Engine:
 
 
 def _forecast(
-    chosen: Study, checked: Sequence[CheckedArm], runs: Sequence[Run], options: argparse.Namespace
+    chosen: Study, checked: Mapping[Arm, Checked], runs: Sequence[Run], options: argparse.Namespace
 ) -> str:
     """Describe the runs of a study and their cost."""
     from finetune.studies.study import finetuning_arms
     from pretrain.checks.needs import parameters
     from pretrain.plan import plan as planning
 
-    plans = [planning.plan(each.config, each.ranks, options.kind or "h100") for each in checked]
-    words = [[f"recipe={c.arm.recipe}", *c.arm.words] for c in checked]
+    kind, arms = options.kind or "h100", checked.values()
+    plans = [planning.plan(each.config, each.ranks, kind) for each in arms]
+    words = [[f"recipe={arm.recipe}", *arm.words] for arm in checked]
     shared = [word for word in words[0] if all(word in others for others in words)]
     lines = [chosen.title, "", f"all arms: {' '.join([*shared, *options.overrides])}"]
-    for each, own in zip(checked, words, strict=True):
+    for (arm, each), own in zip(checked.items(), words, strict=True):
         differs = " ".join(word for word in own if word not in shared)
-        lines.append(f"{each.arm.name}: {in_short(parameters(each.model))} parameters; {differs}")
+        lines.append(f"{arm.name}: {in_short(parameters(each.model))} parameters; {differs}")
     seeds = len(chosen.seeds)
     numbers = ", ".join(map(str, chosen.seeds))
     lines += ["", f"{count(len(checked), 'arm')} with seeds {numbers}: {count(len(runs), 'run')}"]
@@ -222,7 +222,7 @@ def _forecast(
     lines.append(f"tokens: at most {in_short(tokens)}, padding included")
     disk = seeds * sum(p.checkpoint * p.checkpoints_usual + p.exported for p in plans)
     lines.append(f"disk: about {disk / 1e9:,.1f} GB of checkpoints and models")
-    times = [p.seconds and p.seconds * each.ranks for p, each in zip(plans, checked, strict=True)]
+    times = [p.seconds and p.seconds * each.ranks for p, each in zip(plans, arms, strict=True)]
     if not options.kind:
         lines.append("hours: unknown; name a GPU with --kind to estimate them")
     elif all(times):
@@ -233,6 +233,7 @@ def _forecast(
         lines.append(f"hours: unknown; recipes of this kind were not measured on {options.kind}")
     if chosen.finetune:
         ways = sum(len(finetuning_arms(chosen, run.arm)) for run in runs)
+        number = ways * sum(chosen.finetune.seeds_by_task.values())
         tasks = ", ".join(chosen.finetune.tasks)
-        lines.append(f"fine-tuning: {count(ways * chosen.finetune.runs, 'run')} on {tasks}")
+        lines.append(f"fine-tuning: {count(number, 'run')} on {tasks}")
     return "\n".join(lines) + "\n"

@@ -2,7 +2,7 @@
 
 `python -m finetune.studies.job FOLDER` executes the stages in the folder's job.json, each a command
 of this project, and writes a marker file for each finished one. An engine executes all runs:
-`local` on this machine's devices, `Ray` as tasks of a cluster.
+`local` on this machine's devices, `on_ray` as tasks of a cluster.
 """
 
 from __future__ import annotations
@@ -155,45 +155,43 @@ def local(devices: Sequence[Sequence[str]], threads: int) -> Engine:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Ray:
-    """Engine that runs each run as a task of a Ray cluster, or of a local Ray if none is running.
+def on_ray(ranks: int, jobs: int) -> Engine:
+    """Return an engine that runs each run as a task of a Ray cluster, or else of a local Ray.
 
     All machines have zeroclap installed, and see the study's files under the same paths. A task
-    that loses its machine is repeated on another one, where its run continues.
+    that loses its machine is repeated on another one, where its run continues. Ray ends the tasks
+    when this process ends, and they stop their runs. The engine raises ValueError if no machine
+    has the devices of a run.
+
+    Args:
+        ranks: of a run: the GPUs that it takes, or cores in a cluster without GPUs.
+        jobs: runs at once; 0: as many as the cluster has devices for.
     """
 
-    ranks: int
-    """Of a run: the GPUs that it takes, or cores in a cluster without GPUs."""
-    jobs: int
-    """Runs at once; 0: as many as the cluster has devices for."""
-
-    def __call__(self, folders: Sequence[Path], ended: Ended) -> None:
-        """As `Engine`; Ray ends the tasks when this process ends, and they stop their runs.
-
-        Raises:
-            ValueError: no machine of the cluster has the devices of a run.
-        """
+    def engine(folders: Sequence[Path], ended: Ended) -> None:
         with connected_ray(len(os.sched_getaffinity(0))) as ray:
-            task = ray.remote(**self._devices(ray))(_do)
+            task = ray.remote(**_devices(ray, ranks))(_do)
 
             def begin(folder: Path) -> Any:  # noqa: ANN401 - a reference
                 return task.remote(str(folder.resolve()), str(Path.cwd()))
 
-            for folder, done in ended_on_ray(ray, folders, self.jobs or len(folders), begin):
+            for folder, done in ended_on_ray(ray, folders, jobs or len(folders), begin):
                 ended(folder, _exit_code(ray, done, folder))
 
-    def _devices(self, ray: Any) -> dict[str, int]:  # noqa: ANN401 - a module
-        """Return the resources that Ray reserves for a run."""
-        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        device = "GPU" if any(machine.get("GPU") for machine in machines) else "CPU"
-        most = max((int(machine.get(device, 0)) for machine in machines), default=0)
-        if most < self.ranks:
-            raise ValueError(
-                f"--engine ray: a run has {self.ranks} ranks, and no machine of the cluster has "
-                f"more than {most} {device}s"
-            )
-        return {f"num_{device.lower()}s": self.ranks}
+    return engine
+
+
+def _devices(ray: Any, ranks: int) -> dict[str, int]:  # noqa: ANN401 - a module
+    """Return the resources that Ray reserves for a run."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    device = "GPU" if any(machine.get("GPU") for machine in machines) else "CPU"
+    most = max((int(machine.get(device, 0)) for machine in machines), default=0)
+    if most < ranks:
+        raise ValueError(
+            f"--engine ray: a run has {ranks} ranks, and no machine of the cluster has more than "
+            f"{most} {device}s"
+        )
+    return {f"num_{device.lower()}s": ranks}
 
 
 def _do(folder: str, directory: str) -> int:

@@ -19,7 +19,7 @@ from data_prep.common.markup import markdown_table
 from data_prep.common.wording import changes, in_short
 from finetune.studies import results
 from finetune.studies.results import Curve, Measured, Results
-from finetune.studies.study import Arm, CheckedArm, Run, Study, comparisons, differences
+from finetune.studies.study import Arm, Checked, Run, Study, comparisons, differences
 from pretrain.records.plots import smoothed
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Cell = Callable[[str, Series], str]
 
 
 def write_report(
-    study: Study, checked: Sequence[CheckedArm], runs: Sequence[Run], output: Path
+    study: Study, checked: Mapping[Arm, Checked], runs: Sequence[Run], output: Path
 ) -> str:
     """Return the report as Markdown, and write report.md, .csv, .tex and pictures.
 
@@ -59,7 +59,7 @@ def write_report(
     return text
 
 
-def _sections(study: Study, checked: Sequence[CheckedArm], found: Results) -> list[str]:
+def _sections(study: Study, checked: Mapping[Arm, Checked], found: Results) -> list[str]:
     seeds = max(map(len, found.pretraining.values()))
     median = f"Median over at most {seeds} seeds (lowest to highest)."
     over = median if seeds > 1 else "Of one seed."
@@ -125,7 +125,9 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def _comparison(title: str, study: Study, checked: Sequence[CheckedArm], measured: Measured) -> str:
+def _comparison(
+    title: str, study: Study, checked: Mapping[Arm, Checked], measured: Measured
+) -> str:
     """Return a table of the differences of arms that differ in one factor."""
     names = [name for name in results.names_of(measured) if name != results.COLLAPSED]
     rows, confounded, intervals, seeds = [], list[str](), 0, 0
@@ -164,17 +166,13 @@ def _difference(mean: float, half_width: float) -> str:
     return f"**{text}**" if abs(mean) > half_width else text
 
 
-def _settings_that_differ(checked: Sequence[CheckedArm], one: Arm, other: Arm) -> list[str]:
+def _settings_that_differ(checked: Mapping[Arm, Checked], one: Arm, other: Arm) -> list[str]:
     """Return the settings of pretraining and fine-tuning in which two arms differ."""
-    by_levels = {frozenset(each.arm.levels): each for each in checked}
-    pretrained = [
-        next(each for levels, each in by_levels.items() if levels <= set(arm.levels))
-        for arm in (one, other)
-    ]
-    settings = differences(*pretrained)
-    if len(one.levels) > len(pretrained[0].arm.levels):  # with a way of fine-tuning
-        own = {key for each in pretrained for key in each.arm.settings}
-        settings += sorted(k for k, *_ in changes(one.settings, other.settings) if k not in own)
+    factors = len(next(iter(checked)).levels)
+    both = (checked[Arm(arm.levels[:factors], {})] for arm in (one, other))
+    settings = differences(*both)
+    if len(one.levels) > factors:  # with a way of fine-tuning
+        settings += sorted(key for key, *_ in changes(one.settings, other.settings))
     return settings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -52,9 +53,10 @@ class Results:
     pretraining: Measured
     """Validation loss at the end, perplexities by length, accuracies of pairs."""
     finetuning: Measured
-    """Of each arm with each way of fine-tuning: the tasks' scores after the last epoch, and how
-    many of the runs collapsed. A row is a seed of pretraining, with the means over the seeds of
-    fine-tuning; or, in a study with one seed of pretraining, a seed of fine-tuning."""
+    """Of each arm with each way of fine-tuning, whose settings alone it has: the tasks' scores
+    after the last epoch, and how many of the runs collapsed. A row is a seed of pretraining, with
+    the means over the seeds of fine-tuning; or, in a study with one seed of pretraining, a seed of
+    fine-tuning."""
     cost: Measured
     """Tokens, device hours of the steps (not of starts, evaluations and saves), tokens per second,
     spikes and rollbacks."""
@@ -111,10 +113,7 @@ def table(read: Read) -> Measured:
 
 
 def _curve(seen: status.RunView) -> Curve:
-    tokens, read = list[int](), 0
-    for line in seen.lines:
-        read += line["tokens"]
-        tokens.append(read)
+    tokens = [*itertools.accumulate(line["tokens"] for line in seen.lines)]
     steps = {line["step"]: total for line, total in zip(seen.lines, tokens, strict=True)}
     measured = [line for line in seen.validation if line["step"] - 1 in steps]
     return Curve(
@@ -162,7 +161,7 @@ def _finetuned(study: Study, run: Run, folder: Path) -> tuple[Read, str]:
     for way in ways:
         if scores := _scores(folder / "scores" / (way.folder or "all")):
             finished += sum(len(figures) - 1 for figures in scores.values())  # but `COLLAPSED`
-            both = Arm((*run.arm.levels, *way.levels), {**run.arm.settings, **way.settings})
+            both = Arm((*run.arm.levels, *way.levels), way.settings)
             by_seed = DataFrame.from_dict(scores, orient="index")
             if len(study.seeds) > 1:
                 # Means over different seeds would differ even between equal models.

@@ -86,11 +86,6 @@ class FineTuning:
         return [(rest, self.seeds, {}), *groups] if rest else groups
 
     @property
-    def runs(self) -> int:
-        """How many fine-tunings a model has in each combination of levels."""
-        return sum(self.seeds_by_task.values())
-
-    @property
     def seeds_by_task(self) -> dict[str, int]:
         """The number of seeds of each task."""
         return {task.name: len(own) for names, own, _ in self.groups for task in tasks.find(names)}
@@ -202,10 +197,9 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckedArm:
-    """An arm whose recipe was read and checked."""
+class Checked:
+    """The recipe of an arm, which was read and checked."""
 
-    arm: Arm
     config: RunConfig
     model: ModelConfig
     ranks: int
@@ -256,7 +250,7 @@ def runs_of(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Run]:
     return [Run(arm, seed) for seed in seeds for arm in arms]
 
 
-def check_arms(study: Study, changes: Sequence[str], device: str = "") -> list[CheckedArm]:
+def check_arms(study: Study, changes: Sequence[str], device: str = "") -> dict[Arm, Checked]:
     """Read and check the recipe of every arm, with its corpora, and every way of fine-tuning.
 
     Args:
@@ -267,27 +261,27 @@ def check_arms(study: Study, changes: Sequence[str], device: str = "") -> list[C
     Raises:
         ValueError: what the first arm with an error has; or two arms are the same.
     """
-    found, ways = list[CheckedArm](), finetuning_arms(study)
+    found = dict[Arm, Checked]()
     for arm in pretraining_arms(study):
         with named_errors(arm.name):
             config = recipes.load(arm.recipe, [*arm.words, *changes])
             ranks = world_size(config.supervision, 1)
             model = check(config, ranks)
             check_device(config, ranks, device, None)
-        found.append(CheckedArm(arm, config, model, ranks))
+        found[arm] = Checked(config, model, ranks)
     chosen = tasks.find(study.finetune.tasks) if study.finetune else []
-    settings = [runs.check_settings(chosen, way.words, device=device) for way in ways]
+    ways = finetuning_arms(study)
+    settings = {way: runs.check_settings(chosen, way.words, device=device) for way in ways}
     for names, _, own in study.finetune.groups if study.finetune else ():
         runs.check_settings(tasks.find(names), Arm((), own).words, device=device)
-    _check_distinct([each.arm for each in found], [_resolved(each) for each in found])
-    _check_distinct(ways, settings)
+    _check_distinct({arm: _resolved(each) for arm, each in found.items()})
+    _check_distinct(settings)
     return found
 
 
-def _check_distinct(arms: Sequence[Arm], settings: Sequence[object]) -> None:
+def _check_distinct(settings: Mapping[Arm, object]) -> None:
     """Raise ValueError if two arms have the same settings or folder name."""
-    pairs = itertools.combinations(zip(arms, settings, strict=True), 2)
-    for (one, ours), (other, theirs) in pairs:
+    for (one, ours), (other, theirs) in itertools.combinations(settings.items(), 2):
         if one.folder == other.folder or ours == theirs:
             raise ValueError(
                 f"{one.name} = {other.name}: two arms have the same settings, or names without "
@@ -337,7 +331,7 @@ def comparisons(
     ]
 
 
-def differences(one: CheckedArm, other: CheckedArm) -> list[str]:
+def differences(one: Checked, other: Checked) -> list[str]:
     """Return the settings in which two arms differ, the architecture field by field.
 
     If there are several, the comparison is confounded.
@@ -345,7 +339,7 @@ def differences(one: CheckedArm, other: CheckedArm) -> list[str]:
     return sorted(key for key, *_ in changes(_resolved(one), _resolved(other)))
 
 
-def _resolved(arm: CheckedArm) -> dict[str, Any]:
+def _resolved(arm: Checked) -> dict[str, Any]:
     settings = dataclasses.asdict(arm.config)
     settings["model"] = dataclasses.asdict(arm.model)
     # The zero vector of <mask> needs no row, and the folder decides nothing.

@@ -14,11 +14,11 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import sys
 from pathlib import Path
-from finetune.studies.job import Ray
+from finetune.studies.job import on_ray
 
 ended = {}
 try:
-    Ray(int(sys.argv[1]), jobs=1)(
+    on_ray(int(sys.argv[1]), jobs=1)(
         [*map(Path, sys.argv[2:])], lambda folder, code: ended.update({folder.name: code})
     )
 except ValueError as error:

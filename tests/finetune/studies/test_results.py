@@ -215,18 +215,15 @@ def test_arms_that_differ_in_several_settings_are_confounded_setting_by_setting(
     )
     loaded = load(str(path), toy=False)
     checked = check_arms(loaded, [])
-    arms = [each.arm for each in checked]
-    pretraining = results.table({(arm, 1): {LOSS: 4.0} for arm in arms})
+    pretraining = results.table({(arm, 1): {LOSS: 4.0} for arm in checked})
     text = report._comparison("Differences", loaded, checked, pretraining)
     listed = dict(line[2:].split(": ") for line in text.splitlines() if line.startswith("- "))
     clap = "model.embedding_norm, model.head, model.normalize_embeddings"
     assert set(listed.values()) == {clap}
     assert len(listed) == 2  # with and without dropout, which alone is one setting
     assert "Of one seed, which gives no interval." in text
-    ways = [
-        Arm((*arms[0].levels, *way.levels), {**arms[0].settings, **way.settings})
-        for way in finetuning_arms(loaded)
-    ]
+    first = next(iter(checked)).levels
+    ways = [Arm((*first, *way.levels), way.settings) for way in finetuning_arms(loaded)]
     scores = results.table({(way, 1): {"CoLA": 1.0} for way in ways})
     text = report._comparison("Differences", loaded, checked, scores)
     assert "learned, some, b − learned, some, a: epochs, pooling" in text

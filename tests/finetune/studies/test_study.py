@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from finetune.__main__ import main
 from finetune.studies import results, study
@@ -20,17 +21,21 @@ from pretrain.config.settings import apply_override
 NAMES = sorted(path.stem for path in study.STUDIES.glob("*.yaml"))
 
 
+def arms_of(loaded, *words):
+    """The arms of a study, each with its recipe, without their corpora."""
+    found = {}
+    for arm in study.pretraining_arms(loaded):
+        config = load(arm.recipe, [*arm.words, *words])
+        found[arm] = study.Checked(config, config.architecture(500), 1)
+    return found
+
+
 @pytest.mark.parametrize(("name", "toy"), [*itertools.product(NAMES, (False, True))])
 def test_every_study_that_comes_with_the_project_loads_and_its_arms_differ(name, toy):
-    loaded = study.load(name, toy=toy)
-    arms = study.pretraining_arms(loaded)
+    arms = arms_of(study.load(name, toy=toy))
     assert len({arm.folder for arm in arms}) == len(arms) > 1
-    seen = []
-    for arm in arms:
-        config = load(arm.recipe, arm.words)
-        checked = study.CheckedArm(arm, config, config.architecture(500), 1)
-        assert all(study.differences(checked, other) for other in seen)
-        seen.append(checked)
+    for pair in itertools.combinations(arms.values(), 2):
+        assert study.differences(*pair)
 
 
 def test_an_arm_is_a_combination_of_levels_and_each_has_every_seed(study_file):
@@ -66,10 +71,8 @@ def test_settings_are_read_back_from_the_command_line(value):
 
 def test_settings_that_differ_are_those_of_the_resolved_architecture(study_file):
     loaded = study.load(str(study_file), toy=False)
-    checked = study.check_arms(loaded, [])
-    by_name = {each.arm.name: each for each in checked}
-    differ = study.differences(by_name["learned, some"], by_name["ALiBi, none"])
-    assert differ == ["model.dropout", "model.position"]
+    first, *_, last = study.check_arms(loaded, []).values()
+    assert study.differences(first, last) == ["model.dropout", "model.position"]
 
 
 GLUE = ["--data", "GLUE"]
@@ -123,20 +126,12 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
 ):
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("pretrain.checks.recipe.cpu_has_fp16", lambda: False)
-    path = tmp_path / "study.yaml"
-    key = change.partition(":")[0]
-    kept = study_file.read_text()
-    if ":" in change:
-        parts = [part for part in kept.split("\n") if part]
-        tops = [n for n, line in enumerate(parts) if not line.startswith(" ")]
-        own = [n for n in tops if parts[n].startswith(f"{key}:")]
-        for first in own:
-            last = next((n for n in tops if n > first), len(parts))
-            parts = parts[:first] + parts[last:]
-        kept = "\n".join([*parts, change])
-    path.write_text(kept)
-    name = change if change and ":" not in change else str(path)
-    output = tmp_path / "output"
+    path, output = tmp_path / "study.yaml", tmp_path / "output"
+    changes = yaml.safe_load(change) or {}
+    if isinstance(changes, dict):
+        whole = yaml.safe_load(study_file.read_text()) | changes
+        path.write_text(yaml.safe_dump(whole, sort_keys=False))
+    name = str(path) if isinstance(changes, dict) else change
     try:
         code = main(["study", name, "--output", str(output), *words])
     except SystemExit as end:
@@ -150,10 +145,7 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
 
 def test_the_arms_of_published_medium_differ_only_in_what_the_study_says():
     loaded = study.load("published-medium", toy=False)
-    checked = {}
-    for arm in study.pretraining_arms(loaded):
-        config = load(arm.recipe, arm.words)
-        checked[arm.name] = study.CheckedArm(arm, config, config.architecture(50265), 1)
+    checked = arms_of(loaded)
     clap = {"dropout", "embedding_norm", "head", "normalize_embeddings"}
     expected = {
         ("baseline", "learned-clap"): clap,
@@ -168,13 +160,11 @@ def test_the_arms_of_published_medium_differ_only_in_what_the_study_says():
         ("alibi without dropout", "zero-clap"): (clap - {"dropout"})
         | {"embedding_scale", "mask_embedding"},
     }
-    pairs = study.comparisons([each.arm for each in checked.values()], pairs=loaded.pairs)
     assert {
         (one.name, other.name): {
-            key.removeprefix("model.")
-            for key in study.differences(checked[one.name], checked[other.name])
+            key.removeprefix("model.") for key in study.differences(checked[one], checked[other])
         }
-        for one, other in pairs
+        for one, other in study.comparisons(checked, pairs=loaded.pairs)
     } == expected
 
 
@@ -182,10 +172,8 @@ def test_some_models_are_fine_tuned_in_more_ways_and_some_tasks_with_other_seeds
     loaded = study.load("published-medium", toy=False)
     options = Namespace(overrides=[], data="GLUE", glue_jobs=6)
     found = {}
-    for arm in study.pretraining_arms(loaded):
-        config = load(arm.recipe, [*arm.words, "data.corpus=c"])
-        checked = study.CheckedArm(arm, config, config.architecture(50265), 1)
-        stages = _stages(loaded, checked, 1, tmp_path, options)
+    for arm, checked in arms_of(loaded, "data.corpus=c").items():
+        stages = _stages(loaded, study.Run(arm, 1), checked, tmp_path, options)
         found[arm.name] = {each.name: each.arguments for each in stages if "glue" in each.name}
     first = ["glue-first-token", "glue-first-token+1"]
     assert list(found["sinusoidal"]) == first
@@ -223,14 +211,15 @@ def test_another_study_in_the_same_folder_is_refused_but_not_further_seeds(study
     with pytest.raises(ValueError, match="other overrides"):
         _begin(tmp_path / STUDY, loaded, checked, other)
     # A recipe is a file as well, which may have changed since.
-    checked[0] = replace(checked[0], config=replace(checked[0].config, tracker="wandb"))
+    arm, first = next(iter(checked.items()))
+    first = replace(first, config=replace(first.config, tracker="wandb"))
     with pytest.raises(ValueError, match="other recipes"):
-        _begin(tmp_path / STUDY, loaded, checked, options)
+        _begin(tmp_path / STUDY, loaded, checked | {arm: first}, options)
 
 
 def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
     loaded = study.load(str(study_file), toy=True)
-    checked, *_ = study.check_arms(loaded, [])
+    arm, checked = next(iter(study.check_arms(loaded, []).items()))
     pile = CorpusConfig(checked.config.data.corpus)
     data = replace(
         checked.config.data, corpus="", corpora={"my-pile": pile, "web": CorpusConfig("w")}
@@ -238,7 +227,9 @@ def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
     both = replace(checked, config=replace(checked.config, data=data))
     options = Namespace(overrides=[], data="", glue_jobs=1)
     stages = {
-        name: [stage.arguments for stage in _stages(loaded, each, 1, tmp_path, options)]
+        name: [
+            stage.arguments for stage in _stages(loaded, study.Run(arm, 1), each, tmp_path, options)
+        ]
         for name, each in {"one": checked, "two": both}.items()
     }
     files = {
@@ -260,7 +251,7 @@ def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
     assert results._evaluated(tmp_path, subsets=True)["perplexity on web on books, 512 tokens"] == 7
     assert (figures["perplexity on my-pile, 512 tokens"], figures["sop accuracy on web"]) == (0, 1)
     assert (figures["perplexity on web, 1,024 tokens"], len(figures)) == (1, 6)
-    draw_lengths(results.table({(checked.arm, 1): figures}), tmp_path)
+    draw_lengths(results.table({(arm, 1): figures}), tmp_path)
     assert (tmp_path / "lengths.svg").read_text().count("learned, some on ") == 2
 
 
@@ -288,7 +279,7 @@ def test_more_ranks_than_gpus_are_refused(study_file, tmp_path, monkeypatch, cap
 def test_the_report_of_a_study_that_was_begun_may_change(change, tmp_path):
     begun = study.Study("a", "small", {"f": {"x": {}, "y": {}}}, [1])
     options = Namespace(overrides=[], data="")
-    _begin(tmp_path / STUDY, begun, [], options)
-    _begin(tmp_path / STUDY, replace(begun, **change), [], options)
+    _begin(tmp_path / STUDY, begun, {}, options)
+    _begin(tmp_path / STUDY, replace(begun, **change), {}, options)
     with pytest.raises(ValueError, match="other lengths"):
-        _begin(tmp_path / STUDY, replace(begun, lengths=[64]), [], options)
+        _begin(tmp_path / STUDY, replace(begun, lengths=[64]), {}, options)
