@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -49,55 +50,51 @@ def logits_of(
     return logits
 
 
+@dataclasses.dataclass
 class DevEvaluator:
     """Hook that scores the dev splits at the end of each epoch, and keeps the best model."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        batches: ShuffledBatches,
-        task: Task,
-        dev_sets: Mapping[str, EncodedExamples],
-        best_epoch_by: str,
-        keeps_model: bool,
-    ) -> None:
-        """Score each split of `dev_sets`, and keep the weights of the best epoch if wanted."""
-        self.weights: dict[str, torch.Tensor] = {}
-        """Of the best epoch, as `Engine.weights` gives them."""
-        self.answers = 0
-        """Number of different answers that the best epoch's model gave on the first split."""
-        self.epochs: list[dict[str, float]] = []
-        """One record per epoch: its number from 1, the loss on the first split and every score."""
-        self._engine, self._batches, self._task = engine, batches, task
-        self._dev_sets, self._keeps_model = dev_sets, keeps_model
-        self._scores_of_best = task.scores_of_best(best_epoch_by)
+    engine: Engine
+    batches: ShuffledBatches
+    task: Task
+    dev_sets: Mapping[str, EncodedExamples]
+    """By the name of the split."""
+    best_epoch_by: str
+    keeps_model: bool
+    """Whether the weights of the best epoch are kept."""
+    weights: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    """Of the best epoch, as `Engine.weights` gives them."""
+    answers: int = 0
+    """Number of different answers that the best epoch's model gave on the first split."""
+    epochs: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    """One record per epoch: its number from 1, the loss on the first split and every score."""
 
     @property
     def best(self) -> dict[str, float]:
         """The best epoch, as `FinetuneConfig.best_epoch_by` chooses it; the first of equals."""
-        return dict(scores.best(self.epochs, self._scores_of_best))
+        return dict(scores.best(self.epochs, self.task.scores_of_best(self.best_epoch_by)))
 
     def __call__(self, step: int) -> None:
         """Score the model after `step` updates if the last one ended an epoch."""
-        if not self._batches.ends_epoch(step):
+        if not self.batches.ends_epoch(step):
             return
-        record: dict[str, float] = {"epoch": int(self._batches.epoch(step))}
-        engine, distinct = self._engine, list[int]()
+        record: dict[str, float] = {"epoch": int(self.batches.epoch(step))}
+        engine, task, distinct = self.engine, self.task, list[int]()
         engine.module.eval()
-        for split, dev_set in self._dev_sets.items():
+        for split, dev_set in self.dev_sets.items():
             logits = logits_of(
                 engine.module, dev_set, engine.device, engine.rank, engine.world_size
             )
-            answers = tasks.answers(self._task, logits)
+            answers = tasks.answers(task, logits)
             both = torch.from_numpy(logits), torch.from_numpy(dev_set.labels)
-            record.setdefault("loss", float(tasks.loss(self._task, *both)) / len(dev_set))
+            record.setdefault("loss", float(tasks.loss(task, *both)) / len(dev_set))
             distinct.append(len(np.unique(answers)))
-            record |= tasks.score(self._task, split, dev_set.labels, answers)
+            record |= tasks.score(task, split, dev_set.labels, answers)
         self.epochs.append(record)
         if self.best == record:
             self.answers = distinct[0]
-            if self._keeps_model:
+            if self.keeps_model:
                 self.weights = engine.weights()
         if engine.rank == 0:
-            line = "  ".join(f"{name} {record[name]:.4f}" for name in self._task.score_names)
+            line = "  ".join(f"{name} {record[name]:.4f}" for name in task.score_names)
             print(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {line}", flush=True)
