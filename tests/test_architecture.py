@@ -210,10 +210,15 @@ PREPARING = ["sample", "train-tokenizer", "prepare", "inspect", "verify"]
 
 
 @pytest.mark.parametrize(
-    ("module", "commands"), [*((each, [""]) for each in PROGRAMS), (PROGRAMS[0], PREPARING)]
+    ("module", "commands"),
+    [
+        *((each, [""]) for each in PROGRAMS),
+        (PROGRAMS[0], PREPARING),
+        (PROGRAMS[2], ["birthplaces"]),
+    ],
 )
 def test_help_imports_nothing_heavy(module, commands):
-    """Of the commands of data_prep, which start in an instant, neither."""
+    """Neither do the commands of data_prep, which start in an instant, and those with their own."""
     code = (
         f"from {module} import main\n"
         f"for command in {commands}:\n"

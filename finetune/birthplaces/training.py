@@ -36,9 +36,6 @@ from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import is_within, override
 from pretrain.convert.contents import ModelContents
-from pretrain.convert.model_folder import build
-from pretrain.convert.reading import read_folder
-from pretrain.convert.writing import save_model
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import Block, Ids, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, PAD_ID
@@ -94,6 +91,8 @@ def read(options: argparse.Namespace) -> ModelContents:
         ValueError: it is not a model folder, or it has another model or another vocabulary than
             the command line names.
     """
+    from pretrain.convert.reading import read_folder
+
     folder: Path = options.reading_params_path
     contents = read_folder(folder)
     _check_variant(contents.config, options, f"the model in {folder}")
@@ -169,6 +168,8 @@ def finetune(options: argparse.Namespace) -> None:
     example: python -m finetune birthplaces finetune vanilla wiki.txt \
         --reading_params_path before --finetune_corpus_path train.tsv --writing_params_path after
     """
+    from pretrain.convert.writing import save_model
+
     # The learning rate is constant: of the assignment's cosine, fine-tuning sees the first sixth.
     # Unlike the assignment's, the rows have another order in each epoch.
     data, reading = options.finetune_corpus_path, options.reading_params_path
@@ -295,6 +296,7 @@ def evaluate(options: argparse.Namespace) -> None:
     example: python -m finetune birthplaces evaluate vanilla wiki.txt \
         --reading_params_path after --eval_corpus_path dev.tsv --outputs_path dev.predictions
     """
+    from pretrain.convert.model_folder import build
     from pretrain.engine.distributed import choose_device
 
     output, data = options.outputs_path, options.eval_corpus_path
