@@ -28,6 +28,13 @@ def train_on(run_ranks, count, plan, folder):
     return run_ranks(count, lambda: train.train(plan, folder))
 
 
+def losses_of(folder):
+    """The loss of each step of a run."""
+    from pretrain.records.metrics import METRICS, read_metrics
+
+    return [line["loss"] for line in read_metrics(folder / METRICS)]
+
+
 def sentence(draw: random.Random, wugs: int) -> str:
     """Draw a sentence that has so many times "wug"."""
     words = [draw.choice(WORDS) for _ in range(draw.randrange(4, 9))] + ["wug"] * wugs

@@ -3,7 +3,6 @@
 tests/gpu has the same with graphs.
 """
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,7 @@ from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from tests.finetune.conftest import plans, train_on
+from tests.finetune.conftest import losses_of, plans, train_on
 
 SHORT = ["epochs=1", "max_train_examples=64"]
 
@@ -81,8 +80,7 @@ def trained(run_ranks, plan, folder, graphed):
 
     plan.write(folder)
     (found,) = run_ranks(1, run)
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines], found
+    return losses_of(folder), found
 
 
 @pytest.mark.parametrize("stage", ["zero0_fp32", "zero2_bf16"])
@@ -104,8 +102,7 @@ def test_padding_changes_no_loss(run_ranks, segment_model, easy_glue, tmp_path):
     (plan,) = plans(segment_model, easy_glue, *words, names=["RTE"])
     losses, _ = trained(run_ranks, plan, tmp_path / "padded", False)
     train_on(run_ranks, 1, plan, tmp_path / "as-it-is")
-    lines = (tmp_path / "as-it-is" / "metrics.jsonl").read_text().splitlines()
-    assert losses == pytest.approx([json.loads(line)["loss"] for line in lines], rel=1e-5)
+    assert losses == pytest.approx(losses_of(tmp_path / "as-it-is"), rel=1e-5)
 
 
 def test_padding_ends_where_positions_do_and_scoring_has_none(monkeypatch):

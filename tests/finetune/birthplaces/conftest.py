@@ -33,17 +33,19 @@ def task(tmp_path_factory):
 
 @pytest.fixture
 def birthplaces(run_ranks, tmp_path, monkeypatch, in_process):  # noqa: F811
-    """Run a command of the task in an empty folder; an engine needs a process of its own."""
+    """Run a command of the task in an empty folder; an engine needs processes of its own."""
     from finetune.__main__ import main
 
     monkeypatch.chdir(tmp_path)
 
-    def run(words):
+    def run(words, ranks=1):
         def work():
             os.chdir(tmp_path)
             return main(["birthplaces", *shlex.split(words)])
 
-        return run_ranks(1, work)[0] if words.startswith("finetune") else work()
+        is_trained = words.startswith("finetune")
+        (code,) = {*run_ranks(ranks, work)} if is_trained else {work()}
+        return code
 
     return run
 

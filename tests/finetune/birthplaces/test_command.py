@@ -1,6 +1,5 @@
 """The commands of the assignment, what they make, and what they refuse."""
 
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -202,15 +201,9 @@ def test_what_cannot_be_done_is_refused_before_anything_is_trained(
     assert {path.name for path in Path().iterdir()} <= {"expt", *models}
 
 
-def test_several_ranks_are_refused(task, run_ranks, tmp_path):
-    def work():
-        from finetune.__main__ import main
-
-        os.chdir(tmp_path)
-        words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} {TINY}"
-        return main(["birthplaces", *shlex.split(f"{words} --writing_params_path model")])
-
-    assert run_ranks(2, work) == [2, 2]
+def test_several_ranks_are_refused(task, birthplaces):
+    words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} {TINY}"
+    assert birthplaces(f"{words} --writing_params_path model", ranks=2) == 2
 
 
 @pytest.mark.usefixtures("in_process")

@@ -85,6 +85,7 @@ WRONG = [
     ("factors: {positions: {}}", [], "no levels"),
     ("colour: red", [], "unknown key"),
     ("", ["training.steps=0"], "learned, some: "),
+    ("", ["supervision.processes_per_node=2"], "2 ranks on a machine with 1 usable GPU"),
     ("", ["model.overrides.dropout=0.0"], "same settings"),
     ("finetune: {tasks: [CoLA], settings: {epoch: 3}}", GLUE, "epochs"),
     ("finetune: {tasks: [CoLA], factors: {dropout: {some: {dropout: 0.1}}}}", GLUE, "factor above"),
@@ -125,6 +126,7 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
     study_file, tmp_path, monkeypatch, capsys, change, words, says
 ):
     monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("pretrain.processes.gpus.visible_gpus", lambda: ["0"])
     monkeypatch.setattr("pretrain.checks.recipe.cpu_has_fp16", lambda: False)
     path, output = tmp_path / "study.yaml", tmp_path / "output"
     changes = yaml.safe_load(change) or {}
@@ -200,13 +202,13 @@ def test_a_study_that_is_not_text_is_refused_by_its_name(tmp_path):
         study.load(str(path), toy=False)
 
 
-def test_another_study_in_the_same_folder_is_refused_but_not_further_seeds(study_file, tmp_path):
+def test_another_study_in_the_same_folder_is_refused(study_file, tmp_path):
     loaded = study.load(str(study_file), toy=False)
     checked = study.check_arms(loaded, [])
     loaded = replace(loaded, settings={"spike.deviations": math.inf})
     options = Namespace(overrides=["training.steps=20"], data="")
     _begin(tmp_path / STUDY, loaded, checked, options)
-    _begin(tmp_path / STUDY, replace(loaded, seeds=[1, 2, 3]), checked, options)
+    _begin(tmp_path / STUDY, loaded, checked, options)
     other = Namespace(overrides=["training.steps=40"], data="")
     with pytest.raises(ValueError, match="other overrides"):
         _begin(tmp_path / STUDY, loaded, checked, other)
@@ -267,16 +269,10 @@ def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, c
     assert not output.exists()
 
 
-def test_more_ranks_than_gpus_are_refused(study_file, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pretrain.processes.gpus.visible_gpus", lambda: ["0"])
-    words = ["--output", str(tmp_path / "output"), "supervision.processes_per_node=2"]
-    assert main(["study", str(study_file), *words]) == 2
-    assert "2 ranks" in capsys.readouterr().err
-    assert not (tmp_path / "output").exists()
-
-
-@pytest.mark.parametrize("change", [{"title": "b"}, {"best": "f"}, {"pairs": [("x", "y")]}])
-def test_the_report_of_a_study_that_was_begun_may_change(change, tmp_path):
+@pytest.mark.parametrize(
+    "change", [{"title": "b"}, {"best": "f"}, {"pairs": [("x", "y")]}, {"seeds": [1, 2]}]
+)
+def test_seeds_and_the_report_of_a_study_that_was_begun_may_change(change, tmp_path):
     begun = study.Study("a", "small", {"f": {"x": {}, "y": {}}}, [1])
     options = Namespace(overrides=[], data="")
     _begin(tmp_path / STUDY, begun, {}, options)
