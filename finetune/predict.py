@@ -156,25 +156,20 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
 
 def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
     """Return each test set: its task, the run that predicts it, its file's name, its examples."""
-    results = {runs / result["folder"]: result for result in collect(runs)}
+    pretrained = [result for result in collect(runs) if result["weights"] == "pretrained"]
+    kept = [result for result in pretrained if (runs / result["folder"] / MODEL).is_dir()]
     work, missing = list[tuple[Task, Path, str, list[Example]]](), list[str]()
     without = list[str]()
     for task in TASKS.values():
-        scored = {
-            folder: scores.mean(result["best"], task.official)
-            for folder, result in results.items()
-            if (result["task"], result["weights"]) == (task.name, "pretrained")
-            and (folder / MODEL).is_dir()
-        }
-        if not scored:
+        own = [result for result in kept if result["task"] == task.name]
+        if not own:
             without.append(task.name)
             continue
-        folder = max(scored, key=lambda each: scored[each])
+        best = max(own, key=lambda result: scores.mean(result["best"], task.official))
         for split, name in task.test.items():
             try:
-                data = results[folder]["plan"]["data"]
-                rows = examples.read_split(task, data, split).examples
-                work.append((task, folder, name or task.name, rows))
+                rows = examples.read_split(task, best["plan"]["data"], split).examples
+                work.append((task, runs / best["folder"], name or task.name, rows))
             except ValueError as error:
                 missing.append(str(error))
     if without:
