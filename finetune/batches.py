@@ -100,9 +100,7 @@ class EncodedExamples:
         return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
-def lay_out(
-    texts: Sequence[Ids], max_tokens: int, tokenizer: Tokenizer, separators: int = 2
-) -> Ids:
+def lay_out(texts: Sequence[Ids], max_tokens: int, tokenizer: Tokenizer, separators: int) -> Ids:
     """Return the input (`Tokenizer.lay_out`) of an example's texts.
 
     If it is too long, tokens are cut from the end of the longest text, one at a time; of equals,

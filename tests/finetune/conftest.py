@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 WORDS = ["the", "a", "red", "old", "small", "dog", "cat", "bird", "house", "runs", "sees", "near"]
 
 QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0"]
@@ -40,12 +39,6 @@ def sentence(draw: random.Random, wugs: int) -> str:
     words = [draw.choice(WORDS) for _ in range(draw.randrange(4, 9))] + ["wug"] * wugs
     draw.shuffle(words)
     return " ".join(words)
-
-
-@pytest.fixture
-def in_root(monkeypatch):
-    """Let the processes of the runs import the packages from the root."""
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(scope="session")

@@ -107,16 +107,6 @@ def test_a_batch_is_padded_to_its_longest_example_and_counts_tokens(encoded):
     assert batch.arrays["labels"].tolist() == [0, 1, 0]
 
 
-def test_inputs_are_laid_out_as_in_the_python_interface(tiny_model):
-    from pretrain.inference.pretrained import Pretrained
-
-    model = Pretrained.load(tiny_model)
-    for texts in (["the dog"], ["the dog", "a small bird"], ["the dog", ""]):
-        tokenizer = tokenizers.load(tiny_model)
-        ids = lay_out(tokenizer.encode_batch(texts), 64, tokenizer)
-        assert ids.tolist() == model.encode(*texts).tolist()
-
-
 @pytest.mark.parametrize("separators", [1, 2])
 @pytest.mark.parametrize("max_tokens", [6, 7, 26, 27])
 def test_texts_that_are_too_long_are_cut_as_by_tokenizers(tiny_model, separators, max_tokens):

@@ -114,7 +114,7 @@ def test_the_weights_that_are_kept_are_those_of_the_best_epoch(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, in_root, capsys):
+def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, capsys):
     from finetune.__main__ import main
 
     words = f"glue {tiny_model} --data {easy_glue} --tasks CoLA --world-size 2 --output {tmp_path}"

@@ -12,9 +12,7 @@ from tests.pretrain.convert.contents import random_contents
 
 
 @pytest.mark.slow
-def test_sentences_and_pairs_are_classified_better_than_by_the_majority_class(
-    real_glue, in_root, tmp_path
-):
+def test_sentences_and_pairs_are_classified_better_than_by_the_majority_class(real_glue, tmp_path):
     """SST-2 and a part of QQP."""
     shutil.copytree(real_glue / "SST-2", tmp_path / "glue" / "SST-2")
     (tmp_path / "glue" / "QQP").mkdir()

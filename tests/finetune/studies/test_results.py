@@ -21,6 +21,7 @@ from finetune.studies.study import (
 )
 from pretrain.records import ledger, metrics, status
 
+PLAIN = SimpleNamespace(finetune=None, best="", subsets=False)
 OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
 
 
@@ -122,7 +123,7 @@ def test_arms_keep_their_order_where_the_first_one_lacks_a_seed(view, tmp_path):
     """Else the others would be the ones that it is compared with."""
     runs = runs_of([OURS, THEIRS], [1, 2])
     view({run.name: True for run in runs[1:]})
-    found = results.collect(SimpleNamespace(finetune=None, best="", subsets=False), runs, tmp_path)
+    found = results.collect(PLAIN, runs, tmp_path)
     assert [*found.pretraining] == [OURS, THEIRS]
 
 
@@ -167,7 +168,7 @@ def test_runs_that_cannot_be_read_or_are_not_finished_are_named_and_left_out(vie
     runs = runs_of([OURS, THEIRS], [1, 2])
     names = [run.name for run in runs]
     view({names[0]: "ledger.jsonl: record 3 was changed", names[1]: True, names[2]: False})
-    found = results.collect(SimpleNamespace(finetune=None, best="", subsets=False), runs, tmp_path)
+    found = results.collect(PLAIN, runs, tmp_path)
     not_begun = "1 of 4 runs, which have not begun"
     assert found.unfinished == [
         not_begun,
