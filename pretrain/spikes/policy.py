@@ -8,7 +8,7 @@ climb a ladder of rollbacks; a spike far from all others starts at its first run
 2. the same, and the data around the onset is skipped (Chowdhery et al. 2022, PaLM, section 5.1:
    restarted about 100 steps before, 200 to 500 batches skipped);
 3. from a checkpoint another `margin_steps` before that of the second, with a lower learning rate
-   until well past the onset;
+   until well past the onset; and again so for a spike soon after the rate has returned;
 4. give up: an instability that three different remedies did not cure is structural.
 
 A checkpoint of step n has seen the steps below n, so one with n <= onset has seen nothing of the
@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from data_prep.common.wording import count
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SpikeConfig
 from pretrain.records import ledger
@@ -33,9 +34,11 @@ third, because a spike that comes back may begin as early as the last rollback's
 REGION_STEPS = 1000
 """Spikes that begin within this distance count as the same problem: the next rollback changes
 more."""
-LOWERED_RATE, LOWERED_STEPS = 0.5, 1000
+LOWERED_RATE, LOWERED_STEPS = 0.5, REGION_STEPS + 500
 """Factor on the learning rate after the third rollback, and the steps after the onset for which it
-holds. Of the models that truly diverge (study spike-cures) 0.7 did not cure one."""
+holds. Of the models that truly diverge (study spike-cures) 0.7 did not cure one. A spike that the
+return of the rate causes may be dated up to two blocks of the channel `drift` before the return,
+which is still outside the region."""
 _NON_FINITE_CHANNELS = ("non-finite", "loss-scale")
 """Channels on which the onset is exact: the loss did not rise unnoticed before it."""
 _BUDGET, _BUDGET_STEPS = 5, 10_000
@@ -116,7 +119,12 @@ def plan(
     reason = _spent_budget(onset, near, rollbacks) or _no_target(spike, checkpoints)
     if reason:
         return GiveUp(reason)
-    rung = 1 + max((r["rung"] for r in near), default=0)
+    # Where a spike follows the return of the rate, it has to be lowered for longer.
+    returned = any(
+        r["rung"] == _LAST_RUNG and 0 < onset - r["onset"] - REGION_STEPS <= LOWERED_STEPS
+        for r in rollbacks
+    )
+    rung = _LAST_RUNG if returned else 1 + max((r["rung"] for r in near), default=0)
     seed, margin = max(seeds) + 1, policy.margin_steps
     step = _target(onset, margin, checkpoints)
     if rung == 1:
@@ -145,8 +153,8 @@ def _spent_budget(
     recent = [r for r in rollbacks if abs(r["onset"] - onset) < _BUDGET_STEPS]
     if any(r["rung"] >= _LAST_RUNG for r in near):
         cause = (
-            f"came back after {len(near)} rollbacks in its region: another order, skipped data and "
-            "a lower learning rate did not help"
+            f"came back after {count(len(near), 'rollback')} in its region: another order, skipped "
+            "data and a lower learning rate did not help"
         )
     elif len(recent) >= _BUDGET:
         cause = f"follows {len(recent)} rollbacks within {_BUDGET_STEPS:,} steps"

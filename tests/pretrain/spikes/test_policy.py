@@ -90,7 +90,7 @@ def test_a_recurring_spike_climbs_the_ladder_to_its_end():
     assert second == Rollback(4900, 3, 2, skip=(4910, 5061))
     assert (third.step, third.seed, third.rung, third.skip) == (4700, 4, 3, None)
     assert third.learning_rate_factor == 0.5
-    assert 4700 + third.learning_rate_steps == 4990 + 1000
+    assert 4700 + third.learning_rate_steps == 4990 + 1500
     assert isinstance(fourth, GiveUp)
     assert "came back after 3 rollbacks" in fourth.reason
     assert "structural" in fourth.reason
@@ -99,6 +99,14 @@ def test_a_recurring_spike_climbs_the_ladder_to_its_end():
 def test_a_spike_far_from_the_others_starts_at_the_first_rung():
     decisions = climb([3000, 3100, 5000, 5001, 4999])
     assert [decision.rung for decision in decisions] == [1, 2, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("onset", "rung"), [(6001, 3), (6501, 3), (7500, 3), (7501, 1), (3999, 1)])
+def test_a_spike_after_the_return_of_the_rate_lowers_it_again(onset, rung):
+    """The third rollback lowers it up to step 6500; a spike may be dated to before that."""
+    *_, again = climb([5000, 5000, 5000, onset])
+    assert again.rung == rung
+    assert (again.learning_rate_factor < 1) == (rung == 3)
 
 
 def test_skipped_steps_were_read_by_the_abandoned_attempt_after_the_target():
