@@ -294,7 +294,7 @@ class SpikeConfig:
     def slow_window(self) -> int:
         """Losses whose median is compared with its lowest value among the last `window`.
 
-        None is judged before there are as many, at the start and after a declared change.
+        None is judged before there are as many; after a declared change, before there are 16.
         """
         return max(1, self.window // 4)
 

@@ -55,6 +55,9 @@ _SMALLEST_DEVIATION = 0.01
 """Nats. Without it, any noise on a nearly constant loss would be an outlier."""
 _SMALLEST_NORM_DEVIATION = 0.05
 """The same for the natural logarithm of the gradient norm."""
+_FEWEST_AFTER_A_CHANGE = 16
+"""Losses after a declared change by which the next one is judged, in place of a quarter window. At
+the start of a run, where a loss may rise during the warm-up, so few would be too few."""
 _RETURNED_DEVIATIONS = 3.0
 """Largest rise of the last losses' median at which a fast suspicion heals."""
 _STILL_RISING = 1 / 8
@@ -70,10 +73,10 @@ class SpikeDetector:
 
         Args:
             config: thresholds.
-            changes: steps at which the level of the loss or its scatter is expected to change (the
-                batch grows, the learning rate jumps). The statistics of earlier records are
-                forgotten there, unless a suspicion is open, which is judged first. Until there is a
-                new history, only gross rises above the old level are suspected.
+            changes: steps at which the level of the loss is expected to rise (other data, another
+                schedule). The statistics of earlier records are forgotten there, unless a suspicion
+                is open, which is judged first. Until there are some new ones, only gross rises
+                above the old level are suspected.
         """
         self.config = config
         self._changes = sorted(changes)
@@ -100,16 +103,17 @@ class SpikeDetector:
         """Forget the levels of loss and gradient norm; gross rises are judged by the old level."""
         config = self.config
         self._old_level = old_level
-        self._level = self._new_level(_SMALLEST_DEVIATION)
-        self._norms = self._new_level(_SMALLEST_NORM_DEVIATION)
+        first = config.slow_window if math.isnan(old_level) else _FEWEST_AFTER_A_CHANGE
+        self._level = Level(config.window, min(first, config.slow_window), _SMALLEST_DEVIATION)
+        self._norms = self._new_norms()
         self._outliers = FlagWindow(config.patience)
         self._lowest = LowestLevel(config.slow_window, config.window)
         self._trail: deque[tuple[int, float, float]] = deque(  # step, loss, distance
             maxlen=max(2 * config.slow_window, config.patience + TOLERANCE)
         )
 
-    def _new_level(self, smallest_deviation: float) -> Level:
-        return Level(self.config.window, self.config.slow_window, smallest_deviation)
+    def _new_norms(self) -> Level:
+        return Level(self.config.window, self.config.slow_window, _SMALLEST_NORM_DEVIATION)
 
     def update(self, seen: Seen) -> list[Event]:
         """Judge the next record.
@@ -340,7 +344,7 @@ class SpikeDetector:
             return self._suspect(channel, observation) if channel.flags.is_raised else []
         expired = self._records - channel.since >= self.config.slow_confirm_steps
         if expired:  # the raised norm is the new level
-            self._norms = self._new_level(_SMALLEST_NORM_DEVIATION)
+            self._norms = self._new_norms()
         elif not channel.flags.is_calm:
             return []
         channel.flags = FlagWindow(self.config.patience)

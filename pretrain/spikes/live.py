@@ -6,26 +6,36 @@ restart changes no decision.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from data_prep.common.exit_codes import EXIT_SPIKE
-from pretrain.config.run import Segments
+from pretrain.config.run import Segment, Segments
 from pretrain.loop.protocols import GO_ON, StepRecord
 from pretrain.records import metrics
-from pretrain.records.ledger import RunState
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Evaluation, Event, Observation, Seen, in_order
 
 
-def declared_changes(segments: Segments, state: RunState) -> list[int]:
-    """Steps at which another level or scatter of the loss is expected.
+def declared_changes(segments: Segments) -> list[int]:
+    """Steps from which on the loss may be higher without a spike.
 
-    A phase or another recipe begins there, or a lowered learning rate returns to its schedule.
+    Other data, another objective or another learning rate schedule begins there, or the batch
+    becomes smaller. A larger batch lowers the loss. Where a halved rate returned, the loss of small
+    models rose by at most 0.12 nats, or 0.6 standard deviations, which nothing suspects.
     """
-    begun = (part.first_step for part in segments.parts[1:])
-    returned = (end for _, end, _ in state.lowered)
-    return sorted({*begun, *returned})
+
+    def raising(part: Segment) -> object:
+        now, schedule = part.config, (part.schedule_start, part.schedule_steps)
+        return now.data, now.objective, now.optimizer, now.schedule, schedule
+
+    return [
+        now.first_step
+        for before, now in itertools.pairwise(segments.parts)
+        if raising(before) != raising(now)
+        or now.config.batch.global_batch_size < before.config.batch.global_batch_size
+    ]
 
 
 def observation(line: Mapping[str, Any]) -> Observation:

@@ -182,7 +182,7 @@ def _settings(
     changes: list[int] = []
     if path and (path / RUN_FILE).is_file():
         config, told = load(str(path / RUN_FILE)), ledger.read_ledger(path / ledger.FILE_NAME)
-        changes = declared_changes(segments_of(path, told, config), ledger.run_state(told))
+        changes = declared_changes(segments_of(path, told, config))
     values: dict[str, Any] = {"spike": dataclasses.asdict(config.spike)}
     for override in overrides:
         apply_override(values, override)

@@ -71,10 +71,9 @@ class RunLog:
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         self._first_validation_id = (validation or [{}])[0].get("validation_id", "")
-        segments = self._setup.segments
         self._loss_before = recorded_loss(lines, records, start)
         self.watch = SpikeWatch(
-            SpikeDetector(config.spike, declared_changes(segments, start.state)),
+            SpikeDetector(config.spike, declared_changes(self._setup.segments)),
             history_before(start.step, lines, validation),
             lambda event: self._suspicion(**dataclasses.asdict(event)),
         )

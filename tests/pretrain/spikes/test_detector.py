@@ -556,8 +556,8 @@ def test_a_rise_at_a_declared_change_causes_no_event():
 def test_after_a_declared_change_gross_rises_are_found_at_once_and_others_later():
     gross = of(raised(decay(1500), 810, 1500, 4.0), changes=[800])
     assert (gross[-1].kind, gross[-1].onset) == ("spike", 810)
-    later = of(raised(decay(1500), 900, 1500, 0.8), changes=[800])
-    assert (later[-1].kind, later[-1].onset) == ("spike", 900)
+    later = of(raised(decay(1500), 816, 1500, 0.8), SpikeConfig(), changes=[800])
+    assert (later[-1].kind, later[-1].onset) == ("spike", 816)
 
 
 def test_a_suspicion_that_is_open_at_a_declared_change_is_judged_first():

@@ -8,13 +8,8 @@ import pytest
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import DataConfig, PhaseConfig, SpikeConfig
 from pretrain.records import metrics
-from pretrain.records.ledger import run_state
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.live import (
-    SpikeWatch,
-    declared_changes,
-    history_before,
-)
+from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
 from tests.pretrain.builders import step_record
 
 CONFIG = SpikeConfig(window=32, deviations=4.0, patience=3, confirm_steps=12)
@@ -117,27 +112,20 @@ def test_steps_undone_by_a_crash_do_not_count(tmp_path):
     assert found == plain[1][45:]
 
 
-def test_phases_are_declared():
-    phases = [
-        PhaseConfig(steps=30000),
-        PhaseConfig(steps=30000, objective={"probability": 0.3}),
-        PhaseConfig(data={"sequence_length": 128}, batch={"global_batch_size": 64}),
-    ]
+@pytest.mark.parametrize(
+    ("change", "declared"),
+    [
+        ({"data": {"sequence_length": 128}}, True),
+        ({"objective": {"probability": 0.3}}, True),
+        ({"optimizer": {"learning_rate": 1e-3}}, True),
+        ({"schedule": {"name": "overestimated-cosine"}}, True),  # the same one, from its start
+        ({"batch": {"global_batch_size": 128}}, True),
+        ({"batch": {"global_batch_size": 512}}, False),
+        ({"training": {"checkpoint_interval": 250}}, False),
+        ({}, False),
+    ],
+)
+def test_what_may_raise_the_loss_is_declared(change, declared):
+    phases = [PhaseConfig(steps=30000), PhaseConfig(**change)]
     config = RunConfig(data=DataConfig("corpora/a"), phases=phases)
-    assert declared_changes(config.segments, run_state([])) == [30000, 60000]
-
-
-def test_returning_learning_rates_are_declared():
-    assert declared_changes(RunConfig().segments, run_state([])) == []
-    phased = RunConfig(phases=[PhaseConfig(steps=30000), PhaseConfig()])
-    rollback = {
-        "kind": "segment",
-        "why": "spike",
-        "step": 150,
-        "seed": 2,
-        "skip": None,
-        "learning_rate_factor": 0.7,
-        "learning_rate_steps": 1000,
-    }
-    lowered = run_state([{"number": 0, **rollback}])
-    assert declared_changes(phased.segments, lowered) == [1150, 30000]
+    assert declared_changes(config.segments) == [30000] * declared
