@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from data_prep.corpus import Corpus
-from data_prep.engines import ENGINES
+from data_prep.engines import ENGINES, run_locally
 from data_prep.indexed import IndexedWriter
 from data_prep.manifest import Settings
 from data_prep.run import prepare
@@ -90,23 +90,29 @@ def run_here(work, tasks, *_):
             yield task, error
 
 
+@pytest.fixture(scope="package", autouse=True)
+def in_process():
+    """Make shards in the process of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENGINES, "local", run_here)
+        yield
+
+
 @pytest.fixture
-def in_process(monkeypatch):
-    """Make shards in the process of the test."""
-    monkeypatch.setitem(ENGINES, "local", run_here)
+def in_workers(monkeypatch):
+    """Make shards in processes of their own, as a user's command does."""
+    monkeypatch.setitem(ENGINES, "local", run_locally)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def corpus_and_manifest(inputs, tokenizer_folder, tmp_path_factory):
     """A corpus of all inputs, without their longest documents; tests do not change it."""
     folder = tmp_path_factory.mktemp("session") / "corpus"
     settings = Settings(max_tokens=64, valid_fraction=0.2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENGINES, "local", run_here)
-        return folder, prepare(inputs, folder, tokenizer_folder, settings)
+    return folder, prepare(inputs, folder, tokenizer_folder, settings)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def manifest(corpus_and_manifest):
     return corpus_and_manifest[1]
 

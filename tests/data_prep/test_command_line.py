@@ -10,7 +10,6 @@ import pytest
 
 from data_prep.__main__ import main
 from data_prep.common.arguments import as_invoked
-from data_prep.engines import ENGINES
 from tests.data_prep.conftest import make_texts, run_here, write_pile
 
 PREPARE = "prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t"
@@ -27,9 +26,7 @@ def home(tmp_path_factory):
     assert main(f"train-tokenizer {inputs} --vocab-size 300 --output {vocabulary}".split()) == 0
     options = f"--output {home}/c --tokenizer {vocabulary}"
     parts = f"--input {home}/in/0* --valid-input {home}/in/1*"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENGINES, "local", run_here)
-        assert main(f"prepare {parts} {options}".split()) == 0
+    assert main(f"prepare {parts} {options}".split()) == 0
     return home
 
 
@@ -98,7 +95,6 @@ def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
     assert "PythonSource" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -142,7 +138,6 @@ def test_errors_of_the_user_give_one_line_and_exit_code_2(home, capsys, argument
     assert message.format(h=home) in line.replace("'", "")
 
 
-@pytest.mark.usefixtures("in_process")
 def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(home, tmp_path, capsys):
     file = tmp_path / "a.jsonl"
     good = "".join(f'{{"body": "{text}", "lang": "en"}}\n' for text in make_texts(20, 30))
@@ -166,7 +161,6 @@ def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(home, tmp
     assert "broken" not in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("in_process")
 def test_a_corpus_of_sentences_with_a_unigram_vocabulary(home, tmp_path, capsys):
     inputs, options = f"--input {home}/in/0*", f"--output {tmp_path}/t --unigram --lowercase"
     assert main(f"train-tokenizer {inputs} --vocab-size 400 {options}".split()) == 0
@@ -179,7 +173,6 @@ def test_a_corpus_of_sentences_with_a_unigram_vocabulary(home, tmp_path, capsys)
     assert "<unk>" not in shown
 
 
-@pytest.mark.usefixtures("in_process")
 def test_characters_that_the_vocabulary_lacks_are_counted(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("abc\n")
     (tmp_path / "b.jsonl").write_text('{"text": "abcxyz"}\n{"text": "aaa"}\n')

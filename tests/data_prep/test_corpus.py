@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 
 from data_prep.corpus import Corpus
-from data_prep.engines import ENGINES
 from data_prep.manifest import FILE_NAME, Settings, write_record
 from data_prep.run import prepare
 from data_prep.sentences import sentences
 from data_prep.verify import verify
-from tests.data_prep.conftest import make_texts, run_here, write_pile
+from tests.data_prep.conftest import make_texts, write_pile
 
 
 @pytest.fixture(scope="module")
 def folder(inputs, tokenizer_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENGINES, "local", run_here)
-        prepare(inputs, folder, tokenizer_folder, Settings(valid_fraction=0.0))
+    prepare(inputs, folder, tokenizer_folder, Settings(valid_fraction=0.0))
     return folder
 
 
@@ -45,7 +42,6 @@ SENTENCES = [
 ]
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("long", ["drop", "truncate", "split"])
 def test_sentences_are_the_sequences_and_documents_stay_the_same(tokenizer_folder, tmp_path, long):
     (tmp_path / "b.txt").write_text("a. B\n\n c. D\n\n")
@@ -135,7 +131,6 @@ def test_files_that_contradict_the_manifest_are_refused(copy):
         _ = Corpus(copy, "train").subsets
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("unit", ["document", "sentence"])
 def test_ids_beyond_the_vocabulary_are_refused_when_they_are_read(tokenizer_folder, tmp_path, unit):
     file = write_pile(tmp_path / "a.jsonl.zst", make_texts(20, 20))

@@ -84,6 +84,7 @@ def words(tmp_path, tokenizer_folder, monkeypatch):
     return ["prepare", "--input", *map(str, files), "--valid-fraction", "0.1", *folders]
 
 
+@pytest.mark.usefixtures("in_workers")
 def test_documents_are_dropped_and_counted_by_reason_in_workers(words, tmp_path, capsys):
     names = ["my_filters:long_enough", "my_filters:only_books"]
     assert main([*words, "--filter", *names]) == 0
@@ -98,7 +99,6 @@ def test_documents_are_dropped_and_counted_by_reason_in_workers(words, tmp_path,
     assert "broken" not in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -50,6 +50,7 @@ def test_corpus_has_the_documents_of_the_inputs(corpus_folder, tokenizer):
     assert sum(total.tokens for total in manifest.totals.values()) == sum(map(len, expected))
 
 
+@pytest.mark.usefixtures("in_workers")
 def test_bytes_do_not_depend_on_the_number_of_workers(
     corpus_folder, inputs, tokenizer_folder, tmp_path
 ):
@@ -57,7 +58,6 @@ def test_bytes_do_not_depend_on_the_number_of_workers(
     assert content(tmp_path / "two") == content(corpus_folder)
 
 
-@pytest.mark.usefixtures("in_process")
 def test_split_depends_only_on_the_text(corpus_folder, inputs, tokenizer_folder, tmp_path):
     texts = [text for seed in (2, 0, 1) for text in reversed(make_texts(120, 60, seed=seed))]
     one_file = write_pile(tmp_path / "all.jsonl.zst", texts)
@@ -98,7 +98,6 @@ def killed(number, work, *arguments):
     return child.exitcode == 9
 
 
-@pytest.mark.usefixtures("in_process")
 def test_a_run_killed_at_any_file_tears_nothing_and_continues_to_the_same_bytes(
     corpus_folder, inputs, tokenizer_folder, tmp_path
 ):
@@ -170,7 +169,6 @@ def test_nothing_of_a_folder_that_is_no_corpus_is_removed(
     assert content(tmp_path / "mine") == before
 
 
-@pytest.mark.usefixtures("in_process")
 def test_only_a_missing_file_is_made_again(corpus_folder, inputs, tokenizer_folder, tmp_path):
     shutil.copytree(corpus_folder, tmp_path, dirs_exist_ok=True)
     before = content(tmp_path)
@@ -183,7 +181,6 @@ def test_only_a_missing_file_is_made_again(corpus_folder, inputs, tokenizer_fold
     assert remade == {"shard-00001"}
 
 
-@pytest.mark.usefixtures("in_process")
 def test_changed_settings_and_inputs_are_refused_until_overwrite(
     inputs, tokenizer_folder, tmp_path
 ):
@@ -211,7 +208,6 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(
     assert content(corpus) == content(fresh)
 
 
-@pytest.mark.usefixtures("in_process")
 def test_touched_or_moved_input_with_the_same_content_is_accepted(tokenizer_folder, tmp_path):
     latin_1 = os.fsdecode(b"caf\xe9.jsonl.zst")
     file = write_pile(tmp_path / latin_1, make_texts(20, 20))
@@ -224,7 +220,6 @@ def test_touched_or_moved_input_with_the_same_content_is_accepted(tokenizer_fold
     assert content(tmp_path / "corpus") == before
 
 
-@pytest.mark.usefixtures("in_process")
 def test_one_corpus_a_subset_holds_every_text_once(tokenizer_folder, tmp_path):
     texts = make_texts(12, 5)
     named = [*zip(texts, "XYZ" * 4, strict=True)]
@@ -244,7 +239,6 @@ def test_one_corpus_a_subset_holds_every_text_once(tokenizer_folder, tmp_path):
         prepare([file], tmp_path / "W", tokenizer_folder, Settings(subset="W"))
 
 
-@pytest.mark.usefixtures("in_process")
 def test_every_reject_is_counted_with_its_place(tokenizer_folder, tmp_path):
     good = [json.dumps({"text": text, "meta": {"pile_set_name": "X"}}) for text in make_texts(9, 5)]
     bad = {
@@ -277,7 +271,6 @@ def test_every_reject_is_counted_with_its_place(tokenizer_folder, tmp_path):
     }
 
 
-@pytest.mark.usefixtures("in_process")
 def test_long_documents_are_split_into_windows_without_loss(
     inputs, tokenizer, tokenizer_folder, tmp_path
 ):
@@ -298,7 +291,6 @@ def test_long_documents_are_split_into_windows_without_loss(
         assert windows <= train or not windows & train
 
 
-@pytest.mark.usefixtures("in_process")
 def test_failed_shard_is_reported_and_the_others_are_kept(inputs, tokenizer_folder, tmp_path):
     cut = tmp_path / "cut.jsonl.zst"
     cut.write_bytes(inputs[0].read_bytes()[:-10])
@@ -312,7 +304,6 @@ def test_failed_shard_is_reported_and_the_others_are_kept(inputs, tokenizer_fold
     assert list(verify(corpus)) == []
 
 
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("number", "said", "end"), [(1, 0, "body"), (2, 2, r"\(2 inputs failed.*")]
 )
@@ -325,7 +316,6 @@ def test_the_error_of_one_input_is_said_once(number, said, end, tokenizer_folder
     assert capsys.readouterr().err.count("no record has the key") == said
 
 
-@pytest.mark.usefixtures("in_process")
 def test_corpus_without_documents_is_refused_with_the_reasons(tokenizer_folder, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
@@ -355,7 +345,6 @@ def test_too_many_subsets_of_all_shards_are_refused(shards, tokenizer, tmp_path)
         merge([replace(shards[0], kept=many)], tokenizer, tmp_path)
 
 
-@pytest.mark.usefixtures("in_process")
 def test_too_many_subsets_are_refused(tokenizer_folder, tmp_path):
     file = tmp_path / "a.jsonl"
     lines = [{"text": f"text {n}", "meta": {"pile_set_name": f"set {n}"}} for n in range(257)]
@@ -367,7 +356,6 @@ def test_too_many_subsets_are_refused(tokenizer_folder, tmp_path):
     assert len(manifest.subsets) == 256
 
 
-@pytest.mark.usefixtures("in_process")
 def test_second_run_into_one_folder_is_refused(inputs, tokenizer_folder, tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -376,7 +364,6 @@ def test_second_run_into_one_folder_is_refused(inputs, tokenizer_folder, tmp_pat
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
 
 
-@pytest.mark.usefixtures("in_process")
 def test_a_file_system_without_locks_gives_a_warning_and_other_errors_are_raised(
     inputs, tokenizer_folder, tmp_path, monkeypatch, capsys
 ):
@@ -392,7 +379,6 @@ def test_a_file_system_without_locks_gives_a_warning_and_other_errors_are_raised
     assert "this file system has no locks" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("in_process")
 def test_validation_inputs_are_the_validation_split(inputs, tokenizer_folder, tmp_path):
     settings = Settings(max_tokens=128, valid_fraction=0.0)
     manifest = prepare(inputs[:2], tmp_path, tokenizer_folder, settings, valid_inputs=inputs[2:])
@@ -422,7 +408,6 @@ def test_a_file_in_both_splits_is_refused_however_it_is_spelled_and_read(tmp_pat
     assert len(plan(["datasets:l.txt"], ["lines:l.txt"], tmp_path, settings, "")) == 2
 
 
-@pytest.mark.usefixtures("in_process")
 def test_idle_workers_are_reported(inputs, tokenizer_folder, tmp_path, capsys):
     for workers, is_said in ((3, False), (8, True), (8, False)):  # the last one has nothing to do
         prepare(inputs, tmp_path / str(workers), tokenizer_folder, SETTINGS, workers=workers)

@@ -34,7 +34,6 @@ def test_documents_that_were_not_encoded_have_no_tokens(manifest):
     assert "not encoded" in note
 
 
-@pytest.mark.usefixtures("in_process")
 def test_truncation_has_a_row_of_what_is_cut_off(inputs, tokenizer_folder, tmp_path):
     settings = Settings(max_tokens=64, long="truncate", valid_fraction=0.2)
     manifest = prepare(inputs, tmp_path / "cut", tokenizer_folder, settings)
