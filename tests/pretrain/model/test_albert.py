@@ -35,7 +35,6 @@ def published_count(size, **overrides):
 @pytest.mark.parametrize(
     ("size", "count"),
     [
-        ("albert-base", 11_683_584),
         ("albert-large", 17_683_968),
         ("albert-xlarge", 58_724_864),
         ("albert-xxlarge", 222_595_584),

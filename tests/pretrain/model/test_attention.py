@@ -286,12 +286,6 @@ def test_an_impossible_backend_is_refused(backend, dropout, message):
         LanguageModel(config, attention_backend=backend)
 
 
-def test_the_backend_leaves_no_trace_in_the_weights():
-    config = presets.build("tiny", "alibi-clap", 50, {})
-    dense = LanguageModel(config).state_dict()
-    assert dense.keys() == LanguageModel(config, attention_backend="flex").state_dict().keys()
-
-
 # --- the bias of `dense` ------------------------------------------------------------------------
 
 

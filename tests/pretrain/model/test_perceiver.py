@@ -112,21 +112,6 @@ def test_the_basis_is_drawn_by_xavier():
     assert float(basis.std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
 
 
-def test_the_final_norm_is_the_last_step_and_the_untied_head_a_product():
-    model, ids = tiny("char-vanilla"), ids_of(2, 9)
-    encoder = model.encoder
-    with torch.no_grad():
-        encoder.final_norm.weight.copy_(torch.linspace(0.5, 2, 32))
-        features = encoder(ids)
-        assert torch.equal(encoder.hidden_states(ids)[-1], features)
-        norm, encoder.final_norm = encoder.final_norm, None
-        torch.testing.assert_close(features, norm(encoder(ids)))
-        encoder.final_norm = norm
-        logits = model(ids, None, torch.arange(18))
-        torch.testing.assert_close(logits, features.flatten(0, 1) @ model.head.weight.T)
-    assert float(model.head.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
-
-
 def test_what_latents_cannot_read_is_refused():
     model, ids = with_latents(), ids_of(1, 9)
     with pytest.raises(ValueError, match="document_ids: integers are not accepted with latents"):
