@@ -4,15 +4,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pretrain.model import presets, scores
+from pretrain.model import scores
 from pretrain.model.alibi import Alibi, alibi_slopes
 from pretrain.model.config import CHOICES, ModelConfig
-from pretrain.model.language_model import LanguageModel
 from pretrain.model.scores import constant
 from tests.pretrain.model.test_parity import slopes_by_formula
+from tests.pretrain.model.test_positions import VOCABULARY, ids_of, tiny
 
 CPU = torch.device("cpu")
-VOCABULARY = 50
 every_shape = pytest.mark.parametrize("shape", CHOICES["alibi"])
 
 
@@ -38,15 +37,6 @@ def test_the_slopes_stay_on_the_device_for_later_batches_of_training_too(make):
     assert query.grad is not None
 
 
-def tiny(**overrides):
-    torch.manual_seed(0)
-    return LanguageModel(presets.build("tiny", "alibi", VOCABULARY, overrides)).eval()
-
-
-def ids_of(*shape):
-    return torch.randint(4, VOCABULARY - 1, shape, generator=torch.Generator().manual_seed(0))
-
-
 # --- slopes and tables --------------------------------------------------------------------------
 
 
@@ -69,7 +59,7 @@ def test_any_number_of_heads_has_distinct_slopes_below_one():
 @pytest.mark.parametrize("default", [torch.float32, torch.bfloat16], ids=str)
 def test_casting_the_model_to_bf16_does_not_coarsen_the_alibi_bias(default, monkeypatch):
     """Law 7: rounded once, from exact fp32 distances; bf16 has 256 of them."""
-    model = tiny().to(torch.bfloat16)
+    model = tiny("alibi").to(torch.bfloat16)
     exact = alibi(4, 600, "offset")
     assert exact.dtype == torch.float32
     torch.set_default_dtype(default)
@@ -87,7 +77,7 @@ def test_casting_the_model_to_bf16_does_not_coarsen_the_alibi_bias(default, monk
 
 @every_shape
 def test_trained_slopes_begin_as_the_fixed_ones_and_are_trained(shape):
-    fixed, trained = tiny(alibi=shape), tiny(alibi=shape, alibi_slopes="trained")
+    fixed, trained = tiny("alibi", alibi=shape), tiny("alibi", alibi=shape, alibi_slopes="trained")
     ids, places = ids_of(2, 30), torch.arange(60)
     logits = trained(ids, None, places)
     torch.testing.assert_close(logits, fixed(ids, None, places), rtol=0, atol=1e-6)
@@ -100,7 +90,7 @@ def test_trained_slopes_begin_as_the_fixed_ones_and_are_trained(shape):
 
 @every_shape
 def test_trained_slopes_are_nearly_the_same_in_bf16(shape):
-    module = tiny(alibi=shape, alibi_slopes="trained").encoder.score_bias
+    module = tiny("alibi", alibi=shape, alibi_slopes="trained").encoder.score_bias
     index, head = torch.arange(20), torch.arange(4)[:, None, None]
     expected = module(CPU)(head, index[:, None], index)
     rounded = module.bfloat16()(CPU)(head, index[:, None], index)
