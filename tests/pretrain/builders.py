@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import os
 
 import pytest
 
@@ -57,6 +58,21 @@ def weights_of(run, step):
     folder = checkpoints.folder_of(run, step)
     checkpoints.read_manifest(folder)
     return consolidated_weights(folder)
+
+
+def failing(action, left, name=""):
+    """An action on a path that fails while there are errors left, the last one first.
+
+    With a name it fails for files of that name only.
+    """
+
+    def act(path, *arguments, **keywords):
+        if left and name in ("", path.name):
+            number = left.pop()
+            raise OSError(number, os.strerror(number), str(path))
+        return action(path, *arguments, **keywords)
+
+    return act
 
 
 def order_of(total, seed=1):

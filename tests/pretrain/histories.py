@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ TOTAL = 37
 SIZES = ((0, 2), (3, 4), (6, 6))
 """Of the recipe: the batch grows."""
 SEED = 5
+STEPS = RunConfig().training.steps
 
 
 Weights = Sequence[tuple[int, Sequence[float]]]
@@ -69,6 +71,7 @@ class History:
         """Of one corpus with `total` blocks, or of several with `totals`, by name."""
         self.records: list[dict[str, Any]] = []
         self.lines: list[dict[str, Any]] = []
+        self.measured: list[dict[str, Any]] = []
         self.recipes: list[RunConfig] = []
         self.totals, self.digest = totals or {"": total}, corpus
         self.segment("start", 0, recipe(sizes, [*(totals or {})], weights), seed=SEED)
@@ -141,6 +144,12 @@ class History:
             )
             self.step += 1
 
+    def measure(self, step: int, loss: float | None = 5.0, **more: Any) -> None:
+        """A line of validation.jsonl after `step` updates, of the newest attempt."""
+        score = {"loss": loss, "perplexity": loss and math.exp(loss), "targets": 10}
+        line = {"attempt": self.attempt, "step": step, **score, "subsets": {}, "validation_id": "m"}
+        self.measured.append({**line, **more})
+
     def commit(self) -> None:
         self.add(
             "commit", attempt=self.attempt, step=self.step, manifest=f"{self.attempt}-{self.step}"
@@ -183,8 +192,20 @@ class History:
         for record in self.records:
             fields = {k: v for k, v in record.items() if k not in ("number", "time", "kind")}
             ledger.append(run / ledger.FILE_NAME, record["kind"], **fields)
-        lines = "".join(json.dumps(line) + "\n" for line in self.lines)
-        (run / metrics.METRICS).write_text(lines)
+        for name, lines in ((metrics.METRICS, self.lines), (metrics.VALIDATION, self.measured)):
+            (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def spiked(skip: tuple[int, int] | None = None) -> History:
+    """A run that committed step 9, spiked at step 13, and was rolled back."""
+    history = History()
+    history.begin()
+    history.train(9)
+    history.commit()
+    history.train(5)
+    history.spike(onset=10)
+    history.roll_back(9, skip)
+    return history
 
 
 def other_recipe(history: History, draw: random.Random) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.common import files
 from pretrain.records import checkpoints
 from pretrain.records.collective import Failure, Group
-from tests.pretrain.builders import ALONE, commit_checkpoint
+from tests.pretrain.builders import ALONE, commit_checkpoint, failing
 
 FILES = {
     "mp_rank_00_model_states.pt": (0, b"weights" * 100),
@@ -243,29 +242,13 @@ def test_the_newest_intact_checkpoint_is_found_with_the_reasons_against_newer_on
     assert "has 0 bytes" in point.rejected[20]
 
 
-@pytest.fixture
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(files, "_PAUSES", (0.0, 0.0, 0.0))
-
-
-def failing(monkeypatch, times, number=errno.EIO):
-    """Let the first reads of a file's hash fail."""
-    fingerprint, left = checkpoints.fingerprint, [number] * times
-
-    def fails(path):
-        if left:
-            raise OSError(left.pop(), "for a moment", str(path))
-        return fingerprint(path)
-
-    monkeypatch.setattr(checkpoints, "fingerprint", fails)
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 def test_a_checkpoint_whose_files_cannot_be_read_for_a_moment_is_whole(
     tmp_path, monkeypatch, no_waiting, number
 ):
     committed(tmp_path, 10)
-    failing(monkeypatch, 3, number)
+    hashed = failing(checkpoints.fingerprint, [number] * 3)
+    monkeypatch.setattr(checkpoints, "fingerprint", hashed)
     assert checkpoints.find_resume_point(tmp_path, [10], ALONE).step == 10
 
 
@@ -274,10 +257,11 @@ def test_a_checkpoint_that_cannot_be_read_is_rejected_but_not_as_damaged(
 ):
     for step in (10, 20):
         committed(tmp_path, step)
-    failing(monkeypatch, 4)
+    hashed = failing(checkpoints.fingerprint, [errno.EIO] * 4)
+    monkeypatch.setattr(checkpoints, "fingerprint", hashed)
     point = checkpoints.find_resume_point(tmp_path, [10, 20], ALONE)
     assert point.step == 10
-    assert "for a moment" in point.rejected[20]
+    assert "Input/output error" in point.rejected[20]
     assert point.damaged == frozenset()
 
 

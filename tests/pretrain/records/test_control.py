@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.common import files
 from pretrain.records import control
 from pretrain.records.control import ControlFile
+from tests.pretrain.builders import failing
 
 CONTROL_FILE = ControlFile(
     "aa", 3, control.RUN, nodes=2, processes_per_node=4, address="10.0.0.1", port=999
@@ -102,34 +102,21 @@ def test_a_rank_requests_a_stop_on_sigusr1_and_directly_under_srun_on_sigterm(
     assert control.stop_requested(tmp_path, "aa")
 
 
-def unreadable(monkeypatch, name, *numbers):
-    """Make the next reads of a file fail with these errors of a network file system."""
-    read_bytes, left = Path.read_bytes, list(numbers)
-    monkeypatch.setattr(files, "_PAUSES", (0.0, 0.0, 0.0))
-
-    def fails(self):
-        if self.name == name and left:
-            raise OSError(left.pop(), "for a moment", str(self))
-        return read_bytes(self)
-
-    monkeypatch.setattr(Path, "read_bytes", fails)
-
-
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EAGAIN])
 def test_a_control_file_that_cannot_be_read_for_a_moment_is_read_again(
-    tmp_path, monkeypatch, number
+    tmp_path, monkeypatch, no_waiting, number
 ):
     control.write(tmp_path, CONTROL_FILE)
-    unreadable(monkeypatch, "control.json", *[number] * 3)
+    monkeypatch.setattr(Path, "read_bytes", failing(Path.read_bytes, [number] * 3))
     assert control.read_control_file(tmp_path) == CONTROL_FILE
 
 
 def test_an_unreadable_control_file_supersedes_no_attempt_and_is_not_taken_for_a_missing_one(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, no_waiting
 ):
     control.write(tmp_path, ControlFile("bb", 4, control.RUN))
     with monkeypatch.context() as patch:
-        unreadable(patch, "control.json", *[errno.ESTALE] * 100)
+        patch.setattr(Path, "read_bytes", failing(Path.read_bytes, [errno.ESTALE] * 100))
         assert not control.superseded(tmp_path, "aa")
         control.check_not_superseded(tmp_path, "aa")
         with pytest.raises(OSError, match="control.json"):

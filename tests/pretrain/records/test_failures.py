@@ -10,6 +10,7 @@ from data_prep.common import files
 from pretrain.records import audit, control, failures
 from pretrain.records.control import ControlFile
 from pretrain.records.failures import RankError
+from tests.pretrain.builders import failing
 
 HOSTS = ["gpu-0", "gpu-1", "gpu-1"]
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]"
@@ -55,13 +56,8 @@ def test_a_refusal_has_a_message_and_no_traceback(report):
 
 @pytest.mark.parametrize("refusals", [3, 10**6])
 def test_a_disk_that_ended_a_rank_is_told_of_that_when_it_is_back(report, monkeypatch, refusals):
-    def refuse(*arguments, write=files.replace_json, left=[refusals]):  # noqa: B006
-        left[0] -= 1
-        if left[0] >= 0:
-            raise OSError(errno.EROFS, "Read-only file system")
-        write(*arguments)
-
-    monkeypatch.setattr(files, "replace_json", refuse)
+    refuses = failing(files.replace_json, [errno.EROFS] * refusals)
+    monkeypatch.setattr(files, "replace_json", refuses)
     monkeypatch.setattr(failures, "_WRITE_SECONDS", 0.2)
     assert len(report(lambda: fail(OSError(errno.EROFS, "metrics")))) == (refusals == 3)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pretrain.records import history
-from tests.pretrain.histories import History
+from tests.pretrain.histories import spiked
 
 
 def test_every_kind_of_record_that_is_written_has_its_sentence():
@@ -62,12 +62,7 @@ def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
 
 
 def test_an_attempt_begins_with_sentences_about_what_led_to_it():
-    run = History()
-    run.begin()
-    run.train(5)
-    run.commit()
-    run.spike(onset=2)
-    run.roll_back(0)
+    run = spiked()
     run.begin()
     text = history.since_last_attempt(run.records)
     assert [sentence.split()[0] for sentence in text] == ["rolled", "attempt"]

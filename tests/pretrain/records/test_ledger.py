@@ -8,6 +8,7 @@ import math
 import os
 import random
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from pretrain.config.sections import SpikeConfig
 from pretrain.records import ledger
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Evaluation, Observation, Seen
+from tests.pretrain.builders import failing
 
 
 @pytest.fixture
@@ -84,18 +86,11 @@ def test_a_record_that_does_not_fit_is_refused_with_the_file_s_name_and_leaves_n
     assert ledger.append(path, "done")["number"] == len(records)
 
 
-def test_a_read_that_fails_for_a_moment_is_tried_again(path, monkeypatch):
-    records = filled(path)
-    read_bytes, failures = type(path).read_bytes, [errno.ESTALE, errno.EIO]
-
-    def fails(self):
-        if failures:
-            raise OSError(failures.pop(), "for a moment")
-        return read_bytes(self)
-
-    monkeypatch.setattr(type(path), "read_bytes", fails)
+def test_a_read_that_fails_for_a_moment_is_tried_again(path, monkeypatch, no_waiting):
+    records, left = filled(path), [errno.ESTALE, errno.EIO]
+    monkeypatch.setattr(Path, "read_bytes", failing(Path.read_bytes, left))
     assert ledger.read_ledger(path) == records
-    assert not failures
+    assert not left
 
 
 def test_a_torn_last_line_is_left_out_wherever_it_was_torn_and_cut_off_by_the_next(path):

@@ -1,12 +1,10 @@
 """The pictures of a run's losses."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 
-from pretrain.records import metrics
 from pretrain.records.plots import plot_loss, smoothed
 from pretrain.records.status import view
 from tests.pretrain.histories import History
@@ -24,31 +22,17 @@ def history():
 
 @pytest.fixture
 def drawn(history, tmp_path, figures):
-    """`drawn(validation)`: the panels of the run of `history`."""
+    """`drawn()`: the panels of the run of `history`."""
 
-    def draw(validation=()):
+    def draw():
         run = tmp_path / "run"
         history.write(run)
-        text = "".join(json.dumps(line) + "\n" for line in validation)
-        (run / metrics.VALIDATION).write_text(text)
         plot_loss(view(run))
         assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (run / "loss.svg").read_text()
         return figures[0].axes
 
     return draw
-
-
-def evaluated(step, validation_id="a", **more):
-    score = {"loss": 5.0, "perplexity": math.exp(5.0), "targets": 10}
-    return {
-        "attempt": 1,
-        "step": step,
-        **score,
-        "subsets": {},
-        "validation_id": validation_id,
-        **more,
-    }
 
 
 def labelled(axes, label):
@@ -91,7 +75,8 @@ def test_terms_have_a_panel_each_and_their_sum_has_none(history, drawn):
     for line in history.lines:
         line |= {"loss": 99.0, "terms": {"masked": {"loss": 4.0}, "sop": {"loss": 0.7}}}
     terms = {"masked": {"loss": 4.5}, "sop": {"loss": 0.5}}
-    panels = drawn([evaluated(step, terms=terms) for step in (5, 10)])
+    for step in (5, 10):
+        history.measure(step, terms=terms)
     values = {
         axes.get_title("left"): {
             round(float(y), 9)
@@ -99,14 +84,15 @@ def test_terms_have_a_panel_each_and_their_sum_has_none(history, drawn):
             for y in line.get_ydata()
             if not line.get_label().startswith("phase")
         }
-        for axes in panels
+        for axes in drawn()
     }
     assert values == {"masked": {4.0, 4.5}, "sop": {0.7, 0.5}}
 
 
-def test_evaluations_of_different_blocks_are_not_joined(drawn):
-    lines = [evaluated(5), evaluated(10), evaluated(10, "b"), evaluated(14, "b")]
-    (axes,) = drawn(lines)
+def test_evaluations_of_different_blocks_are_not_joined(history, drawn):
+    for step, validation_id in ((5, "a"), (10, "a"), (10, "b"), (14, "b")):
+        history.measure(step, validation_id=validation_id)
+    (axes,) = drawn()
     found = [[*curve.get_xdata()] for curve in labelled(axes, "validation loss")]
     assert found == [[5, 10], [10, 14]]
 

@@ -1,30 +1,21 @@
 """The report of a run."""
 
-import json
-
 import pytest
 
 from pretrain import __main__ as command_line
-from pretrain.config import load as recipes
-from pretrain.config.run import RunConfig
-from pretrain.config.sections import TrainingConfig
 from pretrain.records import ledger, metrics
 from pretrain.records.report import costs
-from tests.pretrain.histories import SEED, History
+from tests.pretrain.histories import STEPS, spiked
+
+SCORE = {"loss": 5.1, "perplexity": 164.0, "targets": 1200}
 
 
 @pytest.fixture
 def history():
-    made = History()
-    made.begin()
-    made.train(9)
-    made.commit()
-    made.train(5)
-    made.spike(onset=10)
-    made.roll_back(9)
+    made = spiked()
     made.begin()
     made.train(20)
-    made.add("done", attempt=2, step=20_000)
+    made.add("done", attempt=2, step=STEPS)
     return made
 
 
@@ -35,25 +26,22 @@ def test_its_costs_distinguish_surviving_steps_from_lost_ones(history):
 
 def test_the_report_has_picture_table_validation_and_history(history, tmp_path, capsys):
     run = tmp_path / "run"
+    history.measure(5, 4.9, attempt=1)
+    history.measure(20, **SCORE, subsets={"A": SCORE, "B": SCORE})
     history.write(run)
-    recipes.dump(RunConfig(training=TrainingConfig(steps=20000, seed=SEED)), run / "run.yaml")
-    scores = {"loss": 5.1, "perplexity": 164.0, "targets": 1200}
-    line = {"attempt": 2, "step": 20, **scores, "subsets": {"A": scores, "B": scores}}
-    best = {**line, "attempt": 1, "step": 5, "loss": 4.9, "perplexity": 134.0}
-    (run / metrics.VALIDATION).write_text(json.dumps(best) + "\n" + json.dumps(line) + "\n")
     assert command_line.main(["status", str(run), "--report"]) == 0
     assert capsys.readouterr().out == f"{run / 'report.md'}\n"
     text = (run / "report.md").read_text()
     assert (run / "loss.png").stat().st_size > 10_000
     for part in (
-        "finished: 20,000 of 20,000 steps in 2 attempts.",
+        f"finished: {STEPS:,} of {STEPS:,} steps in 2 attempts.",
         "![training and validation loss](loss.png)",
         "| steps computed; lost to rollbacks and crashes | 34; 5 (14.7%) |",
         "| 9 to 133,082 | spike | ",
         "- corpus: ",
         "## Validation after 20 steps",
         "| B | 1,200 | 5.1000 | 164.00 |",
-        "| all, best (after 5 steps) | 1,200 | 4.9000 | 134.00 |",
+        "| all, best (after 5 steps) | 10 | 4.9000 | 134.29 |",
         f"- next: zeroclap export {run} --output MODEL",
         "- LOSS SPIKE confirmed at step 13",
     ):
@@ -62,13 +50,10 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
 
 def test_a_report_of_several_terms_gives_each_and_no_perplexity_of_their_sum(history, tmp_path):
     run = tmp_path / "run"
-    history.write(run)
-    recipes.dump(RunConfig(training=TrainingConfig(steps=20000, seed=SEED)), run / "run.yaml")
-    score = {"loss": 5.1, "perplexity": 164.0, "targets": 1200}
     pairs = {"loss": 0.7, "perplexity": 2.01, "targets": 16}
-    line = {"attempt": 2, "step": 20, **score, "terms": {"masked": score, "sop": pairs}}
-    line["subsets"] = {"A": score, "B": score}
-    (run / metrics.VALIDATION).write_text(json.dumps(line) + "\n")
+    parts = {"terms": {"masked": SCORE, "sop": pairs}, "subsets": {"A": SCORE, "B": SCORE}}
+    history.measure(20, **SCORE, **parts)
+    history.write(run)
     assert command_line.main(["status", str(run), "--report"]) == 0
     rows = (run / "report.md").read_text().partition("## Validation")[2].splitlines()[4:9]
     assert rows == [

@@ -11,28 +11,19 @@ from pretrain.config.run import RunConfig
 from pretrain.config.sections import TrainingConfig
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics, pace, status, wording
-from tests.pretrain.histories import SEED, History
+from tests.pretrain.histories import STEPS, History, spiked
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run that spiked, was rolled back, crashed, and is not being trained."""
-    history = History()
-    history.begin()
-    history.train(9)
-    history.commit()
-    history.train(5)
-    history.spike(onset=10)
-    history.roll_back(9, skip=(10, 13))
+    history = spiked(skip=(10, 13))
     history.versions["zeroclap"] = "3c4d"
     history.begin()
     history.train(2)
     history.add("crash", attempt=2, reason="the launcher ended with code 9")
-    folder = tmp_path / "run"
-    history.write(folder)
-    training = TrainingConfig(steps=20000, seed=SEED)
-    recipes.dump(RunConfig(folder=str(folder), training=training), folder / "run.yaml")
-    return folder
+    history.write(tmp_path / "run")
+    return tmp_path / "run"
 
 
 def shown(run, capsys):
@@ -43,8 +34,8 @@ def shown(run, capsys):
 def test_it_says_what_happened_in_order(run, capsys):
     text = shown(run, capsys)
     parts = [
-        "baseline base, 20,000 steps, recipe's seed 5",
-        "not being trained; it would continue from step 9 of 20,000",
+        f"baseline base, {STEPS:,} steps, recipe's seed 5",
+        f"not being trained; it would continue from step 9 of {STEPS:,}",
         "code changed between attempts 1 and 2: zeroclap 1a2b to 3c4d",
         "attempt 1 began from initial weights: 2 ranks, seed 5",
         "LOSS SPIKE confirmed at step 13: fast rise, loss 7 (usually 5), since step 10",
@@ -102,8 +93,8 @@ def test_it_says_what_the_run_is_doing(run, capsys):
     ledger.append(path, "spike", onset=8, step=12, channel="slow", loss=6.0, baseline=5.0)
     assert "stopped at a loss spike, not yet rolled back" in shown(run, capsys)
     ledger.append(path, "gave-up", reason="it looks structural")
-    ledger.append(path, "done", step=20000)
-    assert "finished: 20,000 of 20,000 steps in 2 attempts" in shown(run, capsys)
+    ledger.append(path, "done", step=STEPS)
+    assert f"finished: {STEPS:,} of {STEPS:,} steps in 2 attempts" in shown(run, capsys)
 
 
 def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(run, capsys):
@@ -182,7 +173,7 @@ def test_it_names_the_newest_and_the_best_validation_the_log_and_the_next_comman
         f"log: {run}/logs/attempt-010.log",
         f"next: zeroclap supervise {run}/run.yaml",
     ]
-    ledger.append(run / ledger.FILE_NAME, "done", step=20000)
+    ledger.append(run / ledger.FILE_NAME, "done", step=STEPS)
     assert f"next: zeroclap export {run} --output" in shown(run, capsys)
 
 
@@ -192,9 +183,9 @@ def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys)
         return json.loads(capsys.readouterr().out)
 
     found = read()
-    assert (found["state"], found["step"], found["steps"]) == ("stopped", 11, 20000)
+    assert (found["state"], found["step"], found["steps"]) == ("stopped", 11, STEPS)
     assert (found["loss"], found["tokens_per_second"]) == (5.0, 200.0)
-    assert found["eta_seconds"] == (20000 - 11) * 0.5
+    assert found["eta_seconds"] == (STEPS - 11) * 0.5
     assert (found["attempts"], found["rollbacks"], found["checkpoints"]) == (2, 1, [9])
     assert found["reason"] == "the launcher ended with code 9"
     for name in ("validation", "best_validation", "log", "suspected_since"):
@@ -220,14 +211,14 @@ def test_a_run_whose_first_attempt_has_not_begun_is_shown(run, capsys):
     (run / ledger.FILE_NAME).unlink()
     (run / metrics.METRICS).unlink()
     text = shown(run, capsys)
-    assert "not being trained; it would continue from step 0 of 20,000" in text
+    assert f"not being trained; it would continue from step 0 of {STEPS:,}" in text
     assert text.endswith(f"next: zeroclap supervise {run}/supervised.yaml\n")
 
 
 def test_a_finished_run_that_is_being_extended_is_not_finished(run, capsys):
-    ledger.append(run / ledger.FILE_NAME, "done", step=20000)
+    ledger.append(run / ledger.FILE_NAME, "done", step=STEPS)
     assert status.view(run).activity == status.FINISHED
-    recipes.dump(RunConfig(training=TrainingConfig(steps=30000)), run / run_folder.SUPERVISED)
+    recipes.dump(RunConfig(training=TrainingConfig(steps=STEPS + 1)), run / run_folder.SUPERVISED)
     with run_folder.lock(run, run_folder.SUPERVISOR_LOCK):
         assert status.view(run).activity == status.STARTING
 

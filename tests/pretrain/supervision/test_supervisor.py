@@ -24,7 +24,7 @@ from pretrain.records import checkpoints, control, failures, heartbeat, ledger, 
 from pretrain.records import folder as run_folder
 from pretrain.supervision import jobs, launch, supervisor
 from pretrain.supervision.decide import Problem
-from tests.pretrain.builders import commit_checkpoint
+from tests.pretrain.builders import commit_checkpoint, failing
 from tests.running import python
 
 ROOT = Path(__file__).parents[3]
@@ -433,29 +433,20 @@ def test_what_the_disk_refuses_for_a_while_ends_the_processes_and_is_a_crash(
     stage, monkeypatch, name
 ):
     """No launcher may be left running, and no attempt without a record of its end."""
-    left = [0]
-
-    def refusing(action):
-        def act(path, *arguments, **keywords):
-            if path.name == name and left[0]:
-                left[0] -= 1
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            return action(path, *arguments, **keywords)
-
-        return act
+    left = []
 
     def find_problem(self, job, watch, deadline):
         if job.control_file.attempt > 1 or not (stage.run / "begun").exists():
             return None
-        left[0] = 4
+        left[:] = [errno.ENOSPC] * 4
         return Problem("hang", "the test says so")
 
     def listen(text):
         if "trying again" in text:
             assert processes.members(stage.run) == []
 
-    monkeypatch.setattr(files, "AtomicFile", refusing(files.AtomicFile))
-    monkeypatch.setattr(ledger, "append", refusing(ledger.append))
+    for module, action in ((files, "AtomicFile"), (ledger, "append")):
+        monkeypatch.setattr(module, action, failing(getattr(module, action), left, name))
     monkeypatch.setattr(supervisor.Supervisor, "_problem", find_problem)
     stage.listen = listen
     begins = "record('attempt'); (run / 'begun').touch(); time.sleep(60)"
@@ -467,13 +458,10 @@ def test_what_the_disk_refuses_for_a_while_ends_the_processes_and_is_a_crash(
 def test_a_disk_that_fails_for_good_ends_the_supervisor_with_a_message_and_no_process(
     stage, monkeypatch
 ):
-    def fails(*_, **__):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), "ledger.jsonl")
-
     monkeypatch.setattr(supervisor, "_DISK_SECONDS", 0.3)
-    monkeypatch.setattr(ledger, "append", fails)
+    monkeypatch.setattr(ledger, "append", failing(ledger.append, [errno.EIO] * 100))
     assert stage.supervise("raise SystemExit(1)") == EXIT_FAILED
-    assert "stopped: [Errno 5] Input/output error: 'ledger.jsonl'" in stage.output[-1]
+    assert f"stopped: [Errno 5] Input/output error: '{stage.ledger}'" in stage.output[-1]
     assert processes.members(stage.run) == []
 
 
