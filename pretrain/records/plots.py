@@ -106,9 +106,7 @@ def _marks(seen: RunView) -> Iterator[tuple[int, str, str]]:
 
 def smoothed(values: npt.ArrayLike, width: int) -> Floats:
     """The mean of up to `width` finite values around each one, an odd number; NaN without any."""
-    found = np.asarray(values, dtype=np.float64)
-    finite = np.isfinite(found)
-    window = np.ones(min(width, len(found)))
-    numbers = np.convolve(finite, window, "same")
-    totals = np.convolve(np.where(finite, found, 0.0), window, "same")
-    return np.where(numbers > 0, totals / np.maximum(numbers, 1), np.nan)
+    import pandas
+
+    found = pandas.Series(np.asarray(values, dtype=np.float64))
+    return found.rolling(width, center=True, min_periods=1).mean().to_numpy()

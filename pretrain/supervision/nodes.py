@@ -257,7 +257,7 @@ class OtherNodes:
         """
         self._folder, self._start = control.folder_of(run), start
         self.count = count - 1
-        self._reports: dict[int, dict[str, Any] | None] = dict.fromkeys(range(1, count))
+        self._reports: dict[int, dict[str, Any]] = {node: {} for node in range(1, count)}
         self._versions: dict[int, str] = {}
         self._names: set[str] = set()
         self._last_change: dict[int, float] = {}
@@ -302,7 +302,7 @@ class OtherNodes:
 
     def name(self, node: int) -> str:
         """Return the number of a node, with its host if known: `1 (gpu-2)`."""
-        host = (self._reports.get(node) or {}).get("host", "")
+        host = self._reports[node].get("host", "")
         return f"{node} ({host})" if host else str(node)
 
     def unavailable(self) -> list[int]:
@@ -313,39 +313,36 @@ class OtherNodes:
         """
         busy = self.busy()  # reads all
         unknown = self._reports.keys() - self._last_change.keys()
-        starts = {node: (report or {}).get("start", "") for node, report in self._reports.items()}
-        others = [node for node, start in starts.items() if start not in ("", self._start)]
-        unreachable = [
-            node for node, r in self._reports.items() if r and r["state"] in (UNREACHABLE, REFUSED)
-        ]
-        return sorted({*unknown, *self.silent(), *busy, *others, *unreachable})
+        starts = ("", self._start)
+        others = [n for n, report in self._reports.items() if report.get("start", "") not in starts]
+        apart = self._in_state(UNREACHABLE, REFUSED)
+        return sorted({*unknown, *self.silent(), *busy, *others, *apart})
 
     def messages(self, state: str) -> str:
         """Return the messages of the nodes in a state, with their names; "" if there are none."""
         return "; ".join(
-            f"node {self.name(node)} {report['problem']}"
-            for node, report in self._reports.items()
-            if report and node in self._last_change and report["state"] == state
+            f"node {self.name(node)} {self._reports[node]['problem']}"
+            for node in self._in_state(state)
+            if node in self._last_change
         )
 
     def busy(self) -> list[int]:
         """Read the reports; return the nodes that are alive and run processes of an attempt."""
         self.read()
         silent = self.silent()
-        return [
-            node
-            for node, report in self._reports.items()
-            if report and node not in silent and report["state"] == RUNNING
-        ]
+        return [node for node in self._in_state(RUNNING) if node not in silent]
+
+    def _in_state(self, *states: str) -> list[int]:
+        return [node for node, report in self._reports.items() if report.get("state") in states]
 
     def problem(self, token: str) -> Problem | None:
         """Return why another node ends the attempt with this token, from the last reports read."""
         if silent := self.silent():
             nodes = ", ".join(map(self.name, silent))
             return Problem(CRASH, f"node {nodes} was silent for {SILENCE_SECONDS:.0f} s")
-        for node, report in self._reports.items():
-            unreachable = report and report["state"] == UNREACHABLE  # before the attempt
-            if report and not unreachable and report["token"] == token and report["problem"]:
+        for node in self._in_state(RUNNING, ENDED):  # the others are from before the attempt
+            report = self._reports[node]
+            if report["token"] == token and report["problem"]:
                 kind = CRASH if report["state"] == ENDED else HANG
                 return Problem(kind, f"node {self.name(node)}: {report['problem']}")
         return None
