@@ -46,13 +46,8 @@ class JsonLines:
         self._path = path
         with files.naming(path):
             with path.open("ab+") as file:
-                end = file.tell()
-                for start in (max(0, end - _NEWEST_BYTES), 0):  # the file may be large
-                    file.seek(start)
-                    whole = file.read().rfind(b"\n") + 1
-                    if whole:
-                        break
-                file.truncate(start + whole)
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def write(self, record: Mapping[str, object]) -> None:

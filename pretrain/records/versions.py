@@ -56,17 +56,15 @@ def differences(found: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
     Args:
         found: versions by name, or hashes of files by path, each with the host that has them.
     """
-    hosts: dict[str, dict[str, dict[str, None]]] = {}
-    pairs = list(found)
+    pairs, described = list(found), []
     for name in dict.fromkeys(name for _, values in pairs for name in values):
+        hosts: dict[str, dict[str, None]] = {}  # by version
         for host, values in pairs:
-            version = values.get(name, "no")
-            hosts.setdefault(name, {}).setdefault(version, {})[host] = None
-    return [
-        f"{name}: {' and '.join(f'{v} on {wording.few(where)}' for v, where in by_version.items())}"
-        for name, by_version in hosts.items()
-        if len(by_version) > 1
-    ]
+            hosts.setdefault(values.get(name, "no"), {})[host] = None
+        if len(hosts) > 1:
+            parts = (f"{version} on {wording.few(where)}" for version, where in hosts.items())
+            described.append(f"{name}: {' and '.join(parts)}")
+    return described
 
 
 def check_same_code(gather: Gather) -> dict[str, str]:

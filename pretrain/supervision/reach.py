@@ -107,10 +107,14 @@ def connect(
         file.write(token)
         file.flush()
         while True:
-            found, missing = _ask_all([*missing], [file.name, *own])
-            for name, answer in found.items():
-                _check_machine(name, answer, Answer(versions(), token, own), near)
-            answers |= found
+            with ThreadPoolExecutor(len(missing)) as pool:
+                found = pool.map(_ask, missing, itertools.repeat([file.name, *own]))
+                results = dict(zip(missing, found, strict=True))
+            missing = {name: text for name, text in results.items() if isinstance(text, str)}
+            for name, answer in results.items():
+                if isinstance(answer, Answer):
+                    _check_machine(name, answer, Answer(versions(), token, own), near)
+                    answers[name] = answer
             if not missing:
                 return Node(0, len(names), answers[names[1]].client)
             text = "; ".join(missing.values())
@@ -120,17 +124,6 @@ def connect(
                 printed = text
                 write(f"{text}; trying again for up to {wait_seconds:.0f} s")
             time.sleep(min(hosts.RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
-
-
-def _ask_all(
-    names: Sequence[str], arguments: Sequence[str]
-) -> tuple[dict[str, Answer], dict[str, str]]:
-    """Query machines; return their answers, and why others were not reached."""
-    with ThreadPoolExecutor(len(names)) as pool:
-        found = pool.map(_ask, names, itertools.repeat(arguments))
-        results = dict(zip(names, found, strict=True))
-    answers = {name: result for name, result in results.items() if isinstance(result, Answer)}
-    return answers, {name: text for name, text in results.items() if isinstance(text, str)}
 
 
 def _ask(name: str, arguments: Sequence[str]) -> Answer | str:

@@ -71,8 +71,8 @@ def test_a_line_of_metrics_without_what_readers_need_is_left_out_with_a_warning(
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("before", [b"", b'{"step": 1}\n', b'{"step": 1}\n' * 20_000])
-@pytest.mark.parametrize("torn", [b"", b'{"st', b"x" * 200_000])
+@pytest.mark.parametrize("before", [b"", b'{"step": 1}\n' * 3])
+@pytest.mark.parametrize("torn", [b"", b'{"st'])
 def test_only_a_torn_line_at_the_end_is_cut_off(tmp_path, before, torn):
     path = tmp_path / "a.jsonl"
     path.write_bytes(before + torn)
