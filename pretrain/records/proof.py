@@ -175,14 +175,14 @@ def _bad_writers(attempt: int, during: Sequence[ledger.Record]) -> Iterator[str]
 
 
 def surviving_steps(
-    attempts: Sequence[ledger.Record], done: dict[int, range], end: int = sys.maxsize
+    attempts: Sequence[ledger.Record], done: dict[int, range], end: int
 ) -> list[tuple[int, range]]:
     """Return each attempt's number and surviving steps: those below where the next one began.
 
     Args:
         attempts: their records, oldest first.
         done: the steps that each attempt did, by number.
-        end: step to which the run was rolled back since the last attempt, if it was.
+        end: step to which the run was rolled back since the last attempt; else a larger number.
     """
     kept = []
     for record in reversed(attempts):

@@ -60,19 +60,6 @@ def test_a_stopped_process_is_continued_so_that_it_handles_sigterm(tmp_path):
     assert child.wait(5) == -signal.SIGTERM
 
 
-def test_a_grandchild_in_another_session_is_found(tmp_path):
-    code = (
-        "import subprocess, sys; "
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
-        " start_new_session=True, stdout=subprocess.DEVNULL)"
-    )
-    child = process(tmp_path, code)
-    assert len(pids(tmp_path)) == 2
-    processes.end_all(tmp_path, 5, launcher=child.pid)
-    child.wait(5)
-    assert pids(tmp_path) == set()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux alone")
 def test_orphans_are_adopted_and_reaped(tmp_path):
     code = f"""

@@ -300,14 +300,6 @@ def test_a_folder_without_a_ledger_and_a_ledger_that_was_changed_are_refused(tmp
     assert "line 2 does not follow" in capsys.readouterr().err
 
 
-def test_surviving_steps_end_where_the_next_attempt_began():
-    attempts = [{"attempt": n, "step": step} for n, step in ((1, 0), (2, 5), (3, 3))]
-    done = {1: range(0, 9), 2: range(5, 7), 3: range(3, 6)}
-    kept = proof.surviving_steps(attempts, done)
-    assert kept == [(1, range(0, 3)), (2, range(5, 5)), (3, range(3, 6))]
-    assert proof.surviving_steps(attempts, done, end=4)[-1] == (3, range(3, 4))
-
-
 @pytest.fixture
 def began(corpus, recipe, tmp_path):
     """A copy of the corpus, and `compare()`: the findings on the contents of a run that read it."""

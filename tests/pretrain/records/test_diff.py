@@ -3,8 +3,6 @@
 import dataclasses
 import json
 
-import pytest
-
 from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
 from pretrain.config.sections import OptimizerConfig
@@ -94,17 +92,3 @@ def test_a_run_that_has_not_begun_is_compared_by_its_settings(tmp_path, capsys):
     found = cells(shown(capsys, make_run(tmp_path / "a"), str(tmp_path / "new")))
     assert found["steps"] == ("6", "0")
     assert found["last validation loss"] == ("4.0000 after 6", "-")
-
-
-@pytest.mark.parametrize("made", ["nothing", "a file", "an empty folder"])
-def test_what_is_no_run_is_refused(tmp_path, capsys, made):
-    path = tmp_path / "other"
-    if made == "a file":
-        path.write_text("")
-    elif made == "an empty folder":
-        path.mkdir()
-    assert command_line.main(["diff", make_run(tmp_path / "a"), str(path)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert str(path) in said.err
-    assert len(said.err.splitlines()) == 1

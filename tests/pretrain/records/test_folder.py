@@ -117,20 +117,6 @@ def test_no_attempt_resumes_from_checkpoints_that_a_spike_may_have_spoiled(recip
         resume.check_no_open_spike(config, ledger.run_state(records))
 
 
-@pytest.mark.parametrize("is_noticed", [False, True])
-def test_other_ids_of_the_same_size_are_refused(is_noticed, recipe, corpus, tmp_path):
-    folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
-    config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
-    run_folder.check_corpora(config.segments, check_run(config).manifests)
-    file = folder / "train" / "shard-00000.bin"
-    state = file.stat()
-    np.random.default_rng(0).permutation(np.fromfile(file, np.uint16)).tofile(file)
-    if not is_noticed:
-        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
-    with pytest.raises(ValueError, match=f"{file}: its sha256 is .* the manifest has"):
-        run_folder.check_corpora(config.segments, check_run(config).manifests)
-
-
 @pytest.mark.parametrize("is_known", [False, True])
 def test_kept_tables_of_blocks_are_compared_with_their_hashes_once(
     is_known, recipe, corpus, tmp_path, monkeypatch

@@ -21,11 +21,6 @@ def test_a_beat_is_written_every_five_seconds_and_at_each_change_of_stage(tmp_pa
     assert heartbeat.read_heartbeat(tmp_path, "t") == heartbeat.Beat(STEP, 3, 4)
 
 
-def test_the_heartbeat_of_another_attempt_is_ignored(tmp_path):
-    Heartbeat(tmp_path, "old").beat(SAVE, 9)
-    assert heartbeat.read_heartbeat(tmp_path, "new") == heartbeat.NO_BEAT
-
-
 @pytest.mark.parametrize(
     ("stage", "seconds", "limit"),
     [
