@@ -90,7 +90,7 @@ def run_here(work, tasks, *_):
             yield task, error
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def in_process():
     """Make shards in the process of the tests."""
     with pytest.MonkeyPatch.context() as patch:
@@ -104,15 +104,17 @@ def in_workers(monkeypatch):
     monkeypatch.setitem(ENGINES, "local", run_locally)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def corpus_and_manifest(inputs, tokenizer_folder, tmp_path_factory):
     """A corpus of all inputs, without their longest documents; tests do not change it."""
     folder = tmp_path_factory.mktemp("session") / "corpus"
     settings = Settings(max_tokens=64, valid_fraction=0.2)
-    return folder, prepare(inputs, folder, tokenizer_folder, settings)
+    with pytest.MonkeyPatch.context() as patch:  # before the patch of a module
+        patch.setitem(ENGINES, "local", run_here)
+        return folder, prepare(inputs, folder, tokenizer_folder, settings)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def manifest(corpus_and_manifest):
     return corpus_and_manifest[1]
 
