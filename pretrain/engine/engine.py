@@ -6,6 +6,7 @@ module, `consolidated` and `workarounds` import deepspeed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -342,10 +343,16 @@ class Engine:
             raise ValueError(f"{folder}: holds no DeepSpeed checkpoint")
 
     def _reshard(self, folder: Path, parts: Sequence[Path]) -> None:
-        saved = [read_states(path)["optimizer_state_dict"] for path in parts]
+        @functools.cache
+        def saved(rank: int) -> dict[str, Any]:
+            state: dict[str, Any] = read_states(parts[rank])["optimizer_state_dict"]
+            return state
+
         optimizer, stage = self._deepspeed.optimizer, self._deepspeed.zero_optimization_stage()
         sizes = [len(tensor) for tensor, _ in workarounds.partitions(optimizer)]
-        state = reshard.state_for_rank(saved, self._lengths, sizes, self.rank, self.world_size)
+        state = reshard.state_for_rank(
+            saved, len(parts), self._lengths, sizes, self.rank, self.world_size
+        )
         optimizer.load_state_dict([state] * self.world_size, load_from_fp32_weights=True)
         # Update the rounded weights of the forward pass, and those that every rank holds in full.
         if stage == 3:

@@ -12,9 +12,11 @@ all groups the weight decay of the first one, and one step counter that each gro
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,29 +46,41 @@ class Partitioned(NamedTuple):
     """Length of the piece of each new rank."""
 
 
-def repartition(parts: Sequence[Tensor], tensors: Sequence[Partitioned], rank: int) -> Tensor:
+def repartition(
+    saved: Callable[[int], Any], keys: Sequence[Any], tensors: Sequence[Partitioned], rank: int
+) -> Tensor:
     """Compute the vector of one new rank from those of the old ranks.
 
     Args:
-        parts: the vectors of the old ranks, in order; each concatenates one piece of every tensor.
+        saved: reads what an old rank saved. It is called for rank 0, and for those that hold
+            elements of the new vector: a few of a thousand.
+        keys: of the old rank's vector in it, which concatenates one piece of every tensor.
         tensors: sizes of the tensors, in the same order.
         rank: the new rank.
 
     Returns:
         The rank's piece of every tensor, concatenated, with zeros beyond the end of a tensor.
     """
+
+    def part(other: int) -> Tensor:
+        found: Tensor = functools.reduce(operator.getitem, keys, saved(other))
+        return found
+
     pieces = []
     begin = 0
     for length, old, new in tensors:
-        whole = torch.cat([part[begin : begin + old] for part in parts])[:length]
-        piece = whole[rank * new : (rank + 1) * new]
-        pieces.append(torch.nn.functional.pad(piece, (0, new - len(piece))))
+        first, last = (min(end, length) for end in (rank * new, (rank + 1) * new))
+        for other in range(first // old, -(-last // old)):
+            own = slice(max(first - other * old, 0), min(last - other * old, old))
+            pieces.append(part(other)[begin : begin + old][own])
+        pieces.append(part(0).new_zeros(new - (last - first)))
         begin += old
     return torch.cat(pieces)
 
 
 def state_for_rank(
-    saved: Sequence[State],
+    saved: Callable[[int], State],
+    saved_world_size: int,
     lengths: Sequence[Sequence[int]],
     sizes: Sequence[int],
     rank: int,
@@ -75,7 +89,9 @@ def state_for_rank(
     """Compute the state that a rank would have saved with another world size.
 
     Args:
-        saved: the state that the ZeRO optimizer of each old rank saved, in order.
+        saved: reads the state that the ZeRO optimizer of an old rank saved. It is called for rank 0
+            and for the few whose elements the rank gets.
+        saved_world_size: the old number of ranks.
         lengths: for each parameter group, the number of elements of each parameter.
         sizes: for each parameter group, the length of the vector of a new rank.
         rank: the new rank.
@@ -84,30 +100,29 @@ def state_for_rank(
     Raises:
         ValueError: the number of parameter groups differs from the saved one.
     """
-    stage = int(saved[0]["zero_stage"])
+    like = saved(0)
+    stage = int(like["zero_stage"])
     weights, wrapped = KEYS[stage]
-    if len(saved[0][weights]) != len(lengths):
+    if len(like[weights]) != len(lengths):
         raise ValueError(
-            f"the optimizer state has {len(saved[0][weights])} parameter groups, the optimizer of "
+            f"the optimizer state has {len(like[weights])} parameter groups, the optimizer of "
             f"the model has {len(lengths)}"
         )
     flat, moments = [], {}
     for group, (numbers, size) in enumerate(zip(lengths, sizes, strict=True)):
-        parts = [part[weights][group] for part in saved]
+        tensors = [Partitioned(sum(numbers), len(like[weights][group]), size)]
         if stage == 3:
-            tensors = [Partitioned(n, -(-n // len(saved)), -(-n // world_size)) for n in numbers]
-        else:
-            tensors = [Partitioned(sum(numbers), len(parts[0]), size)]
-        flat.append(repartition(parts, tensors, rank))
-        states = [part[wrapped]["state"][group] for part in saved]
+            old, new = saved_world_size, world_size
+            tensors = [Partitioned(n, -(-n // old), -(-n // new)) for n in numbers]
+        flat.append(repartition(saved, (weights, group), tensors, rank))
         moments[group] = {
             # AdamW's number of updates is a scalar.
-            key: repartition([state[key] for state in states], tensors, rank)
+            key: repartition(saved, (wrapped, "state", group, key), tensors, rank)
             if value.ndim
             else value.clone()
-            for key, value in states[0].items()
+            for key, value in like[wrapped]["state"][group].items()
         }
-    return {**saved[0], weights: flat, wrapped: {**saved[0][wrapped], "state": moments}}
+    return {**like, weights: flat, wrapped: {**like[wrapped], "state": moments}}
 
 
 def pieces(
