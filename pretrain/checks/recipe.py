@@ -204,8 +204,8 @@ def data_summary(config: RunConfig, world_size: int) -> list[str]:
         if empty := places - batch.micro_batches:
             sentences.append(
                 f"{count(world_size, 'rank')} compute {places:,} micro-batches of "
-                f"{batch.micro_batch_size} for an update of {batch.global_batch_size:,} blocks; "
-                f"{empty:,} of them are empty"
+                f"{batch.micro_batch_size} for an update of {batch.global_batch_size:,} blocks, "
+                f"{empty:,} of them empty"
             )
     for split, source in itertools.product(SPLITS, config.segments.sources):
         name = f"{source.name}, " if source.name else ""

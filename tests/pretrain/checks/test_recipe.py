@@ -216,10 +216,9 @@ def test_a_summary_says_what_is_read_and_what_is_dropped(recipe, tmp_path):
         r"train: \d+ blocks of 64 hold 100.0% of [\d,]+ tokens \(chunked, 9\d.\d% full\)", train
     )
     assert valid.startswith("valid: ")
-    batch, *rest = recipe_checks.data_summary(recipe.load(tmp_path), 3)
-    assert (
-        batch
-        == "3 ranks compute 6 micro-batches of 2 for an update of 8 blocks; 2 of them are empty"
+    empty, *rest = recipe_checks.data_summary(recipe.load(tmp_path), 3)
+    assert empty == (
+        "3 ranks compute 6 micro-batches of 2 for an update of 8 blocks, 2 of them empty"
     )
     assert rest == [train, valid]
 
