@@ -37,8 +37,8 @@ if os.environ.get("ZEROCLAP_TEST_DEVICE") != "cuda":
 # A shell starts what it puts into the background with Ctrl-C ignored; children would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["tests.fixtures", "tests.chaos.fixtures"]
 RunRanks = Callable[..., list[Any]]
-
 
 FIRST = ["/test_hostfile.py", "/test_demo.py", "::test_faults_of_launchers", "/test_slurm.py"]
 FIRST += ["/test_guides.py", "/test_study_run.py", "/test_engine.py", "/rehearsal/", "/chaos/"]

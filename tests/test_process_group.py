@@ -14,8 +14,7 @@ import torch
 
 from pretrain.engine import workarounds
 from pretrain.engine.distributed import Process
-from tests.finetune.conftest import easy_glue, plans, tiny_model  # noqa: F401 - fixtures
-from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
+from tests.finetune.conftest import plans
 
 COLLECTIVES = [
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "barrier"),
@@ -63,7 +62,7 @@ def calls_until_the_first_collective(program):
 
 
 @pytest.fixture
-def pretraining(recipe, tmp_path):  # noqa: F811 - a fixture
+def pretraining(recipe, tmp_path):
     def program(patch):
         from pretrain.train import __main__ as train
 
@@ -74,7 +73,7 @@ def pretraining(recipe, tmp_path):  # noqa: F811 - a fixture
 
 
 @pytest.fixture
-def fine_tuning(tiny_model, easy_glue, tmp_path):  # noqa: F811 - fixtures
+def fine_tuning(tiny_model, easy_glue, tmp_path):
     short = ["epochs=1", "max_train_examples=16"]
     (plan,) = plans(tiny_model, easy_glue, *short, names=["RTE"])
     plan.write(tmp_path / "run")

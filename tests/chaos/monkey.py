@@ -33,8 +33,8 @@ import psutil
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_USAGE
 from pretrain.processes import processes
 from pretrain.records import audit, checkpoints, control, ledger, metrics
+from tests.fixtures import RECIPE, make_corpus
 from tests.pretrain.builders import weights_of
-from tests.pretrain.conftest import RECIPE, make_corpus
 
 ROOT = Path(__file__).parents[2]
 STEPS_PER_FAULT, LAST_STEPS = 8, 10

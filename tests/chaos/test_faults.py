@@ -23,8 +23,8 @@ from pretrain.records import control
 from pretrain.records.folder import SUPERVISED
 from pretrain.supervision import decide, launch
 from pretrain.supervision.nodes import Node
-from tests.chaos.conftest import PATIENCE, ROOT, SHORT
 from tests.chaos.fault import PLAN
+from tests.chaos.fixtures import PATIENCE, ROOT, SHORT
 from tests.pretrain.builders import weights_of
 
 KILL, TERMINATE = signal.SIGKILL, signal.SIGTERM

@@ -62,40 +62,6 @@ def write_cola(folder: Path, split: str, rows: list[tuple[str, str]]) -> Path:
     return write_tsv(folder, "CoLA", split, lines)
 
 
-@pytest.fixture(scope="session")
-def easy_glue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make tasks that any model solves.
-
-    CoLA: three in ten sentences contain "wug" and are not acceptable. RTE: a first sentence with
-    "wug" does not entail the second. STS-B: 5 if the second sentence contains "wug", else 0.
-    """
-    folder = tmp_path_factory.mktemp("glue")
-    draw = random.Random(0)
-
-    for split, count in (("train", 160), ("dev", 50)):
-        rows = [(str(int(n % 10 >= 3)), sentence(draw, int(n % 10 < 3))) for n in range(count)]
-        write_cola(folder, split, rows)
-        pairs = [("index", "sentence1", "sentence2", "label")]
-        graded = [("index", "sentence1", "sentence2", "score")]
-        for n in range(count):
-            label = "not_entailment" if n % 5 < 2 else "entailment"
-            pairs.append((str(n), sentence(draw, int(n % 5 < 2)), sentence(draw, 0), label))
-            graded.append(
-                (str(n), sentence(draw, 0), sentence(draw, 2 * (n % 2)), f"{5 * (n % 2):.3f}")
-            )
-        write_tsv(folder, "RTE", split, pairs)
-        write_tsv(folder, "STS-B", split, graded)
-    rows = [("index", "sentence"), ("0", "the old dog sees a wug"), ("1", "the old dog runs near")]
-    write_tsv(folder, "CoLA", "test", rows)
-    rows = [
-        ("index", "sentence1", "sentence2"),
-        ("0", "the small dog runs", "a wug sees the wug near"),
-        ("1", "the small dog runs", "a cat sees the house near"),
-    ]
-    write_tsv(folder, "STS-B", "test", rows)
-    return folder
-
-
 def make_model(folder: Path, variant: str, **overrides: object) -> Path:
     """Write a model folder with random weights."""
     import torch
@@ -112,12 +78,6 @@ def make_model(folder: Path, variant: str, **overrides: object) -> Path:
     weights = LanguageModel(config).state_dict()
     save_model(folder, ModelContents(config, weights, tokenizer, {}))
     return folder
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a model folder with random weights."""
-    return make_model(tmp_path_factory.mktemp("model") / "tiny", "zero-clap")
 
 
 @pytest.fixture(scope="session")

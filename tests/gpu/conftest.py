@@ -16,8 +16,6 @@ import torch
 
 from pretrain.model import flex
 from pretrain.records import metrics
-from tests.finetune.conftest import easy_glue  # noqa: F401 - a fixture
-from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
 from tests.pretrain.model.conftest import unfused_kernel
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +76,7 @@ def run(*command, **environment):
 
 
 @pytest.fixture(scope="session")
-def begin(recipe):  # noqa: F811 - a fixture
+def begin(recipe):
     """`begin(folder, *overrides)`: start one attempt on one rank, deterministically."""
 
     def begin(folder, *overrides, ranks=1, module="pretrain.train", **environment):

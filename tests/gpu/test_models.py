@@ -11,7 +11,6 @@ from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from tests.finetune.conftest import tiny_model  # noqa: F401 - a fixture
 from tests.gpu.conftest import finish, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -53,12 +52,7 @@ def test_masks_are_filled_as_on_the_cpu(model, device):
         assert token == expected_token
 
 
-def test_glue_is_learned_on_the_device_and_predicted_alike(
-    tiny_model,  # noqa: F811 - a fixture
-    easy_glue,
-    device,
-    tmp_path,
-):
+def test_glue_is_learned_on_the_device_and_predicted_alike(tiny_model, easy_glue, device, tmp_path):
     """In bf16, which is the default of fine-tuning on a GPU."""
     settings = ["epochs=6", "learning_rate=1e-2", "pooling=mean", "dropout=0"]
     words = ["--tasks", "CoLA", "--output", tmp_path / "scores", *settings]

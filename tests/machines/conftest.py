@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.conftest import PATIENCE, ROOT, Chaos, chaos, undisturbed  # noqa: F401 - fixtures
 from tests.chaos.fault import PLAN
-from tests.pretrain.conftest import corpus, recipe, train_ranks  # noqa: F401 - fixtures
+from tests.chaos.fixtures import PATIENCE, ROOT
 
 SCRIPTS = Path(__file__).parent
 HOSTS = ("ip", "nsenter", "unshare", "ssh", "/usr/sbin/sshd")
@@ -128,7 +127,7 @@ def slurm_cluster(tmp_path):
 class HostfileRun:
     """A run on the machines of a hostfile, supervised from node1."""
 
-    def __init__(self, cluster, chaos, folder):  # noqa: F811
+    def __init__(self, cluster, chaos, folder):
         self.cluster, self.chaos = cluster, chaos
         self.hosts = cluster.folder / "hostfile"
         self.variables = folder / "variables"
@@ -150,7 +149,7 @@ class HostfileRun:
         """Words of the command line of the rank on a host."""
         return (f"--local_rank=0 {self.chaos.run}",)
 
-    def finish(self, supervisor, undisturbed, starts):  # noqa: F811
+    def finish(self, supervisor, undisturbed, starts):
         """Assert that the run ends well, with the weights of a run without faults."""
         assert supervisor.wait(PATIENCE) == 0, self.chaos.output()
         assert self.chaos.start_steps() == starts, self.chaos.output()
@@ -160,7 +159,7 @@ class HostfileRun:
 
 
 @pytest.fixture
-def hostfile_run(cluster, chaos, tmp_path):  # noqa: F811
+def hostfile_run(cluster, chaos, tmp_path):
     return HostfileRun(cluster, chaos, tmp_path)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.conftest import PATIENCE, Chaos
+from tests.chaos.fixtures import PATIENCE, Chaos
 from tests.machines.conftest import HostfileRun, skip_without
 from tests.running import wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.conftest import PATIENCE, ROOT, SHORT
+from tests.chaos.fixtures import PATIENCE, ROOT, SHORT
 from tests.machines.conftest import SBIN, change_code
 
 pytestmark = pytest.mark.slow

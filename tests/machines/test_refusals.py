@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.load import load
-from tests.chaos.conftest import PATIENCE
+from tests.chaos.fixtures import PATIENCE
 from tests.machines.conftest import change_code, mount_read_only
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from pretrain.records import control
-from tests.chaos.conftest import ROOT, SHORT
 from tests.chaos.fault import PLAN
+from tests.chaos.fixtures import ROOT, SHORT
 from tests.machines.conftest import SBIN, mount_read_only
 from tests.running import wait_until
 

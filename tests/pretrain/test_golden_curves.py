@@ -26,8 +26,8 @@ from pretrain.model.presets import VARIANTS
 from pretrain.records import checkpoints, ledger, metrics
 from pretrain.spikes.policy import answer_to_spike
 from pretrain.train import __main__ as train
+from tests.fixtures import data_prep
 from tests.pretrain.builders import slow
-from tests.pretrain.conftest import data_prep
 
 RECORDED = Path(__file__).parent / "golden" / "curves.json"
 STEPS = 20

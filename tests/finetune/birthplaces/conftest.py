@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.data_prep.conftest import in_process  # noqa: F401 - fixture
+from data_prep.engines import ENGINES
+from tests.data_prep.conftest import run_here
 
 FIRST = ["Ada", "Bela", "Carl", "Dora", "Emil", "Frida", "Hans", "Ida", "Jan", "Leo"]
 LAST = ["Anderberg", "Dahlsen", "Eben", "Goldman", "Jansenrup", "Kron"]
@@ -31,8 +32,14 @@ def task(tmp_path_factory):
     return SimpleNamespace(**{name: folder / name for name in contents})
 
 
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch):
+    """Make shards in the process of the tests."""
+    monkeypatch.setitem(ENGINES, "local", run_here)
+
+
 @pytest.fixture
-def birthplaces(run_ranks, tmp_path, monkeypatch, in_process):  # noqa: F811
+def birthplaces(run_ranks, tmp_path, monkeypatch):
     """Run a command of the task in an empty folder; an engine needs processes of its own."""
     from finetune.__main__ import main
 

@@ -206,7 +206,6 @@ def test_several_ranks_are_refused(task, birthplaces):
     assert birthplaces(f"{words} --writing_params_path model", ranks=2) == 2
 
 
-@pytest.mark.usefixtures("in_process")
 def test_a_line_is_a_document_and_a_corpus_is_made_once_for_each_text(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("Ann was born.\n\n  \n\u00a0\nBob too.\n")

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
-
 STUDY = """
 title: Positions at a tiny size
 recipe: {recipe}
@@ -26,7 +24,7 @@ toy:
 
 
 @pytest.fixture(scope="session")
-def study_file(recipe, tmp_path_factory) -> Path:  # noqa: F811
+def study_file(recipe, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("study") / "positions.yaml"
     path.write_text(STUDY.format(recipe=recipe.path))
     return path

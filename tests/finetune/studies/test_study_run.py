@@ -10,7 +10,6 @@ import pytest
 
 from finetune.studies import job
 from tests.finetune.studies.conftest import command
-from tests.pretrain.conftest import corpus  # noqa: F401 - fixture
 from tests.running import wait_until
 
 PATIENCE = 600

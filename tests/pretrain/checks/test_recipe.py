@@ -10,7 +10,7 @@ from pretrain import __main__ as command_line
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks.recipe import check
 from pretrain.data.sources import open_source
-from tests.pretrain.conftest import data_prep
+from tests.fixtures import data_prep
 
 
 def test_a_valid_recipe_gives_the_model(recipe, corpus, tmp_path):

@@ -20,7 +20,7 @@ from pretrain.convert.writing import save_model
 from pretrain.model.language_model import LanguageModel
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics
-from tests.pretrain.conftest import data_prep
+from tests.fixtures import data_prep
 from tests.pretrain.convert.conftest import HEADS
 from tests.pretrain.convert.contents import random_contents, without_pair_projection
 

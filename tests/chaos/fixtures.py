@@ -12,7 +12,6 @@ from pretrain.processes import processes
 from pretrain.records import control, ledger
 from tests.chaos import monkey
 from tests.chaos.fault import PLAN, plan
-from tests.pretrain.conftest import corpus, recipe, train_ranks  # noqa: F401 - fixtures
 from tests.running import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +31,7 @@ PATIENCE = 300.0
 
 
 @pytest.fixture(scope="session")
-def undisturbed(train_ranks, tmp_path_factory):  # noqa: F811
+def undisturbed(train_ranks, tmp_path_factory):
     """A run without faults."""
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
     assert [code for code, *_ in train_ranks(folder, *SHORT)] == [0, 0]
@@ -126,14 +125,14 @@ class Chaos:
 
 
 @pytest.fixture
-def chaos(tmp_path, recipe):  # noqa: F811
+def chaos(tmp_path, recipe):
     chaos = Chaos(tmp_path, recipe.path)
     yield chaos
     chaos.clean_up()
 
 
 @pytest.fixture
-def attempt(train_ranks, chaos):  # noqa: F811
+def attempt(train_ranks, chaos):
     """`attempt(token, *faults)`: one attempt of two ranks with this token, without a launcher."""
     chaos.run.mkdir()  # as a supervisor does
 
