@@ -291,7 +291,7 @@ def test_the_biases_of_latents_take_the_planned_memory(position, dtype):
     with LiveBytes() as memory, torch.no_grad():
         _, context = encoder.embed(ids, mask)
         held = memory.live
-    biases = [context.bias, context.down.bias, context.up.bias]
+    biases = [context.bias, context.down, context.up]
     sizes = [0 if bias is None else bias.untyped_storage().nbytes() for bias in biases]
     kept, peak = needs.bias_bytes(config, rows, length, dtype.itemsize, False)
     assert sum(sizes) == kept
