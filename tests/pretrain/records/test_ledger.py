@@ -234,11 +234,6 @@ def test_a_rollback_past_an_earlier_reseed_forgets_its_segment_but_not_its_seed(
     assert [record["step"] for record in rolled.rollbacks] == [20, 10]
 
 
-def test_two_rollbacks_to_one_step_leave_the_newer_seed():
-    twice = state(*commits(10), rollback(10, 2), rollback(10, 3))
-    assert twice.seeds_by_step == [(0, 1), (10, 3)]
-
-
 def test_attempts_are_counted_spikes_kept_and_done_is_done():
     events = [attempt(), suspicion("spike", 5), attempt()]
     end = state(*events, ("done", {"step": 9}))
