@@ -9,7 +9,7 @@ from data_prep.tokenizer import train_unigram
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.writing import save_model
 from pretrain.inference.pretrained import Pretrained
-from tests.pretrain.convert.conftest import loaded
+from tests.pretrain.convert.conftest import HEADS, loaded
 from tests.pretrain.convert.contents import random_contents
 
 PROMPTS = ["The value of", "", "an object is a value; so is what it holds", "é 東"]
@@ -76,6 +76,14 @@ def test_the_fill_mask_pipeline_gives_our_fillers(name, transformers, exported, 
             )
     rows = export.contents.config.vocab_size
     assert len({filler["token"] for filler in pipeline("of <mask>", top_k=rows)}) == rows
+
+
+def test_the_text_classification_pipeline_gives_our_labels(transformers, exported):
+    pipeline = pipeline_of(
+        transformers, "text-classification", exported("zero-clap", "topic").folder
+    )
+    found = {answer["label"] for answer in pipeline("The value of it.", top_k=None)}
+    assert found == set(HEADS["topic"].labels)
 
 
 # --- causal models -------------------------------------------------------------------------------
