@@ -89,6 +89,7 @@ def rows_of(batches, step, ranks):
     assert len({batch.index for batch in sum(shares, [])}) == len(sum(shares, [])), "dropout keys"
     rows = []
     for batch in sum(shares, []):
+        assert bool(batch.tokens) == any(batch.targets), "an empty one has no tokens to count"
         if any(batch.targets):
             arrays, size = batch.arrays, len(batch.arrays["input_ids"])
             labels = arrays["labels"].reshape(size, -1)

@@ -15,7 +15,7 @@ from pretrain.data.order import Order
 from pretrain.data.sources import algorithms, open_source
 from pretrain.records import audit, ledger, metrics, proof
 from pretrain.records.segments import RECIPES
-from tests.pretrain.histories import TOTAL, History, random_history
+from tests.pretrain.histories import TOTAL, History, random_history, spiked
 from tests.pretrain.histories import recipe as recipe_of
 
 
@@ -108,17 +108,11 @@ def test_a_mixture_that_repeats_a_block_is_found_though_the_metrics_agree(monkey
 
 
 def test_steps_that_were_rolled_back_do_not_count_though_the_next_launch_began_no_attempt():
-    history = History()
-    history.begin()
-    history.train(10)
-    history.commit()
-    history.train(6)
-    history.spike(onset=12)
-    history.roll_back(10, skip=(12, 16))
+    history = spiked(skip=(10, 14))
     before = history.audit()
     history.add("crash", attempt=history.attempt + 1, reason="the port was in use")
     assert history.audit().checked[1:] == before.checked[1:]
-    assert any(text.startswith("10 steps survive") for text in before.checked)
+    assert any(text.startswith("9 steps survive") for text in before.checked)
 
 
 def test_a_step_that_read_other_blocks_is_found():
