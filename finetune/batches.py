@@ -153,8 +153,13 @@ class ShuffledBatches:
         return int(self.epoch(step)) > int(self.epoch(step - 1))
 
     def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
-        """Return this rank's share of the step's batch: every `world_size`-th example."""
-        return [self.collate(self.chosen(step)[rank::world_size], rank)]
+        """Return this rank's share of the step's batch: every `world_size`-th example.
+
+        Of fewer examples than ranks, the last ranks have an empty share.
+        """
+        chosen = self.chosen(step)
+        share = self.collate(chosen[rank::world_size] or chosen[:1], rank)
+        return [share if rank < len(chosen) else share.emptied()]
 
     def chosen(self, step: int) -> list[int]:
         """Return the indices of the examples in a step's batch."""

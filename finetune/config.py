@@ -61,16 +61,9 @@ class FinetuneConfig:
         return -(-self.epochs * examples // self.batch_size)
 
     def batch(self, world_size: int) -> BatchConfig:
-        """Return the batch sizes of a run on this many ranks.
-
-        Raises:
-            ValueError: the batch does not divide over the ranks.
-        """
-        if self.batch_size % world_size:
-            raise ValueError(
-                f"batch_size {self.batch_size}: is not a multiple of --world-size {world_size}"
-            )
-        return BatchConfig(self.batch_size, self.batch_size // world_size)
+        """Return the batch sizes that DeepSpeed is told; some ranks may read fewer examples."""
+        most = -(-self.batch_size // world_size)
+        return BatchConfig(most * world_size, most)
 
     def rate(self, step: int, steps: int) -> float:
         """Return the learning rate of update `step` of `steps`: linear warm-up and linear decay.

@@ -76,8 +76,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         The content of result.json; empty on all ranks but the first.
 
     Raises:
-        ValueError: the model or the data cannot be read or are not those of the plan, or the batch
-            does not divide over the ranks.
+        ValueError: the model or the data cannot be read or are not those of the plan.
     """
     started = time.perf_counter()
     task = plan.own or TASKS[plan.task]

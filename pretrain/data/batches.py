@@ -44,11 +44,6 @@ def _collate(
     return MicroBatch(index, arrays, int(np.count_nonzero(is_read)), objective.targets(arrays))
 
 
-def _empty(batch: MicroBatch) -> MicroBatch:
-    """The batch as one that does not count: it is computed, as ZeRO 3 needs, and ignored."""
-    return dataclasses.replace(batch, tokens=0, targets=(0,) * len(batch.targets))
-
-
 @dataclasses.dataclass(frozen=True)
 class PretrainingBatches:
     """Training batches of a run."""
@@ -91,7 +86,7 @@ class PretrainingBatches:
                 arrays = self.objective.corrupted(batch.arrays, draw)
                 batch = dataclasses.replace(batch, arrays=arrays)
             batch = dataclasses.replace(batch, batch_digest=batch_digest, gradient_scale=scale)
-            result.append(batch if index < total else _empty(batch))
+            result.append(batch if index < total else batch.emptied())
         return result
 
     @cached_property
@@ -144,7 +139,7 @@ def validation_batches(
         ]
         keys = [validation_key(n) for n in read]
         batch = _collate(source, objective, blocks, keys, index)
-        yield batch if chosen else _empty(batch)
+        yield batch if chosen else batch.emptied()
 
 
 def check_targets(source: Blocks, objective: PretrainingObjective, limit: int) -> None:

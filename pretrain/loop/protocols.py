@@ -35,6 +35,10 @@ class MicroBatch:
     gradient_scale: float = 1.0
     """Factor on the gradient of the step, but not on its loss: that of a rehearsed fault."""
 
+    def emptied(self) -> MicroBatch:
+        """The batch as one that does not count: it is computed, as ZeRO 3 needs, and ignored."""
+        return dataclasses.replace(self, tokens=0, targets=(0,) * len(self.targets))
+
     def to(self, device: torch.device) -> dict[str, Tensor]:
         """The arrays as tensors on a device; the host does not wait for a GPU.
 

@@ -86,14 +86,16 @@ def test_windows_group_similar_lengths_without_a_trend(tiny_model):
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_ranks_share_a_batch_equally(encoded, window):
-    batches = batches_of(encoded, 6, 1, window)
+@pytest.mark.parametrize("shares", [(3, 3), (2, 2, 1, 1), (1,) * 6 + (0, 0)])
+def test_ranks_share_a_batch_and_an_empty_share_does_not_count(encoded, window, shares):
+    batches, ranks = batches_of(encoded, 6, 1, window), range(len(shares))
     for step in range(8):
         (whole,) = batches.micro_batches(step, 0, 1)
-        parts = [batches.micro_batches(step, rank, 2)[0] for rank in (0, 1)]
-        assert sorted(rows_of(whole)) == sorted(rows_of(parts[0]) + rows_of(parts[1]))
-        assert [part.targets for part in parts] == [(3,), (3,)]
-        assert parts[0].index != parts[1].index  # their dropout differs
+        (parts,) = zip(*(batches.micro_batches(step, r, len(shares)) for r in ranks), strict=True)
+        assert [part.targets for part in parts] == [(share,) for share in shares]
+        assert sorted(rows_of(whole)) == sorted(sum((rows_of(p) for p in parts if p.tokens), []))
+        assert whole.tokens == sum(part.tokens for part in parts)
+        assert len({part.index for part in parts}) == len(shares)  # their dropout differs
 
 
 def test_a_batch_is_padded_to_its_longest_example_and_counts_tokens(encoded):

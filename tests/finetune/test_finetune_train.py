@@ -1,4 +1,4 @@
-"""One run in this process: on two ranks, as a regression, with limits."""
+"""One run: on several ranks, as a regression, with limits."""
 
 import dataclasses
 import json
@@ -21,26 +21,39 @@ def planned(model, data, task, *overrides):
     return plan
 
 
-def test_two_ranks_learn_the_same_as_one(run_ranks, tiny_model, easy_glue, tmp_path):
-    """With limits of examples and tokens."""
-    limits = ["epochs=2", "max_train_examples=48", "max_tokens=30"]
-    plan = planned(tiny_model, easy_glue, "RTE", *limits)
+@pytest.mark.parametrize(
+    ("ranks", "batch_size", "deepspeed"),
+    [(2, 16, "zero1_fp32"), (3, 16, "zero1_fp32"), (3, 2, "zero3_fp32")],
+)
+def test_any_number_of_ranks_learns_the_same_as_one(
+    ranks, batch_size, deepspeed, run_ranks, tiny_model, easy_glue, tmp_path
+):
+    """Law 4: also where some have fewer rows, or none. With limits of examples and tokens."""
+    limits = [f"epochs={batch_size // 8 + 1}", "max_train_examples=48", "max_tokens=30"]
+    settings = [f"batch_size={batch_size}", f"deepspeed={deepspeed}"]
+    plan = planned(tiny_model, easy_glue, "RTE", *limits, *settings)
     (tmp_path / "one" / ".model.0123.partial").mkdir(parents=True)  # left by a killed process
     one = train_on(run_ranks, 1, plan, tmp_path / "one")[0]
-    two, nothing = train_on(run_ranks, 2, plan, tmp_path / "two")
-    assert nothing == {}
-    assert (one["ranks"], two["ranks"]) == (1, 2)
+    several, *nothing = train_on(run_ranks, ranks, plan, tmp_path / "several")
+    assert nothing == [{}] * (ranks - 1)
+    assert (one["ranks"], several["ranks"]) == (1, ranks)
     left_out = one["too_long"]
     assert min(left_out.values()) > 0
     assert (one["train_examples"], one["dev_examples"]) == (48 - left_out["train"], 50)
-    assert one["steps"] == two["steps"] > 2
-    assert losses_of(tmp_path / "one") == pytest.approx(losses_of(tmp_path / "two"), rel=1e-4)
-    for ours, theirs in zip(one["epochs"], two["epochs"], strict=True):
+    assert one["steps"] == several["steps"] > 2
+    assert losses_of(tmp_path / "one") == pytest.approx(losses_of(tmp_path / "several"), rel=1e-5)
+    for ours, theirs in zip(one["epochs"], several["epochs"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
-    for name in ("one", "two"):
+    for name in ("one", "several"):
         assert (tmp_path / name / "model" / "config.json").is_file()
         found = {path.name for path in (tmp_path / name).iterdir()}
         assert found == {"run.json", "metrics.jsonl", "model"}  # nothing else
+    ours, theirs = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "several")
+    )
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=1e-5, msg=name)
 
 
 def test_a_regression_learns_and_is_scored_in_published_units(
@@ -114,11 +127,11 @@ def test_the_weights_that_are_kept_are_those_of_the_best_epoch(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, capsys):
+def test_the_command_runs_on_three_ranks(tiny_model, easy_glue, tmp_path, capsys):
     from finetune.__main__ import main
 
-    words = f"glue {tiny_model} --data {easy_glue} --tasks CoLA --world-size 2 --output {tmp_path}"
+    words = f"glue {tiny_model} --data {easy_glue} --tasks CoLA --world-size 3 --output {tmp_path}"
     assert main([*words.split(), *QUICK, "epochs=3"]) == 0
     result = json.loads((tmp_path / "results.jsonl").read_text())
-    assert result["ranks"] == 2
+    assert result["ranks"] == 3
     assert "| pretrained | 1 |" in capsys.readouterr().out
