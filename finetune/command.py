@@ -115,13 +115,12 @@ def _run(
     from finetune.classifiers import about_length
     from finetune.report import write_report
     from finetune.runs import MODEL, RESULT, WEIGHTS, plan_runs, prepare, run_all
-    from pretrain.convert.model_folder import load_model
     from pretrain.processes.gpus import gpus_of
 
     check_least("--jobs", options.jobs, 0)
     check_least("--world-size", options.world_size)
     gpus_of(options.world_size, "--world-size")
-    plans = plan_runs(
+    plans, loaded = plan_runs(
         options.model,
         data,
         tasks,
@@ -132,7 +131,6 @@ def _run(
         save_models=not options.no_models,
         world_size=options.world_size,
     )
-    loaded = load_model(options.model)
     for limit in sorted({plan.config.max_tokens for plan in plans}):
         print(about_length(limit, loaded.sequence_length, loaded.model.config), flush=True)
     waiting = prepare(options.output, plans)

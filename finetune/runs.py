@@ -171,8 +171,8 @@ def plan_runs(
     protocol: str = DEFAULT,
     save_models: bool = True,
     world_size: int = 1,
-) -> list[RunPlan]:
-    """Return the plans of every run, in the order in which they start.
+) -> tuple[list[RunPlan], LoadedModel]:
+    """Return the plans of every run, in the order in which they start, and the model.
 
     Without `seeds`, use as many as the protocol has. Runs are ordered by seed, so that one whole
     comparison finishes first, and within a seed by length, so that no device is left with a long
@@ -208,7 +208,7 @@ def plan_runs(
         )
         for task, seed, kind in itertools.product(chosen, order, weights)
     ]
-    return sorted(plans, key=lambda plan: (order.index(plan.seed), -plan.work))
+    return sorted(plans, key=lambda plan: (order.index(plan.seed), -plan.work)), loaded
 
 
 def check_settings(

@@ -152,7 +152,7 @@ def test_a_task_is_learned_scored_and_predicted(run_ranks, tiny_model, tmp_path,
     }
     own = describe(Request("mine", test=names["dev"], **names))
     data = str(custom_task.write(tmp_path / "data", own))
-    (plan,) = runs.plan_runs(
+    (plan,), _ = runs.plan_runs(
         tiny_model, data, [own.task], ["pretrained"], [1], [*QUICK, "epochs=6"]
     )
     folder = tmp_path / plan.name
