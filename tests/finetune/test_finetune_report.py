@@ -119,6 +119,17 @@ def test_the_report_is_printed_and_written_beside_the_published_table_in_its_uni
     assert [json.loads(line)["seed"] for line in lines] == [1, 2, 3, 1, 1]
 
 
+def test_the_benchmarks_score_is_the_median_of_each_runs_mean(tmp_path):
+    for seed, (pearson, spearman) in enumerate([(0.2, 0.8), (0.4, 0.4), (0.8, 0.3)], start=1):
+        write_run(tmp_path, "pretrained", seed, 0.03, 0.03, task="STS-B")
+        path = tmp_path / f"STS-B-pretrained-seed{seed}" / "result.json"
+        result = json.loads(path.read_text())
+        result["best"] |= {"pearson": pearson, "spearman": spearman}
+        write_json(path, result)
+    # The means are 0.5, 0.4 and 0.55; the median of either score is 0.4.
+    assert "| pretrained | 50.0 | 50.0 of 1 |" in report.write_report(tmp_path)
+
+
 def test_the_csv_has_ours_and_the_published_scores_of_the_epoch_that_the_study_chose(tmp_path):
     write_run(tmp_path, "pretrained", 1, 0.7, 0.8, best_epoch_by="benchmark")
     text = report.write_report(tmp_path)
