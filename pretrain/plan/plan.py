@@ -175,7 +175,7 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
         rate = RATES.get(kind, {}).get(case) if width == 2 else None
     offloaded = deepspeed_settings.offload_device(settings, "offload_optimizer") != "none"
     return Plan(
-        vocab_size=model.vocab_size,
+        vocab_size=vocabulary_size(config),
         vocab_size_is_assumed=not _folders(config),
         parameters=count,
         tokens=tokens,
@@ -303,8 +303,8 @@ def _memory(planned: Plan) -> Iterator[tuple[str, str]]:
     device = "this machine" if planned.device == CPU else planned.device
     yield (
         "memory",
-        f"per rank, with micro-batches of {planned.micro_batch_size} and {planned.backend} "
-        f"attention; {device} has {_size(planned.device_memory)}",
+        f"per rank of {planned.world_size}, with micro-batches of {planned.micro_batch_size} and "
+        f"{planned.backend} attention; {device} has {_size(planned.device_memory)}",
     )
     heads = ("weights", "gradients", "optimizer", "bucket", "activations", "total")
     yield "", "".join(f"{head:>12}" for head in heads)

@@ -349,7 +349,7 @@ def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
     printed, written = capsys.readouterr().out, json.loads(path.read_text())
     assert written["parameters"] == 353_779_713
     assert "353,779,713" in printed
-    assert " ids, assumed: no corpus is on this machine" in printed
+    assert " 50,265 ids, assumed: no corpus is on this machine" in printed  # `<mask>` is one
     assert written["reading"] is None
     assert "epochs       unknown: data.corpus is not a folder" in printed
     assert f" on 16 h100, {written['tokens'] / written['seconds']:,.0f} tokens/s" in printed
@@ -359,9 +359,12 @@ def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("recipe", "gpus"), [("pile-base", 8), ("small", 2)])
-def test_without_a_number_there_are_as_many_gpus_as_share_the_batch(recipe, gpus, tmp_path):
+def test_without_a_number_there_are_as_many_gpus_as_share_the_batch(
+    recipe, gpus, tmp_path, capsys
+):
     assert main(["plan", recipe, "--json", str(tmp_path / "plan.json")]) == 0
     assert json.loads((tmp_path / "plan.json").read_text())["world_size"] == gpus
+    assert f"per rank of {gpus}, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--training.steps=150"], ["--training.steps", "150"]])
