@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data_prep.common.files import strict_json
+from data_prep.common.wording import count
 from pretrain.convert import names as layout
 from pretrain.convert.contents import ModelContents
 from pretrain.records import ledger
@@ -81,7 +82,7 @@ def _training(facts: Mapping[str, Any] | None) -> Iterator[str]:
         "corpus": "; ".join(map(_corpus, facts["corpora"])),
         "tokens read": f"{facts['tokens']:,}",
         "loss spikes that the training survived": (
-            f"{facts['loss_spikes']}, with {facts['rollbacks']} rollbacks"
+            f"{facts['loss_spikes']}, with {count(facts['rollbacks'], 'rollback')}"
         ),
     }
     if origin := facts.get("init_from"):

@@ -33,12 +33,15 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
     done = [line for line in lines if line["step"] < step]
     measured = metrics.surviving_validation(metrics.read_metrics(run / metrics.VALIDATION), lines)
     newest = max((line["attempt"] for line in done), default=0)
-    spikes = [r for r in records if r["kind"] == "spike" and r["onset"] < step]
+    attempts = [r for r in records if r["kind"] == "attempt" and r["attempt"] <= newest]
+    # A spike from before the newest of them led to it, even if its onset was at a later step.
+    began = attempts[-1]["number"] if attempts else 0
+    spikes = [r for r in records if r["kind"] == "spike"]
     found: dict[str, Any] = {
         "tokens": sum(line["tokens"] for line in done),
-        "attempts": sum(r["kind"] == "attempt" and r["attempt"] <= newest for r in records),
-        "loss_spikes": len(spikes),
-        "rollbacks": sum(r["step"] < step for r in ledger.segments(records, ledger.SPIKE)),
+        "attempts": len(attempts),
+        "loss_spikes": sum(r["number"] < began or r["onset"] < step for r in spikes),
+        "rollbacks": sum(r["number"] < began for r in ledger.segments(records, ledger.SPIKE)),
         "corpora": _corpora(config, records),
     }
     if before := [line for line in measured if line["step"] <= step]:

@@ -9,7 +9,7 @@ from tests.pretrain.histories import spiked
 
 @pytest.mark.parametrize(
     ("step", "tokens", "attempts", "spikes", "measured"),
-    [(0, 0, 0, 0, None), (9, 900, 1, 0, 6), (20, 2000, 2, 1, 12)],
+    [(0, 0, 0, 0, None), (9, 900, 1, 0, 6), (10, 1000, 2, 1, 6), (20, 2000, 2, 1, 12)],
 )
 def test_it_counts_what_came_before_the_step(step, tokens, attempts, spikes, measured, tmp_path):
     history = spiked()
