@@ -24,7 +24,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def replay(options: argparse.Namespace) -> None:
     """Run the spike detector over recorded loss curves.
 
-    A run's folder uses the thresholds of its own recipe; other curves use the defaults.
+    Of a run's folder the surviving steps are read, with the thresholds of its own recipe, so that
+    spikes that were rolled back are not among them; other curves use the defaults.
 
     example: python -m pretrain replay runs/base other.csv spike.deviations=5 --plot curves.png
     """
