@@ -34,6 +34,7 @@ def few(values: Iterable[object]) -> str:
 
 def in_short(number: float) -> str:
     """A number with three digits and a unit prefix, such as "1.25 M"."""
+    number = float(f"{number:.3g}")  # rounded first: 999,600 is 1 M, and not 1e+03 k
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"

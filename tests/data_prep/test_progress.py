@@ -26,7 +26,8 @@ def test_remaining_time_is_unknown_before_anything_is_read():
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(0, "0"), (7, "7"), (1234, "1.23 k"), (2.5e6, "2.5 M"), (3e11, "300 G")]
+    ("number", "words"),
+    [(0, "0"), (7, "7"), (1234, "1.23 k"), (999_600, "1 M"), (2.5e6, "2.5 M"), (3e11, "300 G")],
 )
 def test_numbers_are_short(number, words):
     assert in_short(number) == words
