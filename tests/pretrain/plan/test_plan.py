@@ -359,9 +359,7 @@ def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("recipe", "gpus"), [("pile-base", 8), ("small", 2)])
-def test_without_a_number_there_are_as_many_gpus_as_share_the_batch(
-    recipe, gpus, tmp_path, capsys
-):
+def test_without_a_number_there_are_as_many_gpus_as_share_the_batch(recipe, gpus, tmp_path, capsys):
     assert main(["plan", recipe, "--json", str(tmp_path / "plan.json")]) == 0
     assert json.loads((tmp_path / "plan.json").read_text())["world_size"] == gpus
     assert f"per rank of {gpus}, " in capsys.readouterr().out
