@@ -83,7 +83,8 @@ def _sections(study: Study, checked: Mapping[Arm, Checked], found: Results) -> l
             "number is in the table.\n",
             _comparison("Differences in fine-tuning", study, checked, found.finetuning),
         ]
-    return [*sections, _table("Cost", found.cost, _sum_up)]
+    note = "Sums over the seeds, with abandoned steps, without padding; tokens/s is a median.\n"
+    return [*sections, _table("Cost", found.cost, _sum_up), note]
 
 
 def _table(title: str, measured: Measured, cell: Cell) -> str:
@@ -104,25 +105,25 @@ def _cells(frame: DataFrame, names: Sequence[str], cell: Cell) -> list[str]:
 
 def _median(name: str, values: Series) -> str:
     """Median, lowest and highest of a figure."""
-    median, low, high = map(_number, (values.median(), values.min(), values.max()))
+    median, low, high = _numbers(values.median(), values.min(), values.max())
     return median if low == high else f"{median} ({low} to {high})"
 
 
 def _sum_up(name: str, values: Series) -> str:
     """What all seeds cost together; the speed is a median."""
-    total = values.median() if name == "tokens/s" else values.sum()
-    return f"{total:.2f}" if name == "device hours" else in_short(total)
+    return in_short(values.median() if name == "tokens/s" else values.sum())
 
 
 def _with_deviation(name: str, values: Series) -> str:
     """Mean and standard deviation of a figure."""
-    average = _number(values.mean())
-    return f"{average} ± {_number(results.deviation(values))}" if len(values) > 1 else average
+    average, deviation = _numbers(values.mean(), results.deviation(values))
+    return f"{average} ± {deviation}" if len(values) > 1 else average
 
 
-def _number(value: float) -> str:
-    """A loss has four digits, a score or perplexity two after the point."""
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+def _numbers(*values: float) -> list[str]:
+    """Four digits after the point of a loss, two of a score or perplexity, as the first one is."""
+    digits = 4 if abs(values[0]) < 10 else 2
+    return [f"{value:.{digits}f}" for value in values]
 
 
 def _comparison(
@@ -227,8 +228,8 @@ def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
             for number, (arm, of_seeds) in enumerate(curves.items()):
                 _training(left, of_seeds, arm.name, _kind(number))
                 _validation(right, of_seeds, arm.name, _kind(number))
-            left.set(title="training, smoothed", ylabel="nats per target")
-            right.set(title="validation")
+            left.set(title="training, smoothed; mean and range of seeds", ylabel="nats per target")
+            right.set(title="validation; mean and range of seeds")
             for axes in (left, right):
                 axes.set_xscale("log")
                 axes.xaxis.set_major_formatter(lambda value, place: in_short(value))
@@ -286,5 +287,6 @@ def draw_lengths(measured: Measured, output: Path) -> None:
             axes.set_xscale("log", base=2)
             axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
             axes.minorticks_off()
-            axes.set(xlabel="tokens of the input", ylabel="perplexity")
+            title, label = "mean and range of seeds", "tokens of the input"
+            axes.set(title=title, xlabel=label, ylabel="perplexity")
             pictures.legend_below(figure)

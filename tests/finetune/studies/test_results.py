@@ -78,9 +78,17 @@ def test_a_run_that_diverged_has_an_infinite_loss_and_ends_no_report():
     tables = measured(ours=[4.0, 4.1], theirs=[math.inf, 4.0])
     found = results.paired(tables, OURS, THEIRS).loc[LOSS]
     assert report._difference(found["mean"], found.half_width) == "+inf"
-    assert "inf (4.0000 to inf)" in report._table("Pretraining", tables, report._median)
+    assert "inf (4.00 to inf)" in report._table("Pretraining", tables, report._median)
     assert "inf ± nan" in report._latex(tables)
-    assert results._finite(math.nan) == results._finite(None) == math.inf
+
+
+def test_the_numbers_of_a_cell_have_equally_many_digits_and_a_short_cost_is_not_zero():
+    tables = measured(ours=[74.5, 75.5, 76.5], theirs=[9.5, 10.5, 12.5])
+    assert "75.50 ± 1.00" in report._latex(tables)
+    table = report._table("Fine-tuning", tables, report._median)
+    assert "| 75.50 (74.50 to 76.50) |" in table
+    assert "| 10.50 (9.50 to 12.50) |" in table
+    assert report._sum_up("device hours", 0.1 / tables[OURS][LOSS]) == "0.00397"
 
 
 def test_the_report_has_a_line_for_every_number_and_an_empty_cell_for_none():
