@@ -88,6 +88,14 @@ def test_a_command_may_open_more_files_and_names_the_limit(home, monkeypatch, ca
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_a_full_disk_refuses_is_an_error(home, monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["inspect", f"{home}/c"]) == 2
+    assert f"standard output: {os.strerror(errno.ENOSPC)}" in capsys.readouterr().err
+
+
 def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
     library = Path(sysconfig.get_path("stdlib"), "asyncio")  # all of it takes seconds
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(library))
