@@ -1,13 +1,12 @@
 """Runs as tasks of Ray, each test in a process of its own: Ray starts threads."""
 
-import os
-import subprocess
-import sys
+import functools
 
 import pytest
 
 from finetune.studies import job
 from finetune.studies.job import Stage
+from tests.running import python
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -53,33 +52,30 @@ cluster.shutdown()
 """
 
 
-def run(folder, program, *words):
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-c", program, *words]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a function that runs a program in the folder of the test; returns what it prints."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return functools.partial(python, "-c", folder=tmp_path)
 
 
-def test_each_run_is_a_task_in_the_folder_of_the_command(tmp_path):
+def test_each_run_is_a_task_in_the_folder_of_the_command(run, tmp_path):
     (tmp_path / "mine.yaml").write_text("extends: small\n")
     for name, recipe in (("right", "mine.yaml"), ("wrong", "nowhere.yaml")):
         job.write(tmp_path / name, [Stage("show", ["pretrain", "show", recipe])])
-    text = run(tmp_path, PROGRAM, "1", "right", "wrong")
+    text = run(PROGRAM, "1", "right", "wrong")
     assert text.endswith("[('right', 0), ('wrong', 2)]\n")
     assert (tmp_path / "right" / "show.done").exists()
     assert "nowhere.yaml" in (tmp_path / "wrong" / job.LOG).read_text()
 
 
-def test_a_run_whose_machine_is_lost_goes_on_on_another(tmp_path):
+def test_a_run_whose_machine_is_lost_goes_on_on_another(run, tmp_path):
     job.write(tmp_path / "one", [Stage("show", ["pretrain", "show", "small"])])
-    assert "[('one', 0)]" in run(tmp_path, LOST_MACHINE, PROGRAM, "one")
+    assert "[('one', 0)]" in run(LOST_MACHINE, PROGRAM, "one")
     assert (tmp_path / "one" / job.LOG).read_text().count("$ python -m pretrain show") == 1
 
 
-def test_a_run_that_fits_no_machine_is_refused(tmp_path):
+def test_a_run_that_fits_no_machine_is_refused(run, tmp_path):
     job.write(tmp_path / "large", [Stage("show", ["pretrain", "show", "small"])])
-    text = run(tmp_path, PROGRAM, "999", "large")
+    text = run(PROGRAM, "999", "large")
     assert "a run has 999 ranks, and no machine of the cluster has more than" in text
