@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from data_prep import cache
+from data_prep.__main__ import main
 from data_prep.common.files import AtomicFile, sha256_of, write_atomically
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.manifest import Count, Settings, ShardManifest, load_manifest, read_record
@@ -65,14 +66,6 @@ def test_split_depends_only_on_the_text(corpus_folder, inputs, tokenizer_folder,
     for split in ("train", "valid"):
         one, three = (documents(each, split) for each in (tmp_path / "corpus", corpus_folder))
         assert sorted(one) == sorted(three)
-
-
-def test_rerun_of_a_finished_corpus_changes_nothing(corpus_folder, inputs, tokenizer_folder):
-    before = content(corpus_folder)
-    times = {corpus_folder / name: (corpus_folder / name).stat().st_mtime_ns for name in before}
-    prepare(inputs, corpus_folder, tokenizer_folder, SETTINGS)
-    assert content(corpus_folder) == before
-    assert {file: file.stat().st_mtime_ns for file in times} == times
 
 
 def killed(number, work, *arguments):
@@ -169,16 +162,24 @@ def test_nothing_of_a_folder_that_is_no_corpus_is_removed(
     assert content(tmp_path / "mine") == before
 
 
-def test_only_a_missing_file_is_made_again(corpus_folder, inputs, tokenizer_folder, tmp_path):
+@pytest.mark.parametrize(
+    ("missing", "remade"),
+    [
+        ([], set()),
+        (["train/shard-00001.bin", "manifest.json"], {"shard-00001", "manifest", "tokenizer"}),
+    ],
+)
+def test_only_what_is_missing_is_made_again(
+    missing, remade, corpus_folder, inputs, tokenizer_folder, tmp_path
+):
     shutil.copytree(corpus_folder, tmp_path, dirs_exist_ok=True)
     before = content(tmp_path)
-    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "train").iterdir()}
-    (tmp_path / "train" / "shard-00001.bin").unlink()
-    (tmp_path / "manifest.json").unlink()
+    times = {file: file.stat().st_mtime_ns for file in map(tmp_path.joinpath, before)}
+    for name in missing:
+        (tmp_path / name).unlink()
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
     assert content(tmp_path) == before
-    remade = {f.stem for f, was in times.items() if f.stat().st_mtime_ns != was}
-    assert remade == {"shard-00001"}
+    assert {file.stem for file, was in times.items() if file.stat().st_mtime_ns != was} == remade
 
 
 def test_changed_settings_and_inputs_are_refused_until_overwrite(
@@ -414,23 +415,17 @@ def test_idle_workers_are_reported(inputs, tokenizer_folder, tmp_path, capsys):
         assert ("prepare: 8 workers for 3 inputs: " in capsys.readouterr().err) == is_said
 
 
-def test_full_disk_error_names_the_file_and_leaves_nothing_incomplete(tokenizer_folder, tmp_path):
-    file = write_pile(tmp_path / "a.jsonl.zst", make_texts(1500, 60))
-    corpus = tmp_path / "corpus"
-    command = [sys.executable, "-m", "data_prep", "prepare", "--tokenizer", tokenizer_folder]
-    result = subprocess.run(
-        [*command, "--input", file, "--output", corpus],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)),
-    )
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("python -m data_prep prepare: error: ")
-    assert f"{corpus / 'train/shard-00000.bin'}" in last
-    assert "File too large" in last
+def test_full_disk_error_names_the_file_and_leaves_nothing(tokenizer_folder, tmp_path, capsys):
+    file, corpus = write_pile(tmp_path / "a.jsonl.zst", make_texts(1500, 60)), tmp_path / "corpus"
+    words = ["prepare", "--input", file, "--output", corpus, "--tokenizer", tokenizer_folder]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
+    try:
+        assert main([*map(str, words)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"File too large: '{corpus / 'train/shard-00000.bin'}'")
     assert not corpus.exists()
 
 
