@@ -27,7 +27,7 @@ BAD_LINES = {
     "text-not-a-string": [b'{"text": null}', b'{"text": 3}', b'{"text": ["a"]}'],
     "bad-utf8": [b'{"text": "\xff"}', b'{"text": "\xed\xa0\x80"}'],
     "lone-surrogate": [b'{"text": "\\ud800"}', b'{"text": "a", "meta": "\\udfff"}'],
-    "empty": [b'{"text": ""}', b'{"text": " \\n\\t"}'],
+    "empty": [b'{"text": ""}', b'{"text": " \\n\\u00a0"}'],
 }
 
 
@@ -39,8 +39,8 @@ def test_bad_line_is_rejected_alone_with_its_reason(tmp_path, reason, line):
     file.write_bytes(b"\n".join([GOOD, line, GOOD]))
     first, bad, last = read_documents(file)
     assert first == Document("good", "Books3", str(file), 1)
-    assert isinstance(bad, Reject)
-    assert (bad.reason, bad.line, bad.source_file) == (reason, 2, str(file))
+    size_bytes = len(json.loads(line)["text"].encode()) if reason == "empty" else len(line) + 1
+    assert bad == Reject(reason, "unknown", str(file), 2, size_bytes)
     assert last == Document("good", "Books3", str(file), 3)
 
 
@@ -145,23 +145,32 @@ def test_file_whose_content_contradicts_its_name_is_refused(tmp_path, name, cont
 
 
 def test_record_that_is_too_large_is_rejected_alone(tmp_path, monkeypatch):
+    def read(source):
+        """The text, or the reason and the size, of each record, and its line."""
+        found = read_documents(source)
+        return [(getattr(r, "text", None) or (r.reason, r.text_bytes), r.line) for r in found]
+
     monkeypatch.setattr(documents, "_LARGEST_RECORD_BYTES", 1000)
     monkeypatch.setattr(documents, "_BUFFER_BYTES", 64)
     largest = b'{"text": "' + b"a" * 987 + b'"}\n'
     assert len(largest) == 1000
-    file = tmp_path / "a.jsonl"
+    file, text, kept = tmp_path / "a.jsonl", tmp_path / "a.txt", "a" * 987
     file.write_bytes(largest + b" " * 5000 + b"\n" + largest.replace(b"}", b" }") + largest)
-    kept, large = "a" * 987, "too-large"
-    assert outcomes(file) == [(kept, 1), (large, 2), (large, 3), (kept, 4)]
+    large = [(("too-large", 5001), 2), (("too-large", 1001), 3)]
+    assert read(file) == [(kept, 1), *large, (kept, 4)]
     file.write_bytes(b"x" * 5000)  # a line with no end
-    assert outcomes(file) == [(large, 1)]
-    text = tmp_path / "a.txt"
-    for content, expected in ((b"a" * 1000, "a" * 1000), (b"a" * 1001, large)):
-        text.write_bytes(content)
-        assert outcomes(text) == [(expected, 1)]
-    articles = [b" = One = \n \n", b"long\n" * 300, b" \n = Two = \n \nshort\n"]
+    assert read(file) == [(("too-large", 5000), 1)]
+    text.write_bytes(b"\xff\n\n" + b"a" * 1000 + b"\n\n" + b"a" * 1000)
+    assert read(text) == [(("bad-utf8", 1), 1), (("too-large", 1001), 3), ("a" * 1000, 5)]
+    articles = [
+        b" = One = \n \n",
+        b"long\n" * 299 + b"x" * 2000 + b"\n",
+        b" \n = Two = \n \nshort\n",
+    ]
     text.write_bytes(b"".join(articles))
-    assert outcomes(f"wikitext:{text}") == [(large, 1), ("= Two = \n \nshort", 304)]
+    size_bytes = len(articles[0] + articles[1]) + 2
+    second = ("= Two = \n \nshort", 304)
+    assert read(f"wikitext:{text}") == [(("too-large", size_bytes), 1), second]
 
 
 def test_memory_is_bounded_for_a_line_without_end(tmp_path, monkeypatch):
@@ -307,24 +316,6 @@ def test_text_key_twice_is_refused_for_any_key(tmp_path):
     expected = [("duplicate-key", 1), ("duplicate-key", 2), ("1", 3), ("duplicate-key", 4)]
     expected.append(("1", 5))
     assert outcomes(file, text_key="a.b") == expected
-
-
-def test_rejects_have_the_bytes_that_they_take(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "_LARGEST_RECORD_BYTES", 50)
-    monkeypatch.setattr(documents, "_BUFFER_BYTES", 7)
-    lines = [b'{"text": "\xff"}\n', b"x" * 90 + b"\n", b'{"text": " \\u00a0"}\n', b'{"txt": "a"}\n']
-    file, text = tmp_path / "a.jsonl", tmp_path / "a.txt"
-    file.write_bytes(b"".join(lines) + GOOD[:20])
-    text.write_bytes(b"\xff\n\n" + b"a" * 60 + b"\n\ngood")
-    sizes = {r.reason: r.text_bytes for r in read_documents(file) if isinstance(r, Reject)}
-    assert sizes == {"bad-utf8": 14, "too-large": 91, "empty": 3, "no-text": 13, "not-json": 20}
-    assert [getattr(each, "text_bytes", each) for each in read_documents(text)] == [
-        *(1, 61, Document("good", "unknown", str(text), 5))
-    ]
-    articles = [b" = One = \n \n", b"long\n" * 30, b" \n = Two = \n \nshort\n"]
-    text.write_bytes(b"".join(articles))
-    size = 1 + sum(map(len, articles[:2])) - 1 + 2
-    assert next(read_documents(f"wikitext:{text}")).text_bytes == size
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "saved"])
