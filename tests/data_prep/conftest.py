@@ -11,10 +11,11 @@ import zstandard
 from data_prep.corpus import Corpus
 from data_prep.engines import ENGINES, run_locally
 from data_prep.indexed import IndexedWriter
-from data_prep.manifest import Settings
+from data_prep.manifest import Settings, load_manifest
 from data_prep.run import prepare
 from data_prep.tokenizer import train
 
+SETTINGS = Settings(max_tokens=64, valid_fraction=0.2)
 SENTENCE = (
     "the model reads a document and keeps what the filter lets through while every other line is "
     "counted with its reason so that nothing is lost in silence and all of it can be found again"
@@ -105,24 +106,24 @@ def in_workers(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def corpus_and_manifest(inputs, tokenizer_folder, tmp_path_factory):
+def corpus_folder(inputs, tokenizer_folder, tmp_path_factory):
     """A corpus of all inputs, without their longest documents; tests do not change it."""
     folder = tmp_path_factory.mktemp("session") / "corpus"
-    settings = Settings(max_tokens=64, valid_fraction=0.2)
     with pytest.MonkeyPatch.context() as patch:  # before the patch of a module
         patch.setitem(ENGINES, "local", run_here)
-        return folder, prepare(inputs, folder, tokenizer_folder, settings)
+        prepare(inputs, folder, tokenizer_folder, SETTINGS)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def manifest(corpus_and_manifest):
-    return corpus_and_manifest[1]
+def manifest(corpus_folder):
+    return load_manifest(corpus_folder)
 
 
 @pytest.fixture
-def copy(corpus_and_manifest, tmp_path):
+def copy(corpus_folder, tmp_path):
     """A copy of that corpus, which a test may change."""
-    return shutil.copytree(corpus_and_manifest[0], tmp_path / "copy")
+    return shutil.copytree(corpus_folder, tmp_path / "copy")
 
 
 @pytest.fixture

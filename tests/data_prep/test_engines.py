@@ -8,8 +8,8 @@ from data_prep.engines import run_locally, run_on_ray
 from data_prep.manifest import Settings
 from data_prep.progress import Done
 from data_prep.run import plan, prepare
-from tests.data_prep.conftest import content
-from tests.data_prep.test_run import ROOT, SETTINGS
+from tests.data_prep.conftest import SETTINGS, content
+from tests.data_prep.test_run import ROOT
 from tests.running import python
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -54,7 +54,7 @@ def test_ray_makes_the_same_bytes(inputs, tokenizer_folder, tmp_path, monkeypatc
     """Use a separate process, because Ray starts threads and leaves warnings."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     words = ["prepare", "--tokenizer", tokenizer_folder, "--input", *inputs, "--engine", "ray"]
-    words += ["--max-tokens", "128", "--valid-fraction", "0.2", "--workers", "2"]
+    words += ["--max-tokens", "64", "--valid-fraction", "0.2", "--workers", "2"]
     python("-m", "data_prep", *words, "--output", tmp_path / "ray")
     prepare(inputs, tmp_path / "local", tokenizer_folder, SETTINGS)
     assert content(tmp_path / "ray") == content(tmp_path / "local")

@@ -20,30 +20,27 @@ from data_prep import cache
 from data_prep.__main__ import main
 from data_prep.common.files import AtomicFile, sha256_of, write_atomically
 from data_prep.engines import ENGINES, WorkerDied
-from data_prep.manifest import Count, Settings, ShardManifest, load_manifest, read_record
+from data_prep.manifest import (
+    Count,
+    Rejects,
+    Settings,
+    ShardManifest,
+    read_record,
+)
 from data_prep.run import merge, plan, prepare
 from data_prep.verify import verify
-from tests.data_prep.conftest import content, documents, make_texts, write_pile
+from tests.data_prep.conftest import SETTINGS, content, documents, make_texts, write_pile
 from tests.running import wait_until
 
-SETTINGS = Settings(max_tokens=128, valid_fraction=0.2)
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def corpus_folder(inputs, tokenizer_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus") / "corpus"
-    prepare(inputs, folder, tokenizer_folder, SETTINGS)
-    return folder
-
-
-def test_corpus_has_the_documents_of_the_inputs(corpus_folder, tokenizer):
+def test_corpus_has_the_documents_of_the_inputs(corpus_folder, manifest, tokenizer):
     texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
-    expected = [[*ids.tolist(), 2] for ids in tokenizer.encode_batch(texts) if len(ids) + 2 <= 128]
+    expected = [[*ids.tolist(), 2] for ids in tokenizer.encode_batch(texts) if len(ids) + 2 <= 64]
     found = documents(corpus_folder, "train") + documents(corpus_folder, "valid")
     assert Counter(map(tuple, found)) == Counter(map(tuple, expected))
     assert 0 < len(expected) < len(texts)
-    manifest = load_manifest(corpus_folder)
     assert manifest.rejects["too-long"].count == len(texts) - len(expected)
     assert sum(manifest.rejects["too-long"].by_subset.values()) == len(texts) - len(expected)
     assert sum(manifest.length_histogram.counts) == len(texts)
@@ -132,9 +129,8 @@ def test_a_run_whose_worker_is_killed_leaves_only_what_is_made(
 
 
 def test_a_finished_corpus_without_its_shards_manifests_is_left_alone(
-    corpus_folder, inputs, tokenizer_folder, tmp_path
+    copy, inputs, tokenizer_folder
 ):
-    copy = shutil.copytree(corpus_folder, tmp_path / "corpus")
     shutil.rmtree(copy / "shards")
     before = content(copy)
     with pytest.raises(ValueError, match="is not empty"):
@@ -169,16 +165,13 @@ def test_nothing_of_a_folder_that_is_no_corpus_is_removed(
         (["train/shard-00001.bin", "manifest.json"], {"shard-00001", "manifest", "tokenizer"}),
     ],
 )
-def test_only_what_is_missing_is_made_again(
-    missing, remade, corpus_folder, inputs, tokenizer_folder, tmp_path
-):
-    shutil.copytree(corpus_folder, tmp_path, dirs_exist_ok=True)
-    before = content(tmp_path)
-    times = {file: file.stat().st_mtime_ns for file in map(tmp_path.joinpath, before)}
+def test_only_what_is_missing_is_made_again(missing, remade, copy, inputs, tokenizer_folder):
+    before = content(copy)
+    times = {file: file.stat().st_mtime_ns for file in map(copy.joinpath, before)}
     for name in missing:
-        (tmp_path / name).unlink()
-    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
-    assert content(tmp_path) == before
+        (copy / name).unlink()
+    prepare(inputs, copy, tokenizer_folder, SETTINGS)
+    assert content(copy) == before
     assert {file.stem for file, was in times.items() if file.stat().st_mtime_ns != was} == remade
 
 
@@ -190,7 +183,7 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(
     prepare(files, corpus, tokenizer_folder, SETTINGS)
     before = content(corpus)
     changed = replace(SETTINGS, text_key="body", max_tokens=None)
-    message = "max-tokens was 128 and is not given; text-key was text and is body.*--overwrite"
+    message = "max-tokens was 64 and is not given; text-key was text and is body.*--overwrite"
     with pytest.raises(ValueError, match=message):
         prepare(files, corpus, tokenizer_folder, changed)
     with pytest.raises(ValueError, match="left by a prepare of more inputs.*--overwrite"):
@@ -241,34 +234,22 @@ def test_one_corpus_a_subset_holds_every_text_once(tokenizer_folder, tmp_path):
 
 
 def test_every_reject_is_counted_with_its_place(tokenizer_folder, tmp_path):
-    good = [json.dumps({"text": text, "meta": {"pile_set_name": "X"}}) for text in make_texts(9, 5)]
-    bad = {
-        "not-json": "{",
-        "not-an-object": "[]",
-        "no-text": '{"meta": {"pile_set_name": "Y"}}',
-        "text-not-a-string": '{"text": null}',
-        "lone-surrogate": '{"text": "\\ud800"}',
-        "empty": '{"text": ""}',
-        "too-long": json.dumps({"text": "word " * 500}),
-        "too-short": '{"text": "a"}',
-    }
+    """The reasons of broken records: test_documents."""
+    good = [json.dumps({"text": text, "meta": {"pile_set_name": "X"}}) for text in make_texts(4, 5)]
+    long = json.dumps({"text": "\xe9" * 100})  # an id per byte
+    bad = ['{"meta": {"pile_set_name": "Y"}}', long, '{"text": "a"}', "{}"]
     file = tmp_path / "a.jsonl"
-    lines = [line for pair in zip(good, [*bad.values(), "{}"], strict=True) for line in pair]
-    file.write_bytes("\n".join(lines).encode() + b'\n"\xff"')
+    lines = [line for pair in zip(good, bad, strict=True) for line in pair]
+    file.write_text("\n".join(lines))
     settings = Settings(max_tokens=200, min_tokens=4, valid_fraction=0.0)
     manifest = prepare([file], tmp_path / "corpus", tokenizer_folder, settings)
-    assert manifest.totals["train"].documents == 9
-    broken = {r: x.text_bytes for r, x in manifest.rejects.items() if x.tokens is None}
-    assert broken["not-json"] == {"unknown": 2}  # with the line end
-    assert broken["empty"] == {"unknown": 0}
-    assert manifest.rejects["too-short"].text_bytes == {"unknown": 1}
-    assert manifest.rejects["too-short"].tokens == {"unknown": 2}
-    assert {*manifest.rejects} - {*broken} == {"too-short", "too-long"}
-    assert manifest.rejects.pop("bad-utf8").places == [f"{file}:19"]
-    assert manifest.rejects["no-text"].by_subset == {"Y": 1, "unknown": 1}
-    assert manifest.rejects["no-text"].places == [f"{file}:6", f"{file}:18"]
-    assert {reason: rejects.places[0] for reason, rejects in manifest.rejects.items()} == {
-        reason: f"{file}:{2 * number}" for number, reason in enumerate(bad, start=1)
+    assert manifest.totals["train"].documents == 4
+    sizes = {"Y": len(bad[0]) + 1, "unknown": 2}  # with the line end, if there is one
+    once = {"unknown": 1}
+    assert manifest.rejects == {
+        "no-text": Rejects({"Y": 1, "unknown": 1}, [f"{file}:2", f"{file}:8"], sizes),
+        "too-long": Rejects(once, [f"{file}:4"], {"unknown": 200}, {"unknown": 201}),
+        "too-short": Rejects(once, [f"{file}:6"], {"unknown": 1}, {"unknown": 2}),
     }
 
 
@@ -333,9 +314,11 @@ def shards(corpus_folder):
     return [read_record(ShardManifest, f) for f in sorted(corpus_folder.glob("shards/*.json"))]
 
 
-def test_totals_do_not_depend_on_the_order_of_the_shards(corpus_folder, shards, tokenizer):
-    manifest, turned = (merge(each, tokenizer, corpus_folder) for each in (shards, shards[::-1]))
-    assert manifest == load_manifest(corpus_folder)
+def test_totals_do_not_depend_on_the_order_of_the_shards(
+    corpus_folder, manifest, shards, tokenizer
+):
+    merged, turned = (merge(each, tokenizer, corpus_folder) for each in (shards, shards[::-1]))
+    assert merged == manifest
     for name in ("totals", "subsets", "length_histogram", "unigram_perplexity"):
         assert getattr(turned, name) == getattr(manifest, name)
 
