@@ -50,6 +50,12 @@ def decode(text, kind=Outer, prefix=""):
     return records.decode(kind, yaml.safe_load(text), prefix)
 
 
+def check_refused(values, message, kind=Outer):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        records.decode(kind, values)
+    assert "\n" not in str(caught.value), "one message, of one line"
+
+
 def test_keys_left_out_keep_their_defaults():
     assert decode("{inner: {count: 4}}") == Outer(inner=Inner(count=4))
     assert decode("{}") == Outer()
@@ -85,26 +91,14 @@ def test_a_whole_number_is_a_number_and_stays_whole_elsewhere():
         ("{extra: 3}", "extra: 3 is not accepted; it must be a mapping of keys to values"),
         ("{inner: 3}", "inner: 3 is not accepted; it must be a mapping"),
         ("[1, 2]", "[1, 2] is not accepted; it must be a mapping"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_what_would(text, message):
-    with pytest.raises(ValueError, match="accepted|unknown|above") as caught:
-        decode(text)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value), "one message, of one line"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+        # What JSON has not.
         ("{name: 2024-01-01}", "datetime.date(2024, 1, 1) is not accepted; it must be"),
         ("{2024-01-01: 1}", "not date"),
         ("{extra: &a {x: *a}}", "Circular"),
     ],
 )
-def test_yaml_that_json_has_not_is_refused(text, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        decode(text)
+def test_what_does_not_fit_is_refused_with_what_would(text, message):
+    check_refused(yaml.safe_load(text), message)
 
 
 def test_a_prefix_stands_before_every_path():
@@ -135,9 +129,7 @@ def test_lists_mappings_and_optional_values_hold_records():
     ],
 )
 def test_a_path_leads_through_lists_and_mappings(change, message):
-    with pytest.raises(ValueError, match="accepted|unknown") as caught:
-        records.decode(Listed, yaml.safe_load(LISTED) | change)
-    assert message in str(caught.value)
+    check_refused(yaml.safe_load(LISTED) | change, message, Listed)
 
 
 def test_a_field_without_a_default_may_not_be_missing():
@@ -199,9 +191,7 @@ def test_the_key_name_picks_a_record_from_the_table():
     ],
 )
 def test_a_choice_that_does_not_fit_is_refused_by_its_path(text, message):
-    with pytest.raises(ValueError, match="accepted|unknown") as caught:
-        decode(text, Drawing)
-    assert message in str(caught.value)
+    check_refused(yaml.safe_load(text), message, Drawing)
 
 
 # --- versions ------------------------------------------------------------------------------------
