@@ -1,3 +1,4 @@
+import itertools
 import shutil
 import sysconfig
 from collections import Counter
@@ -5,39 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.documents import Document, read_documents
+from data_prep.documents import read_documents
 from data_prep.sample import write_sample
 from tests.running import python
 
 
-def documents(files):
-    found = [record for file in files for record in read_documents(file)]
-    assert all(isinstance(record, Document) for record in found)
-    return [record for record in found if isinstance(record, Document)]
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("sample")
-
-
-@pytest.fixture(scope="module")
-def summary(folder, tmp_path_factory):
-    """Of a part of the library: all of it takes seconds."""
+def sample(tmp_path_factory):
+    """The summary of a sample of a part of the library (all takes seconds), and its documents."""
     whole, library = Path(sysconfig.get_path("stdlib")), tmp_path_factory.mktemp("library")
     for name in ("asyncio", "email", "json", "logging", "pydoc_data"):
         shutil.copytree(whole / name, library / name)
+    folder = tmp_path_factory.mktemp("sample")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sysconfig, "get_path", lambda _: str(library))
-        return write_sample(folder)
+        summary = write_sample(folder)
+    return summary, {file.name: [*read_documents(file)] for file in sorted(folder.iterdir())}
 
 
-@pytest.fixture(scope="module")
-def corpus(folder, summary):
-    return documents(sorted(folder.glob("*.jsonl.zst")))
-
-
-def test_summary_matches_the_files_and_most_is_english(summary, corpus):
+def test_summary_matches_the_files_and_most_is_english(sample):
+    summary, files = sample
+    corpus = [*itertools.chain(*files.values())]
     found = Counter(document.subset for document in corpus)
     assert {subset: count.documents for subset, count in summary.items()} == dict(found)
     size = sum(len(document.text.encode()) for document in corpus)
@@ -46,12 +35,11 @@ def test_summary_matches_the_files_and_most_is_english(summary, corpus):
     assert len({document.text for document in corpus}) == len(corpus)
 
 
-def test_files_have_the_same_mixture_and_texts_are_clean(folder, summary):
-    files = sorted(folder.glob("*.jsonl.zst"))
-    assert [file.name for file in files] == [f"sample-{n:05d}.jsonl.zst" for n in range(4)]
+def test_files_have_the_same_mixture_and_texts_are_clean(sample):
+    _, files = sample
+    assert [*files] == [f"sample-{n:05d}.jsonl.zst" for n in range(4)]
     subsets = {"Docstrings", "PythonDocs", "PythonSource"}
-    for file in files:
-        found = documents([file])
+    for found in files.values():
         assert {document.subset for document in found} == subsets
         assert all(document.text == document.text.strip("\n") for document in found)
         assert all("\r" not in document.text for document in found)
