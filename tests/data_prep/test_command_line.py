@@ -161,6 +161,7 @@ def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(home, tmp
         assert f"1 not-json (first at {file}:21)" in shown.err
         rows = [line.split()[:4] for line in shown.out.splitlines()]
         assert ["no-text", "1", "4.3%", "-"] in rows
+        assert "(-: not encoded" in shown.out
     assert main(["verify", f"{tmp_path}/c"]) == 0
     assert main(["inspect", f"{tmp_path}/c"]) == 0
     assert "train   en " in capsys.readouterr().out

@@ -27,13 +27,6 @@ def test_table_shows_documents_tokens_and_bytes(manifest):
     assert list(table_of_sizes(replace(manifest, rejects={}))) == ["rejected: nothing"]
 
 
-def test_documents_that_were_not_encoded_have_no_tokens(manifest):
-    rejects = {**manifest.rejects, "not-json": Rejects({"unknown": 1}, ["a:1"], {"unknown": 9})}
-    *_, line, note = table_of_sizes(replace(manifest, rejects=rejects))
-    assert line.split()[:4] == ["not-json", "1", "0.3%", "-"]
-    assert "not encoded" in note
-
-
 def test_truncation_has_a_row_of_what_is_cut_off(inputs, tokenizer_folder, tmp_path):
     settings = Settings(max_tokens=64, long="truncate", valid_fraction=0.2)
     manifest = prepare(inputs, tmp_path / "cut", tokenizer_folder, settings)

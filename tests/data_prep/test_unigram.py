@@ -7,7 +7,6 @@ import tokenizers
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from data_prep import unigram
-from data_prep.sentences import encode_sentences
 from data_prep.tokenizer import load, load_with_order, train_unigram
 from pretrain.objectives.masked import word_starts_of
 from tests.data_prep.conftest import make_texts
@@ -111,14 +110,6 @@ def test_words_start_where_white_space_ends_and_at_what_is_no_letter(vocabulary)
         assert starts[ids[0]]
     [ids] = vocabulary.encode_batch(["the model,3"])
     assert starts[ids].sum() == 4
-
-
-def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(vocabulary):
-    texts = ["One sentence. Another one!\n\nA third? “Yes.”  And the last…", "", " ", " A. B."]
-    ids, lengths = encode_sentences(texts, vocabulary.encode_batch)
-    whole = vocabulary.encode_batch(texts)
-    assert [document.tolist() for document in ids] == [document.tolist() for document in whole]
-    assert len(lengths[0]) == 5
 
 
 # ALBERT's tokenizer.json
