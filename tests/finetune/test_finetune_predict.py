@@ -75,12 +75,18 @@ def test_a_label_with_a_tab_or_a_line_end_is_one_column():
         ("sentence\none\n", (), "new.tsv: line 1: is a header, not a text"),
         ("one\ntwo\tthree\n", (), "line 2: has 2 tab-separated texts, of 8 characters; it must ha"),
         ("one\n", ("--device", "cuda"), "--device cuda: this machine has cpu"),
+        ("one\n", ("--output", "new.tsv"), "new.tsv: exists; choose a new name"),
+        ("one\n", ("--output", "."), ".: exists; choose a new name"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused(predicted, text, options, message):
+def test_what_cannot_be_predicted_is_refused(
+    predicted, tmp_path, monkeypatch, text, options, message
+):
+    monkeypatch.chdir(tmp_path)
     code, lines, error = predicted("CoLA", text, *options)
     assert (code, lines, error.count("\n")) == (2, [], 1)
     assert message in error
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("new.tsv", text)]
 
 
 def test_answers_are_without_dropout_and_of_the_model_s_segments(segment_model, monkeypatch):
@@ -95,23 +101,12 @@ def test_answers_are_without_dropout_and_of_the_model_s_segments(segment_model, 
     assert predict._logits(loaded, task, [Example(("a", "b"))], "cpu") == (False, True)
 
 
-def test_a_table_and_an_output_that_exists_are_refused(predicted, trained, tmp_path, capsys):
-    code, _, error = predicted("CoLA", "one\n", "--output", str(tmp_path / "new.tsv"))
-    assert (code, "new.tsv: exists; choose a new name" in error) == (2, True)
-    assert (tmp_path / "new.tsv").read_text() == "one\n"
-    (empty := tmp_path / "empty").mkdir()
-    code, _, error = predicted("CoLA", "one\n", "--output", str(empty))
-    assert (code, f"{empty}: exists; choose a new name" in error) == (2, True)
-    (tmp_path / "new.csv").write_text("text\none\n")
-    model = str(trained / "CoLA-pretrained-seed1" / "model")
-    assert main(["predict", model, str(tmp_path / "new.csv")]) == 2
-    assert "new.csv: is a table; `predict` reads one text per line" in capsys.readouterr().err
-
-
 def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_head_are_refused(
     trained, tiny_model, tmp_path, capsys
 ):
-    (tmp_path / "new.tsv").write_text("one\n")
+    for name in ("new.tsv", "new.csv"):
+        (tmp_path / name).write_text("one\n")
+    model = trained / "CoLA-pretrained-seed1" / "model"
     output = ["--output", str(tmp_path / "submission")]
     for words, message in (
         (["submit", str(trained), *output, "--device", "cuda"], "--device cuda: this machine has"),
@@ -119,6 +114,10 @@ def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_he
         (["submit", str(tmp_path / "gone"), *output], "gone: no such folder"),
         (["glue-report", str(tmp_path / "gone")], "gone: no such folder"),
         (["predict", str(tiny_model), str(tmp_path / "new.tsv")], "has no classification head"),
+        (
+            ["predict", str(model), str(tmp_path / "new.csv")],
+            "new.csv: is a table; `predict` reads",
+        ),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err

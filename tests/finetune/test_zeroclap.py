@@ -89,13 +89,6 @@ def test_seeds_are_different_whole_numbers():
             arguments.seeds(text)
 
 
-def test_a_program_is_told_which_arguments_it_needs(capsys):
-    with pytest.raises(SystemExit):
-        zeroclap.main(["supervise"])
-    needed = "zeroclap supervise: error: the following arguments are required: recipe (see "
-    assert capsys.readouterr().err.startswith(needed)
-
-
 def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
     def add_go(command):
         add_recipe(command)

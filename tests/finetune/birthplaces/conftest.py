@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.engines import ENGINES
-from tests.data_prep.conftest import run_here
+from tests.data_prep.conftest import in_process  # noqa: F401 - shards, for these tests too
 
 FIRST = ["Ada", "Bela", "Carl", "Dora", "Emil", "Frida", "Hans", "Ida", "Jan", "Leo"]
 LAST = ["Anderberg", "Dahlsen", "Eben", "Goldman", "Jansenrup", "Kron"]
@@ -30,12 +29,6 @@ def task(tmp_path_factory):
     for name, lines in contents.items():
         (folder / name).write_text("".join(lines))
     return SimpleNamespace(**{name: folder / name for name in contents})
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch):
-    """Make shards in the process of the tests."""
-    monkeypatch.setitem(ENGINES, "local", run_here)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import math
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -67,12 +68,6 @@ def test_settings_are_read_back_from_the_command_line(value):
     found: dict[str, object] = {}
     apply_override(found, word)
     assert found == {"a": {"b": value}}
-
-
-def test_settings_that_differ_are_those_of_the_resolved_architecture(study_file):
-    loaded = study.load(str(study_file), toy=False)
-    first, *_, last = study.check_arms(loaded, []).values()
-    assert study.differences(first, last) == ["model.dropout", "model.position"]
 
 
 GLUE = ["--data", "GLUE"]
@@ -202,23 +197,6 @@ def test_a_study_that_is_not_text_is_refused_by_its_name(tmp_path):
         study.load(str(path), toy=False)
 
 
-def test_another_study_in_the_same_folder_is_refused(study_file, tmp_path):
-    loaded = study.load(str(study_file), toy=False)
-    checked = study.check_arms(loaded, [])
-    loaded = replace(loaded, settings={"spike.deviations": math.inf})
-    options = Namespace(overrides=["training.steps=20"], data="")
-    _begin(tmp_path / STUDY, loaded, checked, options)
-    _begin(tmp_path / STUDY, loaded, checked, options)
-    other = Namespace(overrides=["training.steps=40"], data="")
-    with pytest.raises(ValueError, match="other overrides"):
-        _begin(tmp_path / STUDY, loaded, checked, other)
-    # A recipe is a file as well, which may have changed since.
-    arm, first = next(iter(checked.items()))
-    first = replace(first, config=replace(first.config, tracker="wandb"))
-    with pytest.raises(ValueError, match="other recipes"):
-        _begin(tmp_path / STUDY, loaded, checked | {arm: first}, options)
-
-
 def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
     loaded = study.load(str(study_file), toy=True)
     arm, checked = next(iter(study.check_arms(loaded, []).items()))
@@ -269,13 +247,21 @@ def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, c
     assert not output.exists()
 
 
-@pytest.mark.parametrize(
-    "change", [{"title": "b"}, {"best": "f"}, {"pairs": [("x", "y")]}, {"seeds": [1, 2]}]
-)
-def test_seeds_and_the_report_of_a_study_that_was_begun_may_change(change, tmp_path):
-    begun = study.Study("a", "small", {"f": {"x": {}, "y": {}}}, [1])
-    options = Namespace(overrides=[], data="")
-    _begin(tmp_path / STUDY, begun, {}, options)
-    _begin(tmp_path / STUDY, replace(begun, **change), {}, options)
-    with pytest.raises(ValueError, match="other lengths"):
-        _begin(tmp_path / STUDY, replace(begun, lengths=[64]), {}, options)
+def test_seeds_and_the_report_of_a_study_that_was_begun_may_change_and_nothing_else(tmp_path):
+    levels = {"f": {"x": {}, "y": {}}}
+    begun = study.Study("a", "small", levels, [1], settings={"spike.deviations": math.inf})
+
+    def begin(now=begun, overrides=(), corpus="a"):
+        checked = {study.Arm((), {}): SimpleNamespace(config=CorpusConfig(corpus))}
+        _begin(tmp_path / STUDY, now, checked, Namespace(overrides=[*overrides], data=""))
+
+    begin()
+    for free in ({"title": "b"}, {"best": "f"}, {"pairs": [("x", "y")]}, {"seeds": [1, 2]}):
+        begin(replace(begun, **free))
+    for changed, message in (
+        ({"now": replace(begun, lengths=[64])}, "other lengths"),
+        ({"overrides": ["training.steps=40"]}, "other overrides"),
+        ({"corpus": "b"}, "other recipes"),  # a file as well, which may have changed since
+    ):
+        with pytest.raises(ValueError, match=message):
+            begin(**changed)
