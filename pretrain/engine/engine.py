@@ -122,10 +122,10 @@ class Engine:
         self.rank, self.device = process.rank, process.device
         self.world_size = process.world_size
         self._optimizer = optimizer
-        if activation_checkpointing:
-            checkpoint_activations(model)
         if compiled:
             compile_layers(model)
+        if activation_checkpointing:
+            checkpoint_activations(model)
         wrapped = optimizers.build(model, optimizer)
         self._lengths = [[p.numel() for p in group["params"]] for group in wrapped.param_groups]
         stage = stage_of(settings)

@@ -114,13 +114,16 @@ def build_layers(
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Recompute each layer in the backward pass, with the dropout of the forward pass."""
+    """Recompute each layer in the backward pass, with the dropout of the forward pass.
+
+    Layers are compiled before, if at all: torch.compile leaves those that it finds changed alone.
+    """
     for layer in model.modules():
         if isinstance(layer, EncoderLayer):
             # On the instance: hooks and the names of the weights do not change.
-            layer.forward = functools.partial(  # type: ignore[method-assign]
-                checkpoint, layer.forward, use_reentrant=False
-            )
+            name = "_compiled_call_impl" if layer._compiled_call_impl else "forward"
+            again = functools.partial(checkpoint, getattr(layer, name), use_reentrant=False)
+            setattr(layer, name, again)
 
 
 def compile_layers(model: nn.Module) -> None:
