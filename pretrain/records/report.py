@@ -78,7 +78,7 @@ def costs(
     """
     lost = len(lines) - len(surviving)
     elapsed = records[-1]["time"] - records[0]["time"]
-    speed = statistics.median_high(line["tokens"] / line["seconds"] for line in surviving)
+    speed = statistics.median(line["tokens"] / line["seconds"] for line in surviving)
     return {
         "tokens read by the surviving steps": f"{sum(line['tokens'] for line in surviving):,}",
         "tokens/s, median": f"{speed:,.0f}",

@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain import __main__ as command_line
-from pretrain.records import ledger
+from pretrain.records import ledger, report
 from tests.pretrain.histories import STEPS, spiked
 
 SCORE = {"loss": 5.1, "perplexity": 164.0, "targets": 1200}
@@ -43,6 +43,11 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
         "- LOSS SPIKE confirmed at step 13",
     ):
         assert part in text
+
+
+def test_the_speed_is_the_median_also_of_an_even_number_of_steps():
+    lines = [{"tokens": tokens, "seconds": 1.0} for tokens in (100, 300)]
+    assert report.costs([{"time": 0.0}], lines, lines)["tokens/s, median"] == "200"
 
 
 def test_a_report_of_several_terms_gives_each_and_no_perplexity_of_their_sum(history, tmp_path):
