@@ -123,7 +123,6 @@ def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
         (f"{TRAIN} --vocab-size 300 --text-key body", "no record has the key body (--text-key)"),
         (f"{TRAIN} --vocab-size 8k", "argument --vocab-size: 8k is not a whole number"),
         ("inspect {h}/in", "{h}/in: no manifest.json"),
-        ("verify {h}/nowhere", "{h}/nowhere: no such folder"),
         ("prepare --input a --output b --tokenizer c --engine slurm", "choose from local, ray"),
         ("prepare --input a --output b --tokenizer c --long cut", "choose from drop, truncate"),
         ("train-tokenizer --input a --text-key a..b", "a..b is not a key"),

@@ -9,7 +9,6 @@ from data_prep.manifest import Settings
 from data_prep.progress import Done
 from data_prep.run import plan, prepare
 from tests.data_prep.conftest import SETTINGS, content
-from tests.data_prep.test_run import ROOT
 from tests.running import python
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -63,15 +62,12 @@ def test_ray_makes_the_same_bytes(inputs, tokenizer_folder, tmp_path, monkeypatc
 RAY_PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, {root!r})
 from data_prep.engines import WorkerDied, run_on_ray
 from data_prep.manifest import Settings
 from data_prep.progress import Done
 from data_prep.run import plan
 
 inputs = [Path(name) for name in sys.argv[1:]]
-for index, path in enumerate(inputs):
-    path.write_text("x")
 tasks = plan(inputs, [], inputs[0].parent, Settings(), "")
 
 def work(task, progress):
@@ -94,11 +90,10 @@ print(ticks[0])
 
 @pytest.mark.slow
 @needs_ray
-def test_failures_in_ray_are_reported_as_in_local_processes(tmp_path):
-    program = RAY_PROGRAM.format(root=str(ROOT))
-    printed = python("-c", program, *(tmp_path / f"{number}.txt" for number in range(3)))
+def test_failures_in_ray_are_reported_as_in_local_processes(inputs):
+    printed = python("-c", RAY_PROGRAM, *inputs)
     lines = [line for line in printed.splitlines() if "raylet" not in line]
     assert lines[0] == "0 'shard-00000'"
     assert lines[1] == "1 ValueError('bad input')"
     assert lines[-2].startswith("died: a worker process died while shard-00002")
-    assert lines[-1] == str(Done(3, 200, 50, 1))
+    assert lines[-1] == str(Done(3, 200, 50, inputs[0].stat().st_size))
