@@ -204,26 +204,22 @@ def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
     data = replace(
         checked.config.data, corpus="", corpora={"my-pile": pile, "web": CorpusConfig("w")}
     )
-    both = replace(checked, config=replace(checked.config, data=data))
     options = Namespace(overrides=[], data="", glue_jobs=1)
-    stages = {
-        name: [
-            stage.arguments for stage in _stages(loaded, study.Run(arm, 1), each, tmp_path, options)
-        ]
-        for name, each in {"one": checked, "two": both}.items()
-    }
-    files = {
-        name: [Path(words[words.index("--json") + 1]).name for words in of if "--json" in words]
-        for name, of in stages.items()
-    }
-    assert files == {
-        "one": ["evaluation.json"],
-        "two": ["evaluation-my-pile.json", "evaluation-web.json"],
-    }
-    read = [words[words.index("--data") + 1] for words in stages["two"] if "--json" in words]
-    assert read == [pile.path, "w"]
-    assert stages["one"][-1][-2:] == ["--lengths", "32,64"]  # learned positions end at 64
-    for number, name in enumerate(files["two"]):
+
+    def evaluations(config):
+        """The file, the corpus and the lengths of each evaluation of a run."""
+        own = replace(checked, config=config)
+        stages = _stages(loaded, study.Run(arm, 1), own, tmp_path, options)
+        for words in (stage.arguments for stage in stages if "evaluate" in stage.arguments):
+            file, *other = (words[words.index(f"--{n}") + 1] for n in ("json", "data", "lengths"))
+            yield Path(file).name, *other
+
+    lengths = "32,64"  # learned positions end at 64
+    assert [*evaluations(checked.config)] == [("evaluation.json", pile.path, lengths)]
+    files = ("evaluation-my-pile.json", "evaluation-web.json")
+    expected = [(files[0], pile.path, lengths), (files[1], "w", lengths)]
+    assert [*evaluations(replace(checked.config, data=data))] == expected
+    for number, name in enumerate(files):
         score = {"length": 512, "total": {"perplexity": number}, "pairs": {"sop": {"accuracy": 1}}}
         score["subsets"] = {"books": {"perplexity": 7}}
         (tmp_path / name).write_text(json.dumps([score, {**score, "length": 1024}]))
