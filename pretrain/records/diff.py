@@ -102,11 +102,12 @@ def _results(seen: RunView) -> dict[str, Any]:
 
 
 def _measured(line: Line | None) -> str:
-    return f"{_loss(line)} after {line['step']:,}" if line else "-"
+    return f"{format_number(line['loss'], '.4f')} after {line['step']:,}" if line else "-"
 
 
 def _loss(line: Line) -> str:
-    return format_number(line["loss"], ".4f")
+    """With all its digits, as two losses may differ in the last one alone."""
+    return strict_json(line["loss"])
 
 
 def _where_both_are(first: RunView, second: RunView) -> Iterator[Difference]:
@@ -115,9 +116,8 @@ def _where_both_are(first: RunView, second: RunView) -> Iterator[Difference]:
     steps = sorted(one.keys() & other.keys())
     differing = [step for step in steps if one[step]["loss"] != other[step]["loss"]]
     if differing:
-        loss, other_loss = one[differing[0]]["loss"], other[differing[0]]["loss"]
         name = f"training loss, step {differing[0]:,} (the first that differs)"
-        yield name, strict_json(loss), strict_json(other_loss)
+        yield name, _loss(one[differing[0]]), _loss(other[differing[0]])
         yield f"training loss, step {steps[-1]:,}", _loss(one[steps[-1]]), _loss(other[steps[-1]])
     one, other = _by_step(first.validation), _by_step(second.validation)
     for step in sorted(one.keys() & other.keys())[-1:]:
