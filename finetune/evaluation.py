@@ -64,10 +64,9 @@ class DevEvaluator:
     """Whether the weights of the best epoch are kept."""
     weights: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Of the best epoch, as `Engine.weights` gives them."""
-    answers: int = 0
-    """Number of different answers that the best epoch's model gave on the first split."""
     epochs: list[dict[str, float]] = dataclasses.field(default_factory=list)
-    """One record per epoch: its number from 1, the loss on the first split and every score."""
+    """One record per epoch: its number from 1, every score, and of the first split the loss and
+    whether the run has collapsed."""
 
     @property
     def best(self) -> dict[str, float]:
@@ -79,7 +78,7 @@ class DevEvaluator:
         if not self.batches.ends_epoch(step):
             return
         record: dict[str, float] = {"epoch": int(self.batches.epoch(step))}
-        engine, task, distinct = self.engine, self.task, list[int]()
+        engine, task = self.engine, self.task
         engine.module.eval()
         for split, dev_set in self.dev_sets.items():
             logits = logits_of(
@@ -88,13 +87,11 @@ class DevEvaluator:
             answers = tasks.answers(task, logits)
             both = torch.from_numpy(logits), torch.from_numpy(dev_set.labels)
             record.setdefault("loss", float(tasks.loss(task, *both)) / len(dev_set))
-            distinct.append(len(np.unique(answers)))
+            record.setdefault("collapsed", tasks.has_collapsed(task, dev_set.labels, answers))
             record |= tasks.score(task, split, dev_set.labels, answers)
         self.epochs.append(record)
-        if self.best == record:
-            self.answers = distinct[0]
-            if self.keeps_model:
-                self.weights = engine.weights()
+        if self.keeps_model and self.best == record:
+            self.weights = engine.weights()
         if engine.rank == 0:
             line = "  ".join(f"{name} {record[name]:.4f}" for name in task.score_names)
             print(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {line}", flush=True)

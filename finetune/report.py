@@ -92,7 +92,7 @@ def summary(results: Sequence[Result]) -> DataFrame:
     for name in dict.fromkeys([*TASKS, *sorted(tasks)]):
         runs = [result for result in results if result["task"] == name]
         for model, group in _groups(runs):
-            counts = len(group), sum(bool(run["collapsed"]) for run in group)
+            counts = len(group), sum(run["best"]["collapsed"] for run in group)
             counts = (0, 0) if model == CONSTANT else counts
             for score, epoch, values in _scores(group, tasks[name], protocol):
                 spread = statistics.median(values), min(values), max(values)
@@ -104,14 +104,14 @@ def _groups(runs: Sequence[Result]) -> Iterator[tuple[str, Sequence[Result]]]:
     """Yield the runs of a task that share a row; a constant answer is like a run of one epoch."""
     for weights in WEIGHTS:
         own = [run for run in runs if run["weights"] == weights]
-        succeeded = [run for run in own if not run["collapsed"]]
+        succeeded = [run for run in own if not run["best"]["collapsed"]]
         if own:
             yield weights, own
         if weights == "pretrained" and 0 < len(succeeded) < len(own):
             yield UNCOLLAPSED, succeeded
     if runs:
-        scores = runs[0]["constant"]
-        yield CONSTANT, [{"best": scores, "last": scores, "epochs": [scores], "collapsed": ""}]
+        scores = {**runs[0]["constant"], "collapsed": True}
+        yield CONSTANT, [{"best": scores, "last": scores, "epochs": [scores]}]
 
 
 def _scores(

@@ -142,8 +142,14 @@ def read_result(folder: Path) -> dict[str, Any]:
 
     JSON has null for a number that is not finite. Among the scores only the loss of a diverged run
     can be null; it becomes infinity, so that it compares as the worst.
+
+    Raises:
+        ValueError: an older version wrote it, which did not judge each epoch.
     """
-    result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    path = folder / RESULT
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "collapsed" in result:
+        raise ValueError(f"{path}: an older version wrote it; delete it to repeat the run")
     for scores in (result["best"], result["last"], *result["epochs"]):
         scores |= {key: math.inf for key, value in scores.items() if value is None}
     return result
@@ -322,7 +328,7 @@ def _with_start(output: Path, plan: RunPlan) -> RunPlan:
     if plan.weights == "random" or source in ("", plan.task):
         return plan
     runs = [
-        (bool(result["collapsed"]), result["seed"], path.parent)
+        (result["best"]["collapsed"], result["seed"], path.parent)
         for path in output.glob(f"{source}-pretrained-*/{RESULT}")
         if (path.parent / MODEL).is_dir() and (result := read_result(path.parent))
     ]
@@ -478,10 +484,10 @@ def _scores(result: Mapping[str, Any]) -> str:
     names = task_of(result["plan"]).score_names
     best, last = (
         ", ".join(f"{name} {result[epoch][name]:.4f}" for name in names)
+        + " (collapsed)" * result[epoch]["collapsed"]
         for epoch in ("best", "last")
     )
-    collapsed = f"; collapsed: {result['collapsed']}" if result["collapsed"] else ""
     return (
         f"{best} in epoch {result['best']['epoch']}; {last} in the last; "
-        f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens/s{collapsed}"
+        f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens/s"
     )

@@ -25,10 +25,9 @@ Kind = Literal["classification", "regression"]
 Logits = npt.NDArray[np.float32]
 """[N, C]"""
 HUB_REPOSITORY = "nyu-mll/glue"
-LEAST_EXPLAINED = 0.1
-"""A regression that explains a smaller share of the labels' variance counts as constant.
-
-The published large ALiBi model explains less on STS-B (protocols.py)."""
+_LEAST_SPREAD = 0.1
+"""A regression whose answers have a smaller standard deviation, as a share of the labels', has
+collapsed; they still differ in some digit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,29 +191,17 @@ def _with_nearest(name: str) -> str:
     return f"{name!r}" + (f" (did you mean {_NAMES[near[0]]}?)" if near else "")
 
 
-def collapse(
-    metric: str, best: Mapping[str, float], constant: Mapping[str, float], answers: int
-) -> str:
-    """Return why a run has collapsed, its model answering like a constant; empty if it has not.
+def has_collapsed(task: Task, right: Values, given: Values) -> bool:
+    """Return whether a model's answers are all alike; those of a diverged regression are too.
 
     A collapsed run says little about the pretrained model: the usual cause is vanishing gradients
     early in training (Mosbach et al. 2021, On the Stability of Fine-tuning BERT). Collapsed runs
     are marked and counted, and not dropped silently.
-
-    Args:
-        metric: the task's first metric.
-        best: scores of the epoch with the best such metric.
-        constant: scores of the best constant answer on the same examples.
-        answers: number of different answers that the kept model gave.
     """
-    if answers <= 1:
-        return "always the same answer"
-    if metric == "published_loss":
-        explained = 1 - best[metric] / constant[metric] if constant[metric] else 0.0
-        is_constant = explained < LEAST_EXPLAINED
-    else:
-        is_constant = best[metric] <= constant[metric]
-    return "no better than a constant" if is_constant else ""
+    if task.is_regression:
+        is_finite = np.isfinite(given).all()
+        return not (is_finite and given.std() >= _LEAST_SPREAD * right.std())
+    return len(np.unique(given)) == 1
 
 
 class Objective:

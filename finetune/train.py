@@ -20,13 +20,13 @@ from typing import Any
 from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_USAGE
 from data_prep.common.files import lock, write_json
-from finetune import classifiers, examples, scores
+from finetune import classifiers, examples
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.evaluation import DevEvaluator
 from finetune.graphs import can_replay, replay_passes
 from finetune.runs import MODEL, RESULT, RunPlan, model_digest, read_plan
-from finetune.tasks import TASKS, Objective, Task, collapse, constant, score
+from finetune.tasks import TASKS, Objective, Task, constant, score
 from pretrain.config.deepspeed import stage_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.convert.model_folder import LoadedModel, load_model
@@ -137,12 +137,9 @@ def _scores(
     of_constant = dict[str, float]()  # the best answer that is the same for every example
     for split, dev_set in dev_sets.items():
         of_constant |= score(task, split, dev_set.labels, constant(task, dev_set.labels))
-    published, *_ = task.metrics
-    best = scores.best(evaluation.epochs, [published])
     return {
         "best": evaluation.best,
         "last": evaluation.epochs[-1],
-        "collapsed": collapse(published, best, of_constant, evaluation.answers),
         "constant": of_constant,
         "epochs": evaluation.epochs,
         "dev_examples": sum(map(len, dev_sets.values())),

@@ -174,7 +174,7 @@ def _finetuned(study: Study, run: Run, folder: Path) -> tuple[Read, str]:
 
 
 def _scores(folder: Path) -> dict[int, Figures]:
-    """Return by seed the scores of each task, and the number of runs that collapsed.
+    """Return by seed the last scores of each task, and the number of runs that ended collapsed.
 
     A run that collapsed counts with its score.
     """
@@ -183,7 +183,7 @@ def _scores(folder: Path) -> dict[int, Figures]:
         result = read_result(path.parent)
         figures = found.setdefault(result["seed"], {})
         figures[result["task"]] = 100 * mean(result["last"], task_of(result["plan"]).official)
-        figures[COLLAPSED] = figures.get(COLLAPSED, 0.0) + bool(result["collapsed"])
+        figures[COLLAPSED] = figures.get(COLLAPSED, 0.0) + result["last"]["collapsed"]
     return found
 
 

@@ -158,7 +158,7 @@ def test_a_task_is_learned_scored_and_predicted(run_ranks, tiny_model, tmp_path,
     folder = tmp_path / plan.name
     (result,) = train_on(run_ranks, 1, plan, folder)
     assert runs.read_plan(folder) == plan
-    assert result["collapsed"] == ""
+    assert not result["best"]["collapsed"]
     assert result["best"]["accuracy"] > 0.8 > result["constant"]["accuracy"]
     assert result["best"]["accuracy_test"] == result["best"]["accuracy"]  # the same examples
     dev = own.splits["dev"]

@@ -62,7 +62,7 @@ def test_a_regression_learns_and_is_scored_in_published_units(
     """One of the model without segments answers in test_finetune_predict."""
     plan = planned(segment_model, easy_glue, "STS-B", "epochs=6")
     (result,) = train_on(run_ranks, 1, plan, tmp_path / "run")
-    assert result["collapsed"] == ""
+    assert not result["best"]["collapsed"]
     assert result["best"]["pearson"] > 0.8
     correlations = [e["pearson"] + e["spearman"] for e in result["epochs"]]
     assert result["best"] == result["epochs"][correlations.index(max(correlations))]
@@ -111,19 +111,20 @@ def test_the_weights_that_are_kept_are_those_of_the_best_epoch(monkeypatch):
 
     def logits_of(model, *_):
         assert not model.training  # else dropout would be scored
-        answers = np.where(np.arange(4) < next(right), Examples.labels, 1 - Examples.labels)
-        return np.eye(2, dtype=np.float32)[answers]
+        return np.eye(2, dtype=np.float32)[next(answers)]
 
-    right = iter([2, 4, 3, 4])  # the first of equals is the best
+    # The first of equals is the best; the last model has collapsed.
+    answers = iter([[0, 1, 0, 1], [0, 1, 1, 0], [0, 1, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]])
     monkeypatch.setattr(evaluation, "logits_of", logits_of)
     engine = SimpleNamespace(module=torch.nn.Module(), device="cpu", rank=0, world_size=1)
     engine.weights = lambda: len(scored.epochs)
     batches = SimpleNamespace(ends_epoch=lambda step: True, epoch=int)
     about = engine, batches, TASKS["RTE"], {"dev": Examples(range(4))}, "published"
     scored = evaluation.DevEvaluator(*about, keeps_model=True)
-    for epoch in range(1, 5):
+    for epoch in range(1, 6):
         scored(epoch)
     assert scored.best["epoch"] == scored.weights == 2
+    assert [epoch["collapsed"] for epoch in scored.epochs] == [False] * 4 + [True]
 
 
 @pytest.mark.slow

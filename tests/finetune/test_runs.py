@@ -394,12 +394,13 @@ def test_of_two_runs_that_end_at_once_the_second_counts_as_left_while_the_first_
     assert left == [["b"], []]
 
 
-def finish(output, plan, model, collapsed=""):
+def finish(output, plan, model, collapsed=False):
     """Write a run's folder as if it had been done."""
     plan.write(output / plan.name)
     shutil.copytree(model, output / plan.name / "model")
     scores = {"epoch": 1, **dict.fromkeys(runs.task_of({"task": plan.task}).score_names, 0.5)}
-    result = {"seed": plan.seed, "collapsed": collapsed, "best": scores, "last": scores}
+    scores["collapsed"] = collapsed
+    result = {"seed": plan.seed, "best": scores, "last": scores}
     write_json(output / plan.name / "result.json", {**result, "epochs": [scores]})
 
 
@@ -421,7 +422,7 @@ def test_a_run_starts_from_the_model_of_another_task_s_first_run_that_did_not_co
     (rte,) = plans(tiny_model, easy_glue, *settings, names=["RTE"])
     with pytest.raises(ValueError, match="RTE starts from the model of CoLA .* run CoLA first"):
         runs.prepare(output, [rte])
-    finish(output, cola[0], tiny_model, "always the same answer")
+    finish(output, cola[0], tiny_model, collapsed=True)
     finish(output, cola[1], other)
     finish(output, cola[2], tiny_model)
     (waiting,) = runs.prepare(output, [*cola, rte])
@@ -455,6 +456,9 @@ def test_a_plan_of_another_version_an_invalid_one_and_none_are_refused(
         (tmp_path / PLAN).write_text(json.dumps(changed))
         with pytest.raises(ValueError, match=rf"run\.json: not a plan that .*{message}"):
             read_plan(tmp_path)
+    write_json(tmp_path / "result.json", {"collapsed": "always the same answer"})
+    with pytest.raises(ValueError, match=r"result\.json: an older version wrote it; delete it"):
+        runs.read_result(tmp_path)
 
 
 def test_a_model_of_the_hub_is_fetched_and_recorded_by_its_folder(

@@ -143,10 +143,11 @@ def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(view
         for seed, value in of_arm.items():
             folder = tmp_path / f"{arm.folder}-seed1" / "scores" / "all" / f"CoLA-{seed}"
             folder.mkdir(parents=True)
-            last = {key: value for key in score}
-            best = dict.fromkeys(score, 0.9)  # of another epoch, which the study does not report
+            last = {**dict.fromkeys(score, value), "collapsed": seed > 1}
+            # Of another epoch, which the study does not report.
+            best = {**dict.fromkeys(score, 0.9), "collapsed": False}
             result = {"task": "CoLA", "seed": seed, "last": last, "best": best, "epochs": [last]}
-            result |= {"collapsed": "" if seed < 2 else "always the same", "plan": {"task": "CoLA"}}
+            result["plan"] = {"task": "CoLA"}
             (folder / "result.json").write_text(json.dumps(result))
     runs = runs_of([OURS, THEIRS], [1])
     view({run.name: True for run in runs})
