@@ -38,6 +38,7 @@ class Measurements:
             PAIRS: sum(
                 needs.computed_pairs(self._architecture, self._backend, each.arrays["document_ids"])
                 for each in batches
+                if each.tokens  # an empty one is no part of the global batch
             ),
             SECONDS: pace.own_seconds(data_seconds, forward_seconds or math.nan),
             MEMORY: float(memory.most_bytes(self._device)),

@@ -4,19 +4,23 @@ import json
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from pretrain.checks import needs
 from pretrain.config.run import RunConfig
 from pretrain.data.lineage import Lineage
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
+from pretrain.loop.protocols import MicroBatch
 from pretrain.records import ledger, metrics
 from pretrain.records.checkpoints import ResumePoint
 from pretrain.records.figures import PAIRS
 from pretrain.records.segments import Course
 from pretrain.train import resume
 from pretrain.train.log import RunLog, discontinuity, recorded_loss
+from pretrain.train.measurements import Measurements
 from pretrain.train.resume import ResumeState
 from tests.pretrain.builders import step_record
 from tests.pretrain.histories import SEED, History, recipe
@@ -81,6 +85,16 @@ def test_the_share_of_the_peak_counts_all_pairs_and_those_computed(log):
         assert found[name] == pytest.approx(flops / step_record(0).seconds / (2 * 989e12))
     log._setup.environment["accelerator"] = "cpu"
     assert not {"mfu", "computed_mfu"} & log._figures(step_record(0)).keys()
+
+
+def test_an_empty_micro_batch_adds_no_pairs_to_those_computed(log):
+    setup = log._setup
+    setup.model, setup.process = torch.nn.Linear(1, 1), SimpleNamespace(device=torch.device("cpu"))
+    setup.model.head = None
+    setup.environment["attention_backend"] = "dense"
+    batch = MicroBatch(0, {"document_ids": np.ones((2, 8), bool)}, 16, (3,))
+    take = Measurements(setup).take
+    assert take(0.0, [batch, batch.emptied()])[PAIRS] == take(0.0, [batch])[PAIRS] > 0
 
 
 def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
