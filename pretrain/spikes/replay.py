@@ -241,10 +241,10 @@ def table(found: Sequence[Found]) -> str:
             f"{kinds.count('healed'):>6}  {kinds.count('new-level'):>10}  "
             f"{kinds.count('spike'):>6}"
         )
-    answered = ("spike", "segment", "gave-up")
+    begins = {"spike": "", "segment": "would be ", "gave-up": "would be "}  # planned, not done
     for each in found:
-        texts = [history.describe(event) for event in each.events if event["kind"] in answered]
-        lines += [f"{each.name}: {text}" for text in texts]
+        answered = [event for event in each.events if event["kind"] in begins]
+        lines += [f"{each.name}: {begins[e['kind']]}{history.describe(e)}" for e in answered]
     return "\n".join(lines) + "\n"
 
 

@@ -192,7 +192,7 @@ def test_the_command_prints_a_table_and_writes_json_and_a_figure(files, tmp_path
     assert rollback["step"] <= onset - 100
     counts = {Path(line.split()[0]).stem: line.split()[1:] for line in out.splitlines()[1:5]}
     assert (counts["fast"][0], counts["fast"][-1], counts["clean"][-1]) == ("6,000", "1", "0")
-    assert f"fast.csv: rolled back to the checkpoint of step {rollback['step']:,}" in out
+    assert f"fast.csv: would be rolled back to the checkpoint of step {rollback['step']:,}" in out
 
 
 def test_a_run_is_judged_by_its_own_recipe_unless_a_threshold_is_named(tmp_path, capsys):
