@@ -8,6 +8,7 @@ to the run's folder before the run starts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -338,8 +339,13 @@ def _with_start(output: Path, plan: RunPlan) -> RunPlan:
             f"run {source} first, without --no-models"
         )
     *_, folder = min(runs)
-    digest = model_digest(load_model(folder / MODEL))
-    return dataclasses.replace(plan, start=folder.name, start_sha256=digest)
+    return dataclasses.replace(plan, start=folder.name, start_sha256=_digest_of(folder / MODEL))
+
+
+@functools.cache
+def _digest_of(folder: Path) -> str:
+    """Return the hash of a model that several runs may start from; it is loaded once."""
+    return model_digest(load_model(folder))
 
 
 def run_bytes(config: FinetuneConfig, model: ModelConfig, world_size: int) -> int:

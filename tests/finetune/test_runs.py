@@ -405,7 +405,7 @@ def finish(output, plan, model, collapsed=False):
 
 
 def test_a_run_starts_from_the_model_of_another_task_s_first_run_that_did_not_collapse(
-    run_ranks, tiny_model, easy_glue, tmp_path
+    run_ranks, tiny_model, easy_glue, tmp_path, monkeypatch
 ):
     import torch
 
@@ -425,7 +425,11 @@ def test_a_run_starts_from_the_model_of_another_task_s_first_run_that_did_not_co
     finish(output, cola[0], tiny_model, collapsed=True)
     finish(output, cola[1], other)
     finish(output, cola[2], tiny_model)
-    (waiting,) = runs.prepare(output, [*cola, rte])
+    read, load = [], runs.load_model
+    monkeypatch.setattr(runs, "load_model", lambda folder: read.append(folder) or load(folder))
+    waiting, other_seed = runs.prepare(output, [*cola, rte, dataclasses.replace(rte, seed=2)])
+    assert waiting.start_sha256 == other_seed.start_sha256
+    assert read == [output / cola[1].name / "model"]
     assert (waiting.task, waiting.start) == ("RTE", cola[1].name)
     assert read_plan(output / rte.name) == waiting
     (random,) = plans(tiny_model, easy_glue, *settings, names=["RTE"], weights=["random"])
