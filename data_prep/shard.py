@@ -130,6 +130,7 @@ class _Shard:
             if isinstance(record, Document):
                 yield record
             else:
+                self.text_bytes += record.text_bytes
                 self._reject(record.reason, record, record.text_bytes)
 
     def add(self, batch: list[Document], encoded: list[Ids], lengths: list[list[int]]) -> None:
