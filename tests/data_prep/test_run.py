@@ -392,6 +392,11 @@ def test_a_file_in_both_splits_is_refused_however_it_is_spelled_and_read(tmp_pat
     assert len(plan(["datasets:l.txt"], ["lines:l.txt"], tmp_path, settings, "")) == 2
 
 
+def test_an_input_that_cannot_be_read_is_refused_before_the_work_begins(inputs, tmp_path):
+    with pytest.raises(ValueError, match="is a folder; name the files in it"):
+        plan([*inputs, tmp_path], [], tmp_path, SETTINGS, "")
+
+
 def test_idle_workers_are_reported(inputs, tokenizer_folder, tmp_path, capsys):
     for workers, is_said in ((3, False), (8, True), (8, False)):  # the last one has nothing to do
         prepare(inputs, tmp_path / str(workers), tokenizer_folder, SETTINGS, workers=workers)
