@@ -345,14 +345,16 @@ def test_what_is_not_found_is_named_with_what_would_be(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     with hub_of(tmp_path) as asked:
-        for path in ("./nowhere", "a/b/c", "/nowhere", "folder", "folder/a", "", Path("roberta")):
+        paths = ("./nowhere", "../nowhere", "/nowhere", "a/b/c", "folder", "folder/a", "")
+        for path in (*paths, Path("roberta")):
             with pytest.raises(ValueError, match="no such file|has no tokenizer.json"):
                 load(path)
         assert not asked
-        with pytest.raises(
-            ValueError, match="roberta: no such file here, and none .* hub"
-        ) as caught:
-            load("someone/roberta")
+        for name in ("roberta-base", "someone/roberta-2.0"):
+            message = f"{name}: no such file here, and none on the Hugging Face hub"
+            with pytest.raises(ValueError, match=message) as caught:
+                load(name)
+            assert asked.pop().startswith(f"/api/models/{name}/")
     assert "accepted: a tokenizer.json; " in str(caught.value)
     assert "encoder.json, vocab.bpe, dict.txt" in str(caught.value)
     (tmp_path / "tokenizer.json").write_text("{}")
