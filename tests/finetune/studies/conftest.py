@@ -1,6 +1,5 @@
 """A small study: learned positions and ALiBi, with a recipe and a corpus of the tests."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,3 @@ def study_file(recipe, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("study") / "positions.yaml"
     path.write_text(STUDY.format(recipe=recipe.path))
     return path
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "finetune", "study", *words]

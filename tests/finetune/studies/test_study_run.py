@@ -4,14 +4,15 @@ import csv
 import shutil
 import signal
 import subprocess
+import sys
 
 import psutil
 import pytest
 
 from finetune.studies import job
-from tests.finetune.studies.conftest import command
 from tests.running import wait_until
 
+COMMAND = [sys.executable, "-m", "finetune", "study"]
 PATIENCE = 600
 FINETUNE = """
 finetune:
@@ -23,7 +24,8 @@ finetune:
 
 
 def run(folder, *words):
-    done = subprocess.run(command(*words), cwd=folder, capture_output=True, text=True, check=False)
+    command = [*COMMAND, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -40,7 +42,7 @@ def test_a_study_that_is_stopped_and_killed_goes_on_without_doing_anything_twice
     def start_until(pattern, number):
         """Send a signal when a file is there; return the exit code and what was printed."""
         with (tmp_path / "printed").open("w+") as log:
-            study = subprocess.Popen(command(*words), cwd=tmp_path, stdout=log, stderr=log)
+            study = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, stdout=log, stderr=log)
             wait_until(
                 lambda: [*output.glob(pattern)] or study.poll() is not None, seconds=PATIENCE
             )
