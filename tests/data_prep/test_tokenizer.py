@@ -366,13 +366,8 @@ def test_what_is_not_found_is_named_with_what_would_be(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def gpt2_files(shared):
-    return shared / "data/gpt2"
-
-
-@pytest.fixture(scope="session")
-def roberta(gpt2_files):
-    return load(gpt2_files)
+def roberta(shared):
+    return load(shared / "data/gpt2")
 
 
 def test_gpt2_files_give_the_ids_of_fairseqs_roberta(roberta):
@@ -384,12 +379,12 @@ def test_gpt2_files_give_the_ids_of_fairseqs_roberta(roberta):
     assert {id: roberta.token_text(id) for id in names} == names
 
 
-def test_ids_of_any_text_are_those_of_gpt2s_encoder(roberta, gpt2_files):
+def test_ids_of_any_text_are_those_of_gpt2s_encoder(roberta, shared):
     """As the library reads the same files; `dict.txt` orders the ids. The fast encoder has them."""
-    theirs = tokenizers.ByteLevelBPETokenizer.from_file(
-        *(str(gpt2_files / name) for name in ("encoder.json", "vocab.bpe"))
-    )
-    symbols = [line.split()[0] for line in (gpt2_files / "dict.txt").read_text().splitlines()]
+    names = ("encoder.json", "vocab.bpe", "dict.txt")
+    ids, merges, order = (shared / "data/gpt2" / name for name in names)
+    theirs = tokenizers.ByteLevelBPETokenizer.from_file(str(ids), str(merges))
+    symbols = [line.split()[0] for line in order.read_text().splitlines()]
     ids_of = {symbol: id for id, symbol in enumerate(symbols, start=4)}
     texts = [*DIFFICULT_TEXTS, *random_texts(300)]
     encoder = Encoder(roberta)

@@ -17,7 +17,7 @@ from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
 from pretrain.model.heads import ClassificationHead
-from tests.finetune.conftest import QUICK, plans, train_on
+from tests.finetune.conftest import QUICK, plans, train_on, write_tsv
 from tests.pretrain.convert.contents import random_contents
 
 
@@ -162,10 +162,8 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
         result |= {"best": best, "last": best, "epochs": [best]}
         (run / "result.json").write_text(json.dumps(result))
         for split in task.test:
-            path = data / task.name / f"{split}.tsv"
-            path.parent.mkdir(exist_ok=True)
-            rows = ["\t".join(task.texts), "\t".join(["the old dog"] * len(task.texts))]
-            path.write_text("".join(f"{row}\n" for row in rows))
+            texts = ("the old dog",) * len(task.texts)
+            write_tsv(data, task.name, split, [task.texts, texts])
     worse = shutil.copytree(output / "CoLA-pretrained-seed1", output / "CoLA-pretrained-seed2")
     result = json.loads((worse / "result.json").read_text())
     result |= {"best": {"matthews": -1.0}, "last": {"matthews": 2.0}}  # the best epoch's is kept

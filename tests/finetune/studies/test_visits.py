@@ -1,5 +1,6 @@
 """A study in visits: what is packed at the end of one is done in the next."""
 
+from data_prep.common.files import write_atomically
 from finetune.studies import job
 from finetune.studies.job import Stage
 from pretrain.records import status
@@ -20,14 +21,10 @@ def begin(work, arm, done):
     history.train(4)
     history.commit()
     history.write(folder / "run")
-    (folder / "run" / "checkpoints").mkdir()
-    (folder / "run" / "checkpoints" / "weights").write_text(arm)
-    scores = folder / "scores" / "all" / "CoLA"
-    scores.mkdir(parents=True)
     for name in ("result.json", "run.json", "metrics.jsonl"):
-        (scores / name).write_text(arm)
-    (folder / "model").mkdir()
-    (folder / "model" / "model.safetensors").write_text(arm)
+        write_atomically(folder / "scores" / "all" / "CoLA" / name, arm.encode())
+    for name in ("run/checkpoints/weights", "model/model.safetensors"):
+        write_atomically(folder / name, arm.encode())
 
 
 def test_a_next_visit_repeats_no_finished_arm_and_begins_the_others_again(tmp_path):
