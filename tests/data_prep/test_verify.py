@@ -36,6 +36,7 @@ def test_only_the_damaged_file_is_named(copy, suffix, damage):
     ],
 )
 def test_ids_are_checked_beyond_checksums(copy, monkeypatch, change, problem):
+    """The last two documents of a shard have other ids; the counts stay."""
     monkeypatch.setattr(contents, "problem_of", lambda *_: None)
     prefix = copy / "valid" / "shard-00000"
     documents = [ids.tolist() for ids in IndexedReader(prefix)]
