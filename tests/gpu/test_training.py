@@ -85,12 +85,13 @@ def test_a_run_that_is_killed_and_relaunched_has_the_bits_of_one_that_was_not(
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
-def test_activation_checkpointing_changes_no_bit(begin, tmp_path):
+@pytest.mark.parametrize("compiled", ["false", "auto"])
+def test_activation_checkpointing_changes_no_bit(compiled, begin, tmp_path):
     """With dropout, whose masks are drawn twice."""
     folders = tmp_path / "plain", tmp_path / "checkpointed"
     for folder in folders:
         word = f"training.activation_checkpointing={str(folder.name == 'checkpointed').lower()}"
-        finish(begin(folder, word, "training.steps=10"))
+        finish(begin(folder, word, f"training.compile={compiled}", "training.steps=10"))
     plain, checkpointed = map(losses, folders)
     assert plain == checkpointed
 
