@@ -279,7 +279,10 @@ def usual_checkpoints_kept(config: RunConfig) -> int:
 def _usually_kept(config: RunConfig) -> int:
     interval, steps = config.training.checkpoint_interval, config.training.steps
     first = interval * max(1, (steps - _longest_reach(config)) // interval)
-    saved = [*_sparse(range(interval, first, interval)), *range(first, steps, interval), steps]
+    # Older ones are not kept, and a run may have more than can be counted.
+    oldest = steps - _old_steps(config.spike) - 2 * (interval + _OLD_SPACING)
+    since = interval * max(1, min(first, oldest) // interval)
+    saved = [*_sparse(range(since, first, interval)), *range(first, steps, interval), steps]
     commits = [{"number": n, "kind": "commit", "step": s} for n, s in enumerate(saved)]
     return len(checkpoints_to_keep(commits, steps, config))
 

@@ -131,6 +131,12 @@ def test_the_usual_number_of_checkpoints_is_what_a_run_without_a_spike_keeps(int
     assert most <= max_checkpoints_kept(config)
 
 
+def test_the_checkpoints_of_a_run_without_end_are_counted_at_once():
+    training = dataclasses.replace(CONFIG.training, steps=10**12)
+    config = dataclasses.replace(CONFIG, training=training)
+    assert 4 <= usual_checkpoints_kept(config) <= max_checkpoints_kept(config)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_retention_never_deletes_a_target_of_the_ladder(seed):
     """Each rung has the same target as if no checkpoint had been deleted.
