@@ -186,10 +186,11 @@ def keys(
         for key, value in values.items():
             yield from keys(get_args(kind)[1], value, f"{prefix}{key}.")
     elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-            yield f"{prefix}{name}", hint
+        hints = typing.get_type_hints(kind, include_extras=True)  # of class variables as well
+        for name in (field.name for field in dataclasses.fields(kind)):
+            yield f"{prefix}{name}", hints[name]
             value = values.get(name, {}) if isinstance(values, dict) else {}
-            yield from keys(hint, value, f"{prefix}{name}.")
+            yield from keys(hints[name], value, f"{prefix}{name}.")
 
 
 def unknown_key(path: str, known: Iterable[str]) -> str:

@@ -116,12 +116,15 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     sees = "sees no later tokens" if model.causal else "sees the tokens that it would predict"
     names = [n for n, settings in SETTINGS_BY_NAME.items() if settings.causal == model.causal]
     variants = [n for n, v in VARIANTS.items() if v.get("causal", False) == objective.causal]
+    which, others = f"model.variant {config.model.variant}", ", ".join(variants)
+    others = f"for model.variant one of {others}"
+    if "causal" in config.model.overrides:
+        which, others = f"model.overrides.causal {model.causal}", f"{objective.causal} there"
     rules = (
         (
             objective.causal != model.causal,
-            f"objective.name {objective.name} does not fit model.variant {config.model.variant}, "
-            f"which {sees}; accepted: objective.name={names[0]}, or for model.variant one of "
-            f"{', '.join(variants)}",
+            f"objective.name {objective.name} does not fit {which}, which {sees}; accepted: "
+            f"objective.name={names[0]}, or {others}",
         ),
         (
             objective.pairs and model.segments < 2,
@@ -171,8 +174,10 @@ def _check_corpora(
     digests: set[str] = set()
     for name, corpus in data.named_corpora.items():
         path = str(Path(corpus.path))
-        where = f"data.corpora.{name}: {path}" if name else path
-        manifest = load_manifest(Path(path))
+        setting = f"data.corpora.{name}" if name else "data.corpus"
+        where = f"{setting}: {path}"
+        with named_errors(setting):
+            manifest = load_manifest(Path(path))
         digest = manifest.digest()
         other, _ = known.setdefault(digest, (path, manifest))
         first_path, first = next(iter(known.values()))

@@ -74,9 +74,13 @@ class RunConfig:
         Raises:
             ValueError: a value that ModelConfig refuses.
         """
-        model = self.model
-        overrides = {**model.overrides, "pair_head": self.objective.pairs}
-        return build(model.size, model.variant, vocab_size, overrides)
+        recipe = self.model
+        try:
+            model = build(recipe.size, recipe.variant, vocab_size, recipe.overrides)
+        except ValueError as error:
+            raise ValueError(str(error).replace("model.", "model.overrides.", 1)) from None
+        # That a causal model reads no pairs is refused by the objective's name.
+        return dataclasses.replace(model, pair_head=self.objective.pairs and not model.causal)
 
     def __post_init__(self) -> None:
         """Refuse values of different sections that do not fit together."""

@@ -20,6 +20,7 @@ def test_a_valid_recipe_gives_the_model(recipe, corpus, tmp_path):
 
 
 PERCEIVER = ["model.variant=char-perceiver", "objective.name=causal-lm"]
+PAIRS = ["objective.name=sentence-pairs", "data.packing=sentence-pairs"]
 WHOLE = "data.packing=contiguous"
 FLEX = ["training.attention_backend=flex", "model.overrides.attention_dropout=0"]
 
@@ -29,7 +30,7 @@ FLEX = ["training.attention_backend=flex", "model.overrides.attention_dropout=0"
     [
         (["folder="], "folder: None .* text"),
         (["data.corpus=''"], "data.corpus: is not set"),
-        (["data.corpus=/nowhere"], "/nowhere: no such folder"),
+        (["data.corpus=/nowhere"], "error: data.corpus: /nowhere: no such folder"),
         (
             [*FLEX, "training.deterministic=true", "model.overrides.alibi_slopes=trained"],
             "with training.deterministic use auto or dense",
@@ -40,12 +41,21 @@ FLEX = ["training.attention_backend=flex", "model.overrides.attention_dropout=0"
             "objective.name causal-lm does not fit model.variant zero-clap, which sees the tokens "
             "that it would predict; accepted: objective.name=masked-lm, or .* of causal-learned",
         ),
+        (
+            ["model.overrides.causal=true"],
+            "masked-lm does not fit model.overrides.causal True, .*=causal-lm, or False there$",
+        ),
+        ([PERCEIVER[0], *PAIRS], "objective.name sentence-pairs does not fit .* char-perceiver"),
         (["batch.global_batch_size=1024"], "fewer than the 1,024 of batch.global_batch_size 1,024"),
         (["model.size=large", "model.overrides.num_layers=100000"], "memory: .* of 2 ranks need"),
         ([*PERCEIVER, "data.packing=best-fit"], "best-fit does not fit a model with 64 latents"),
         ([*PERCEIVER, WHOLE, "model.overrides.latents=65"], "latents 65: accepted: at most .* 64"),
-        ([*PERCEIVER, WHOLE, *FLEX], "'flex' is not accepted; it must be 'dense' with latents 64"),
-        ([*FLEX, "model.overrides.attention_dropout=0.1"], "0.1 .* must be 0 with .* 'flex'"),
+        ([*PERCEIVER, WHOLE, *FLEX], "training.attention_backend: 'flex' .* with latents 64"),
+        (
+            [*FLEX, "model.overrides.attention_dropout=0.1"],
+            "error: model.overrides.attention_dropout: 0.1 .* must be 0 with .* 'flex'",
+        ),
+        (["model.overrides.num_heads=3"], "error: model.overrides.hidden_size: 32 .*3 heads"),
     ],
 )
 def test_a_wrong_recipe_is_refused_before_anything_starts(words, message, recipe, tmp_path, capsys):

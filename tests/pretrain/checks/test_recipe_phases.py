@@ -37,7 +37,7 @@ def test_each_corpus_is_summarised_in_each_way_it_is_cut(phased):
     [
         ({"corpus": "c"}, (), "phase 2 .second.: .* another vocabulary .*380 ids.*400 ids"),
         ({"corpus": "moved"}, (), "phase 2 .second.: .*moved is the same corpus as .*made"),
-        ({"data": {"corpus": "none"}}, (), "phase 2 .second.: none"),
+        ({"data": {"corpus": "none"}}, (), "phase 2 .second.: data.corpus: none: no"),
         (
             {"data": {"sequence_length": 128}},
             ("model.variant=baseline", "model.overrides.max_positions=64"),

@@ -183,7 +183,7 @@ def test_every_setting_that_is_a_number_is_finite(text):
     numbers = [key for key, hint in hints.items() if float in (hint, *get_args(hint)[:1])]
     assert {"optimizer.epsilon", "spike.deviations", "model.overrides.initial_beta"} <= {*numbers}
     for key in numbers:
-        message = rf"{key.replace('overrides.', '')}: \S+ is not accepted; .* a finite number$"
+        message = rf"{key}: \S+ is not accepted; .* a finite number$"
         with pytest.raises(ValueError, match=message):
             recipes.load("demo", [f"{key}={text}"]).architecture(97)
 
@@ -248,6 +248,15 @@ def test_what_changes_results_may_not_change_on_resume(override, difference):
     ((found,),) = filter(None, recipes.differences(old, new))
     assert found.startswith(difference)
     assert recipes.digest(old, []) != recipes.digest(new, [])
+
+
+def test_only_settings_are_suggested():
+    """Not what a class says of all its records, such as whether an objective is causal."""
+    known = {key for key, _ in records.keys(RunConfig, {"objective": {"name": "sentence-pairs"}})}
+    config = recipes.load("albert-base")
+    assert {key for key in known if key.startswith("objective.")} == {
+        f"objective.{field.name}" for field in dataclasses.fields(config.objective)
+    }
 
 
 def test_every_setting_has_a_rule():
