@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError, core_schema
 
@@ -60,11 +60,12 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int = Annotated[int, BeforeValidator(_whole)]
+# Limits that no use comes near: beyond them, 64-bit products and quotients in fp32 overflow.
+Int = Annotated[int, BeforeValidator(_whole), Le(10**12)]
 PositiveInt = Annotated[Int, Gt(0)]
 NonNegativeInt = Annotated[Int, Ge(0)]
-PositiveFloat = Annotated[float, Gt(0)]
-NonNegativeFloat = Annotated[float, Ge(0)]
+PositiveFloat = Annotated[float, Ge(1e-30), Le(1e30)]
+NonNegativeFloat = Annotated[float, Ge(0), Le(1e30)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 
 _ACCEPTED = {

@@ -14,11 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from data_prep.common.arguments import as_invoked
 from data_prep.common.records import (
     Fraction,
+    Int,
     NonNegativeFloat,
     NonNegativeInt,
     OneOf,
@@ -63,7 +64,7 @@ class DataConfig:
     """Several corpora by name, in place of `corpus`, such as {web: {path: corpora/web, weight: 3},
     books: {path: corpora/books, weight: 1}}. Each has an order and epochs of its own. Their order
     must not change; another one may be added at the end. A phase may change the weights."""
-    sequence_length: Annotated[int, Ge(2)] = 2048
+    sequence_length: Annotated[Int, Ge(2), Le(1_000_000)] = 2048
     """Tokens of a block, `<s>` included."""
     packing: Literal[
         "chunked", "best-fit", "complete", "contiguous", "one-document", "sentence-pairs"
@@ -115,13 +116,16 @@ class ModelRecipe:
     save for dropout. Empty: weights are drawn from training.seed."""
 
     def __post_init__(self) -> None:
-        """Refuse overrides of fields that do not exist, or that other sections decide."""
+        """Refuse fields that do not exist or that other sections decide, and far too large ones."""
         known = {field.name for field in dataclasses.fields(ModelConfig)}
         known -= {"vocab_size", "pair_head"}
-        for name in self.overrides:
+        for name, value in self.overrides.items():
+            key = f"model.overrides.{name}"
             if name not in known:
-                keys = [f"model.overrides.{each}" for each in known]
-                raise ValueError(unknown_key(f"model.overrides.{name}", keys))
+                raise ValueError(unknown_key(key, [f"model.overrides.{each}" for each in known]))
+            most = 10_000 if name == "num_layers" else 10_000_000
+            if isinstance(value, int) and value > most:  # to count its weights would not end
+                raise ValueError(not_accepted(key, value, f"at most {most}"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +244,7 @@ class TrainingConfig:
     """Start value of all randomness: initial weights, order of blocks, masks, dropout."""
     deepspeed: str = "zero1_bf16"
     """A file of ds_configs/ (without .json), or a path to a DeepSpeed JSON file."""
-    data_workers: NonNegativeInt = 0
+    data_workers: Annotated[Int, Ge(0), Le(1000)] = 0
     """Processes per rank that prepare the batches of the next steps; 0: the rank itself."""
     activation_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, one more forward pass."""
@@ -259,7 +263,7 @@ class TrainingConfig:
     """Validation blocks read at each evaluation; 0: all."""
     checkpoint_interval: PositiveInt = 500
     """Updates between checkpoints."""
-    checkpoints_kept: Annotated[int, Ge(2)] = 5
+    checkpoints_kept: Annotated[Int, Ge(2)] = 5
     """Newest checkpoints that are kept; a rollback needs one from before the spike. Checkpoints
     that a rollback may go back to are kept as well (spikes/policy.py)."""
 

@@ -276,7 +276,8 @@ class ModelConfig:
         feed_forwards = groups if self.shares_feed_forward else layers
         count = attentions * 4 * hidden**2
         count += feed_forwards * (3 if self.gated else 2) * hidden * self.intermediate_size
-        count += self.token_size * (self.vocab_size + (self.longest_input or 0))
+        positions = self.longest_input + self.position_offset if self.longest_input else 0
+        count += self.token_size * (self.vocab_size + self.segments + positions)
         return count + (hidden * self.vocab_size if self.head == "untied" else 0)
 
     @property

@@ -80,7 +80,7 @@ def test_a_whole_number_is_a_number_and_stays_whole_elsewhere():
         ("{inner: {count: '3'}}", "inner.count: '3' is not accepted; it must be a whole number"),
         ("{inner: {count: -1}}", "inner.count: -1 is not accepted; it must be 0 or above"),
         ("{inner: {rate: fast}}", "inner.rate: 'fast' is not accepted; it must be a number"),
-        ("{inner: {rate: 0}}", "inner.rate: 0 is not accepted; it must be above 0"),
+        ("{inner: {rate: 0}}", "inner.rate: 0 is not accepted; it must be 1e-30 or above"),
         ("{inner: {rate: .nan}}", "inner.rate: nan is not accepted; it must be a finite number"),
         ("{inner: {rate: .inf}}", "inner.rate: inf is not accepted; it must be a finite number"),
         ("{inner: {share: 1.5}}", "inner.share: 1.5 is not accepted; it must be at most 1"),

@@ -158,7 +158,7 @@ def test_a_bad_setting_is_reported_with_the_recipe_and_the_overrides(tmp_path):
 
 OUT_OF_RANGE = """
     batch.global_batch_size=-4 batch.micro_batch_size=0
-    data.packing=loose data.sequence_length=1
+    data.packing=loose data.sequence_length=1 data.sequence_length=2147483648
     objective.name=masked objective.probability=0 objective.probability=1.5 objective=3
     optimizer.beta2=1 optimizer.epsilon=-0.5 optimizer.gradient_clipping=-1
     optimizer.learning_rate=0 optimizer.learning_rate=nan optimizer.name=lam
@@ -166,7 +166,8 @@ OUT_OF_RANGE = """
     schedule.name=step schedule.warmup_steps=-1 spike.deviations=0
     spike.patience=0 spike.window=0 supervision.hang_seconds=0 supervision.processes_per_node=-2
     training.attention_backend=fast training.checkpoint_interval=0 training.checkpoints_kept=1
-    training.compile=always training.evaluation_blocks=-1 training.seed=-1 training.steps=0
+    training.compile=always training.data_workers=1000000000 training.steps=0
+    training.evaluation_blocks=-1 training.seed=-1
 """
 
 
@@ -175,6 +176,29 @@ def test_values_out_of_range_are_refused_by_name(override):
     key, value = override.split("=")
     with pytest.raises(ValueError, match=rf"{key}: '?{value}'? .* it must be "):
         recipes.load("demo", [override.replace("=nan", "=.nan")])
+
+
+@pytest.mark.parametrize(
+    "name", [f.name for f in dataclasses.fields(ModelConfig) if f.type == "int"][1:]
+)
+def test_no_size_of_a_model_is_out_of_reach(name):
+    """A check that tried to count the weights of such a model would not end."""
+    with pytest.raises(ValueError, match=f"model.overrides.{name}: 2147483648 .* must be"):
+        recipes.load("demo", [f"model.overrides.{name}=2147483648"]).architecture(97)
+
+
+def test_no_number_overflows_what_is_computed_with_it():
+    """In numpy's and torch's 64-bit whole numbers, fp32, and quotients of the spike detector."""
+    hints = dict(records.keys(RunConfig, {}))
+    del hints["model.overrides.vocab_size"]  # is no setting
+    for key, hint in hints.items():
+        kinds = (hint, *get_args(hint)[:1])
+        for text in ["1e22"] * (int in kinds) + ["1e300"] * (float in kinds):
+            with pytest.raises(ValueError, match=rf"{key}: \S+ is not accepted; it must be "):
+                recipes.load("demo", [f"{key}={text}"]).architecture(97)
+    for key in ("spike.deviations", "optimizer.learning_rate"):
+        with pytest.raises(ValueError, match=f"{key}: 1e-31 .* 1e-30 or above"):
+            recipes.load("demo", [f"{key}=1e-31"])
 
 
 @pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "1e999"])
@@ -294,6 +318,8 @@ def test_whole_numbers_may_be_written_as_floats():
     assert config.training.steps == 1000
     assert type(config.training.steps) is int
     assert config.profile.steps == [100, 105]
+    for key in ("data.sequence_length", "training.checkpoints_kept", "objective.longest_ngram"):
+        recipes.load("demo", [f"{key}=1e3"])
     for text in ("1.5", "1e-3", ".inf", ".nan", "'1e3'"):
         with pytest.raises(ValueError, match=r"training.steps: .* a whole number"):
             recipes.load("demo", [f"training.steps={text}"])
