@@ -26,6 +26,8 @@ from pretrain.objectives.registry import SETTINGS_BY_NAME
 
 _AMPERE = 8.0
 """Compute capability of the first GPUs with bf16."""
+_FEWEST_TARGETS = 32
+"""Expected in an update. Of fewer, in many steps, there may be none, and training would end."""
 _USUAL_SHARE = 0.9
 """Share of a split's tokens below which its blocks are warned of."""
 
@@ -120,6 +122,7 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     others = f"for model.variant one of {others}"
     if "causal" in config.model.overrides:
         which, others = f"model.overrides.causal {model.causal}", f"{objective.causal} there"
+    chosen = objective.target_share * data.sequence_length  # of a full block
     rules = (
         (
             objective.causal != model.causal,
@@ -136,6 +139,16 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
             model.longest_input and data.sequence_length > model.longest_input,
             f"data.sequence_length {data.sequence_length} is above the model's "
             f"max_positions {model.max_positions}, the number of its learned positions",
+        ),
+        (
+            # A full block has a target where it is to have one or more; the order of a pair is one.
+            not objective.pairs
+            and chosen < 1
+            and chosen * config.batch.global_batch_size < _FEWEST_TARGETS,
+            f"objective.probability {objective.target_share} of data.sequence_length "
+            f"{data.sequence_length} leaves updates of batch.global_batch_size "
+            f"{config.batch.global_batch_size} blocks without anything to predict; accepted: "
+            f"{math.ceil(1e6 / data.sequence_length) / 1e6:g} or more",
         ),
         (
             model.latents > data.sequence_length,
