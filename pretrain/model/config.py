@@ -184,9 +184,10 @@ class ModelConfig:
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
         for name in (*sizes, "max_positions", "layer_groups", "global_every"):
             check(name, getattr(self, name) >= 1, "a positive number")
-        counts = ("position_offset", "segments", "latents", "local_window")
-        for name in (*counts, "layer_norm_epsilon"):
+        for name in ("position_offset", "segments", "latents", "local_window"):
             check(name, getattr(self, name) >= 0, "0 or a positive number")
+        # Without it the norm of padding's zeros is NaN.
+        check("layer_norm_epsilon", self.layer_norm_epsilon >= 1e-30, "1e-30 or above")
         for name in ("dropout", "attention_dropout"):
             check(name, 0.0 <= getattr(self, name) < 1.0, "in [0, 1)")
         heads = self.num_heads * self.method.head_multiple

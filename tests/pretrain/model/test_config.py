@@ -96,6 +96,8 @@ def test_a_field_that_cannot_be_is_refused_by_name(field, values):
 
 
 def test_a_refusal_names_the_value_and_what_is_accepted():
+    with pytest.raises(ValueError, match="^model.layer_norm_epsilon: 0.0 .* 1e-30 or above$"):
+        ModelConfig(vocab_size=97, layer_norm_epsilon=0.0)
     with pytest.raises(ValueError, match="^model.layer_norm: 'mid' .* must be one of post, pre$"):
         ModelConfig(10, layer_norm="mid")
     with pytest.raises(ValueError, match=r"hidden_size: 9 .* 6 \(3 heads, rotary positions\)"):
