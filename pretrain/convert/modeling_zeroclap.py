@@ -325,10 +325,13 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
         input_ids: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401 - transformers looks for this name
     ) -> Any:  # noqa: ANN401
-        """Return what `forward` reads for the next token: the whole text, whatever is cached."""
-        for name in ("next_sequence_length", "past_key_values", "use_cache"):
-            kwargs.pop(name, None)
-        return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
+        """Return what `forward` reads for the next token: the whole text, whatever is cached.
+
+        All else is left out, as each version of transformers keeps more beside it.
+        """
+        read = {"attention_mask", "token_type_ids", "logits_to_keep"}
+        read |= {"output_attentions", "output_hidden_states"}
+        return {"input_ids": input_ids, **{name: kwargs[name] for name in read & kwargs.keys()}}
 
 
 class ZeroclapClassifier(ZeroclapPreTrainedModel):
