@@ -60,8 +60,9 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+Whole = Annotated[int, BeforeValidator(_whole)]
 # Limits that no use comes near: beyond them, 64-bit products and quotients in fp32 overflow.
-Int = Annotated[int, BeforeValidator(_whole), Le(10**12)]
+Int = Annotated[Whole, Le(10**12)]
 PositiveInt = Annotated[Int, Gt(0)]
 NonNegativeInt = Annotated[Int, Ge(0)]
 PositiveFloat = Annotated[float, Ge(1e-30), Le(1e30)]

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, Lt
 
 from data_prep.common.arguments import as_invoked
 from data_prep.common.records import (
@@ -25,6 +25,7 @@ from data_prep.common.records import (
     OneOf,
     PositiveFloat,
     PositiveInt,
+    Whole,
     not_accepted,
     unknown_key,
 )
@@ -240,7 +241,7 @@ class TrainingConfig:
 
     steps: PositiveInt = 133082
     """Updates of the whole run."""
-    seed: NonNegativeInt = 1
+    seed: Annotated[Whole, Ge(0), Lt(2**62)] = 1
     """Start value of all randomness: initial weights, order of blocks, masks, dropout."""
     deepspeed: str = "zero1_bf16"
     """A file of ds_configs/ (without .json), or a path to a DeepSpeed JSON file."""

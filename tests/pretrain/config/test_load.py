@@ -320,6 +320,8 @@ def test_whole_numbers_may_be_written_as_floats():
     assert config.profile.steps == [100, 105]
     for key in ("data.sequence_length", "training.checkpoints_kept", "objective.longest_ngram"):
         recipes.load("demo", [f"{key}=1e3"])
+    assert recipes.load("demo", [f"training.seed={2**62 - 1}"]).training.seed == 2**62 - 1
+    recipes.load("demo", ["training.seed=1e3"])
     for text in ("1.5", "1e-3", ".inf", ".nan", "'1e3'"):
         with pytest.raises(ValueError, match=r"training.steps: .* a whole number"):
             recipes.load("demo", [f"training.steps={text}"])
