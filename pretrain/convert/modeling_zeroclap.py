@@ -320,7 +320,7 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
 class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
     """Token ids to logits of the token after each; `generate` continues texts, without a cache."""
 
-    def prepare_inputs_for_generation(  # type: ignore[override]
+    def prepare_inputs_for_generation(
         self,
         input_ids: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401 - transformers looks for this name
