@@ -320,11 +320,9 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
 class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
     """Token ids to logits of the token after each; `generate` continues texts, without a cache."""
 
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Any,  # noqa: ANN401
-        **kwargs: Any,  # noqa: ANN401 - transformers looks for this name
-    ) -> Any:  # noqa: ANN401
+    def prepare_inputs_for_generation(  # transformers looks for this name
+        self, input_ids: Tensor, **kwargs: object
+    ) -> dict[str, Any]:
         """Return what `forward` reads for the next token: the whole text, whatever is cached.
 
         All else is left out, as each version of transformers keeps more beside it.
