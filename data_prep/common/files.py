@@ -298,12 +298,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def named_errors(source: object) -> Iterator[None]:
+def named_errors(source: object, separator: str = ": ") -> Iterator[None]:
     """Put the name of what is read or checked before the message of a ValueError; "" adds none."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{source}: {error}" if source else str(error)) from None
+        raise ValueError(f"{source}{separator}{error}" if source else str(error)) from None
 
 
 def fsync(path: Path) -> None:

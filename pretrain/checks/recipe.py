@@ -112,7 +112,8 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     deepspeed_settings.check_optimizer(settings, config.optimizer.name)
     backend = training.attention_backend
-    check_backend(model, choose_backend(model, backend, on_gpu=False))
+    with named_errors("training", "."):
+        check_backend(model, choose_backend(model, backend, on_gpu=False))
     deepspeed_settings.compiles(training.compile, settings, on_gpu=False)
     # A causal model that fills masks is wasted; one that sees the next token has a loss of zero.
     sees = "sees no later tokens" if model.causal else "sees the tokens that it would predict"

@@ -188,8 +188,8 @@ def check_checkpoint(
         ValueError: lists each difference with both values; or the architecture has an unknown
             field.
     """
-    source = f"the architecture in the checkpoint of step {step}"
-    saved = ModelConfig.from_dict(manifest["architecture"], source).to_dict()
+    with files.named_errors(f"the architecture in the checkpoint of step {step}"):
+        saved = ModelConfig.from_dict(manifest["architecture"]).to_dict()
     now = {"step": step, "lineage": lineage, **architecture.to_dict()}
     then = {"step": manifest["step"], "lineage": manifest["lineage"], **saved}
     changed = sorted(f"{name}: {was!r}, now {is_now!r}" for name, was, is_now in changes(then, now))

@@ -75,10 +75,8 @@ class RunConfig:
             ValueError: a value that ModelConfig refuses.
         """
         recipe = self.model
-        try:
+        with named_errors("model.overrides", "."):
             model = build(recipe.size, recipe.variant, vocab_size, recipe.overrides)
-        except ValueError as error:
-            raise ValueError(str(error).replace("model.", "model.overrides.", 1)) from None
         # That a causal model reads no pairs is refused by the objective's name.
         return dataclasses.replace(model, pair_head=self.objective.pairs and not model.causal)
 

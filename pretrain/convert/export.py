@@ -10,6 +10,7 @@ from torch import Tensor
 
 from data_prep import tokenizer as tokenizers
 from data_prep.common.arguments import as_invoked
+from data_prep.common.files import named_errors
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.convert.contents import ModelContents
@@ -119,6 +120,6 @@ def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Re
             f"{error}; `{as_invoked('pretrain supervise')}` with the same recipe trains the "
             "last steps again"
         ) from None
-    source = f"{folder / checkpoints.MANIFEST}: architecture"
-    architecture = ModelConfig.from_dict(manifest["architecture"], source)
+    with named_errors(f"{folder / checkpoints.MANIFEST}: architecture"):
+        architecture = ModelConfig.from_dict(manifest["architecture"])
     return architecture, dict(consolidated_weights(folder)), manifest["recipe"]

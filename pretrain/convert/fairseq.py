@@ -91,10 +91,10 @@ def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
     for name, accepted in _NOT_MODELLED.items():
         if settings.get(name, accepted) != accepted:
             raise ValueError(
-                f"model.{name}: {settings[name]!r} cannot be imported; accepted: {accepted!r}"
+                f"{name}: {settings[name]!r} cannot be imported; accepted: {accepted!r}"
             )
     if missing := [name for name in _SIZES.values() if name not in settings]:
-        raise ValueError(f"its settings lack model.{', model.'.join(missing)}")
+        raise ValueError(f"its settings lack {', '.join(missing)}")
     clap = _flag(settings, "contrastive_pretraining", False)
     alibi = _flag(settings, "encoder_alibi", False)
     asymmetrical = _flag(settings, "encoder_alibi_asymmetrical", False)
@@ -118,7 +118,7 @@ def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
 def _flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
     value = settings.get(name, default)
     if not isinstance(value, bool):
-        raise ValueError(f"model.{name}: {value!r} is not accepted; it must be true or false")
+        raise ValueError(f"{name}: {value!r} is not accepted; it must be true or false")
     return value
 
 
@@ -127,8 +127,8 @@ def _position(settings: Mapping[str, Any], alibi: bool) -> str:
         return "alibi" if alibi else "none"
     if alibi:
         raise ValueError(
-            "model.encoder_alibi: true is not accepted beside position embeddings; "
-            "model.no_token_positional_embeddings must be true as well"
+            "encoder_alibi: true is not accepted beside position embeddings; "
+            "no_token_positional_embeddings must be true as well"
         )
     return "learned" if _flag(settings, "encoder_learned_pos", True) else "sinusoidal"
 
@@ -239,7 +239,7 @@ def _classifier(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> C
     """Describe the classification head; the shape of its weights gives the classes."""
     if (activation := settings.get("pooler_activation_fn", "tanh")) != "tanh":
         raise ValueError(
-            f"model.pooler_activation_fn: {activation!r} cannot be imported; accepted: 'tanh'"
+            f"pooler_activation_fn: {activation!r} cannot be imported; accepted: 'tanh'"
         )
     projection = weights.get(f"{CLASSIFIER}out_proj.weight")
     # A missing or misshapen one is reported with all other weights.

@@ -24,13 +24,12 @@ def check_backend(config: ModelConfig, backend: str) -> None:
         ValueError: the back end is unknown, or is FlexAttention and the model has attention
             dropout or latents, which it does not support.
     """
-    known, setting = ATTENTION_BACKENDS, "training.attention_backend"
-    check_value(setting, backend, backend in known, known)
-    fits = backend == "dense" or not config.latents
-    check_value(setting, backend, fits, f"'dense' with latents {config.latents}")
-    fits = backend == "dense" or config.attention_dropout == 0
-    expected = f"0 with attention backend {backend!r}; 'dense' has attention dropout"
-    check_value("model.overrides.attention_dropout", config.attention_dropout, fits, expected)
+    known, name = ATTENTION_BACKENDS, "attention_backend"
+    check_value(name, backend, backend in known, known)
+    for field in ("latents", "attention_dropout"):
+        value = getattr(config, field)
+        expected = f"'dense' with {field} {value}; 'flex' needs {field} 0"
+        check_value(name, backend, backend == "dense" or value == 0, expected)
 
 
 def choose_backend(config: ModelConfig, wanted: str, on_gpu: bool) -> str:

@@ -23,7 +23,7 @@ def check_value(name: str, value: object, condition: bool, accepted: str | tuple
         raise ValueError(f"{name}: {value!r} is not accepted; it must be {expected}")
 
 
-def check_kinds(record: Any, prefix: str) -> None:  # noqa: ANN401 - any dataclass
+def check_kinds(record: Any, prefix: str = "") -> None:  # noqa: ANN401 - any dataclass
     """Raise ValueError if a field of a record has another type than declared.
 
     Raises:
@@ -35,4 +35,4 @@ def check_kinds(record: Any, prefix: str) -> None:  # noqa: ANN401 - any datacla
             fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
             # Neither NaN nor what is infinite in fp32.
             fits = fits and (field.type != "float" or abs(value) < 2.0**128)
-            check_value(f"{prefix}.{field.name}", value, fits, expected)
+            check_value(f"{prefix}{field.name}", value, fits, expected)

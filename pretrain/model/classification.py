@@ -25,15 +25,15 @@ class ClassificationConfig:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        prefix = "classification head"
+        prefix = "classification head."
         check_kinds(self, prefix)
-        check_value(f"{prefix}.classes", self.classes, self.classes >= 1, "a positive number")
+        check_value(f"{prefix}classes", self.classes, self.classes >= 1, "a positive number")
         named = isinstance(self.labels, tuple) and all(isinstance(x, str) for x in self.labels)
         fits = named and len(self.labels) in (0, self.classes)
         expected = f"no name, or one for each of {self.classes} classes"
-        check_value(f"{prefix}.labels", self.labels, fits, expected)
-        check_value(f"{prefix}.pooling", self.pooling, self.pooling in POOLINGS, POOLINGS)
-        check_value(f"{prefix}.dropout", self.dropout, 0.0 <= self.dropout < 1.0, "in [0, 1)")
+        check_value(f"{prefix}labels", self.labels, fits, expected)
+        check_value(f"{prefix}pooling", self.pooling, self.pooling in POOLINGS, POOLINGS)
+        check_value(f"{prefix}dropout", self.dropout, 0.0 <= self.dropout < 1.0, "in [0, 1)")
 
 
 def check_pooling(config: ModelConfig, pooling: str) -> None:

@@ -174,10 +174,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Check types, choices, and that sizes divide."""
-        check_kinds(self, "model")
+        check_kinds(self)
 
         def check(name: str, condition: bool, accepted: str | tuple[str, ...]) -> None:
-            check_value(f"model.{name}", getattr(self, name), condition, accepted)
+            check_value(name, getattr(self, name), condition, accepted)
 
         for name, accepted in {"position": tuple(POSITION_METHODS), **CHOICES}.items():
             check(name, getattr(self, name) in accepted, accepted)
@@ -215,12 +215,12 @@ class ModelConfig:
         accepted = f"0 to hidden_size {self.hidden_size}"
         if multiple > 1:
             accepted += f", a multiple of {multiple} ({self.position} positions)"
-        check_value("model.embedding_size", size, fits, accepted)
+        check_value("embedding_size", size, fits, accepted)
         # CLAP and the tied head multiply features by the token vectors, with nothing in between.
         fits = self.token_size == self.hidden_size or self.head in ("roberta", "untied")
         expected = f"hidden_size {self.hidden_size} with head {self.head!r}, or another head: "
         expected += "'roberta' or 'untied'"
-        check_value("model.embedding_size", size, fits, expected)
+        check_value("embedding_size", size, fits, expected)
 
     def _check_latents(self) -> None:
         needed = {
@@ -235,7 +235,7 @@ class ModelConfig:
         }
         missing = [what for what, is_given in needed.items() if not is_given]
         fits = not (self.latents and missing)
-        check_value("model.latents", self.latents, fits, f"0; others need {'; '.join(missing)}")
+        check_value("latents", self.latents, fits, f"0; others need {'; '.join(missing)}")
 
     @property
     def shares_attention(self) -> bool:
@@ -305,14 +305,13 @@ class ModelConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object], source: str = "model config") -> ModelConfig:
+    def from_dict(cls, values: Mapping[str, object]) -> ModelConfig:
         """Build the record from a mapping that `to_dict` of this or an earlier version wrote.
 
         Fields with a default may be missing: the default of a later field describes older models.
 
         Args:
             values: field values by name.
-            source: where the values come from, for messages.
 
         Raises:
             ValueError: a field without a default is missing, a field is unknown, or a value is not
@@ -322,5 +321,5 @@ class ModelConfig:
         needed = {name for name in fields if fields[name].default is dataclasses.MISSING}
         missing, unknown = sorted(needed - values.keys()), sorted(values.keys() - fields)
         if missing or unknown:
-            raise ValueError(f"{source}: missing {missing}, unknown {unknown}")
+            raise ValueError(f"missing {missing}, unknown {unknown}")
         return cls(**values)  # type: ignore[arg-type]

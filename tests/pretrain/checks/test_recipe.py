@@ -57,7 +57,7 @@ FLEX = ["training.attention_backend=flex", "model.overrides.attention_dropout=0"
         ([*PERCEIVER, WHOLE, *FLEX], "training.attention_backend: 'flex' .* with latents 64"),
         (
             [*FLEX, "model.overrides.attention_dropout=0.1"],
-            "error: model.overrides.attention_dropout: 0.1 .* must be 0 with .* 'flex'",
+            "error: training.attention_backend: 'flex' .* 0.1; 'flex' needs attention_dropout 0$",
         ),
         (["model.overrides.num_heads=3"], "error: model.overrides.hidden_size: 32 .*3 heads"),
     ],
