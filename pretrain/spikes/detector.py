@@ -80,8 +80,6 @@ class SpikeDetector:
         """
         self.config = config
         self._changes = sorted(changes)
-        self._validation = ValidationChannel(config.validation_nats)
-        self._drift = DriftChannel()
         self._records = 0
         self._spike_continues = False
         self._reset(last_step=-1)
@@ -95,8 +93,8 @@ class SpikeDetector:
         self._skips = Channel("non-finite", FlagWindow(patience))
         most = max(self.config.window // 10, patience - 1)
         self._window_skips = FlagWindow(most + 1, self.config.window)
-        self._validation.forget(last_step)
-        self._drift.forget()
+        self._validation = ValidationChannel(self.config.validation_nats, last_step)
+        self._drift = DriftChannel()
         self._restart_levels(old_level=math.nan)
 
     def _restart_levels(self, old_level: float) -> None:
@@ -175,7 +173,7 @@ class SpikeDetector:
         if not self._changes or step < self._changes[0] or self._suspicion:
             return
         self._changes = [change for change in self._changes if change > step]
-        self._drift.forget()
+        self._drift = DriftChannel()
         self._restart_levels(self._level.median if self._level.is_known else self._old_level)
 
     def _baseline(self) -> float:

@@ -27,10 +27,6 @@ class DriftChannel:
 
     def __init__(self) -> None:
         """Start without losses."""
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget every loss and rise."""
         self._losses: list[float] = []
         self._first = 0
         self._medians: deque[tuple[int, float]] = deque(maxlen=MEMORY // BLOCK)

@@ -64,11 +64,10 @@ class SpikeWatch:
             on_event: called with each event of the steps and evaluations to come.
         """
         self._detector, self._on_event = detector, on_event
-        self._evaluated: set[tuple[int, str]] = set()
+        evaluations = (seen for seen in history if isinstance(seen, Evaluation))
+        self._evaluated = {(seen.updates, seen.validation_id) for seen in evaluations}
         for seen in history:
             detector.update(seen)
-            if isinstance(seen, Evaluation):
-                self._evaluated.add((seen.updates, seen.validation_id))
 
     def deviations(self, record: StepRecord) -> dict[str, float]:
         """What the detector sees in a step that it is yet to judge (`SpikeDetector.deviations`)."""

@@ -14,14 +14,15 @@ class ValidationChannel:
     The best one would not do: a slowly rising loss is overfitting, which no rollback cures.
     """
 
-    def __init__(self, limit: float) -> None:
-        """Start without evaluations; a rise of more than `limit` nats is suspected."""
+    def __init__(self, limit: float, last_step: int) -> None:
+        """Start without evaluations.
+
+        Args:
+            limit: a rise of more nats is suspected.
+            last_step: a rise begins after it.
+        """
         self._limit = limit
         self._validation_id = ""
-        self.forget(-1)
-
-    def forget(self, last_step: int) -> None:
-        """Forget every evaluation, and an open suspicion; a rise begins after `last_step`."""
         self._good = (last_step, math.nan)
         """Last step before the last good evaluation, and its loss; NaN where there is none yet."""
         self._onset: int | None = None
@@ -29,7 +30,7 @@ class ValidationChannel:
         """Updates before the evaluation that raised the suspicion, and its rise in nats."""
 
     def judge(self, evaluation: Evaluation) -> list[Event]:
-        """Judge an evaluation; the caller forgets all of them after a spike."""
+        """Judge an evaluation; the caller begins anew after a spike."""
         value, step = evaluation.loss, evaluation.updates - 1
         is_other = evaluation.validation_id != self._validation_id
         self._validation_id = evaluation.validation_id
