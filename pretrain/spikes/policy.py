@@ -213,16 +213,24 @@ def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[i
     """
     state = ledger.run_state(records)
     interval = config.training.checkpoint_interval
-    onsets = possible_onsets(step, state.suspected, config.spike)
     stops = {r["step"] for r in records if r["kind"] in ("preempted", "done") and r["step"] < step}
     saved = [each for each in state.checkpoints if each not in stops or each % interval == 0]
-    newest = {*state.checkpoints[-2:], *saved[-config.training.checkpoints_kept :]}
-    return {*newest, *protected(onsets, saved, config.spike), *old(saved, step, config.spike)}
+    return {*state.checkpoints[-2:], *_kept(saved, step, state.suspected, config)}
+
+
+def _kept(
+    saved: Sequence[int], step: int, suspected: Collection[int], config: RunConfig
+) -> set[int]:
+    """Those of the checkpoints that were not saved at a stop."""
+    targets = protected(saved, step, suspected, config.spike)
+    newest = saved[-config.training.checkpoints_kept :]
+    return {*newest, *targets, *old(saved, step, config.spike)}
 
 
 def old(checkpoints: Sequence[int], step: int, policy: SpikeConfig) -> list[int]:
-    """The sparse checkpoints from the last one before the earliest onset on."""
-    sparse, before = _sparse(checkpoints), step - _old_steps(policy)
+    """The first checkpoint in every `_OLD_SPACING` steps, from before the earliest onset on."""
+    sparse = sorted({each // _OLD_SPACING: each for each in reversed(checkpoints)}.values())
+    before = step - _old_steps(policy)
     return sparse[max(0, sum(each <= before for each in sparse) - 1) :]
 
 
@@ -230,40 +238,23 @@ def _old_steps(policy: SpikeConfig) -> int:
     return drift.MEMORY + drift.BLOCK + policy.margin_steps
 
 
-def _sparse(checkpoints: Sequence[int]) -> list[int]:
-    """The first checkpoint in every `_OLD_SPACING` steps, which stays the first."""
-    return sorted({step // _OLD_SPACING: step for step in reversed(checkpoints)}.values())
+def protected(
+    checkpoints: Collection[int], step: int, suspected: Collection[int], policy: SpikeConfig
+) -> set[int]:
+    """Checkpoints that must not be deleted: every possible target of the ladder.
 
-
-def possible_onsets(
-    step: int, suspected: Collection[int], policy: SpikeConfig
-) -> list[tuple[int, int]]:
-    """Step ranges (first, last) that may still contain the onset of a spike.
-
-    These are the last steps, where a spike may have begun that is not suspected yet, and the onset
-    of each open suspicion.
+    The onset of a spike may be that of an open suspicion, or lie in the last steps if nothing is
+    suspected of it yet. For each of these ranges the targets reach from the deepest one of its
+    first step to its last step.
 
     Args:
+        checkpoints: steps of the committed checkpoints on the surviving lineage.
         step: the newest step.
         suspected: onsets of the open suspicions.
         policy: margins.
     """
-    return [(step - policy.longest_delay, step), *((onset, onset) for onset in suspected)]
-
-
-def protected(
-    onsets: Collection[tuple[int, int]], checkpoints: Collection[int], policy: SpikeConfig
-) -> set[int]:
-    """Checkpoints that must not be deleted: every possible target of the ladder.
-
-    For each range these reach from the deepest target of its first onset to its last onset.
-
-    Args:
-        onsets: ranges as returned by `possible_onsets`.
-        checkpoints: steps of the committed checkpoints on the surviving lineage.
-        policy: margins.
-    """
     kept: set[int] = set()
+    onsets = [(step - policy.longest_delay, step), *((onset, onset) for onset in suspected)]
     for deepest, last in onsets:
         for _ in range(_MOST_MARGINS):
             deepest = _target(deepest, max(1, policy.margin_steps), checkpoints)
@@ -277,20 +268,13 @@ def usual_checkpoints_kept(config: RunConfig) -> int:
 
 
 def _usually_kept(config: RunConfig) -> int:
-    interval, steps = config.training.checkpoint_interval, config.training.steps
-    first = interval * max(1, (steps - _longest_reach(config)) // interval)
+    training, policy = config.training, config.spike
+    interval, steps = training.checkpoint_interval, training.steps
     # Older ones are not kept, and a run may have more than can be counted.
-    oldest = steps - _old_steps(config.spike) - 2 * (interval + _OLD_SPACING)
-    since = interval * max(1, min(first, oldest) // interval)
-    saved = [*_sparse(range(since, first, interval)), *range(first, steps, interval), steps]
-    commits = [{"number": n, "kind": "commit", "step": s} for n, s in enumerate(saved)]
-    return len(checkpoints_to_keep(commits, steps, config))
-
-
-def _longest_reach(config: RunConfig) -> int:
-    """Steps before the newest one that hold every checkpoint kept but the sparse ones."""
-    gaps = config.training.checkpoint_interval * (_MOST_MARGINS + config.training.checkpoints_kept)
-    return config.spike.longest_delay + _MOST_MARGINS * config.spike.margin_steps + gaps
+    reach = policy.longest_delay + _MOST_MARGINS * policy.margin_steps + _old_steps(policy)
+    reach += (_MOST_MARGINS + training.checkpoints_kept) * interval + 2 * _OLD_SPACING
+    first = interval * max(1, (steps - reach) // interval)
+    return len(_kept([*range(first, steps, interval), steps], steps, (), config))
 
 
 def max_checkpoints_kept(config: RunConfig) -> int:

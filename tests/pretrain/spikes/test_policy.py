@@ -14,7 +14,6 @@ from pretrain.spikes.policy import (
     max_checkpoints_kept,
     old,
     plan,
-    possible_onsets,
     protected,
 )
 
@@ -169,7 +168,7 @@ def assert_same_responses(draw, interval, channel):
         for saved in range((step // interval + 1) * interval, confirmed, interval):
             checkpoints, everything = [*checkpoints, saved], [*everything, saved]
             suspected = [onset] if saved >= alarm else []
-            safe = protected(possible_onsets(saved, suspected, policy), checkpoints, policy)
+            safe = protected(checkpoints, saved, suspected, policy)
             safe |= set(checkpoints[-2:])  # the fewest that a recipe may keep
             checkpoints = [each for each in checkpoints if each in safe]
         newest = spike(onset, confirmed - onset, channel)
@@ -191,8 +190,7 @@ def assert_same_responses(draw, interval, channel):
 def test_an_open_suspicion_does_not_delete_the_targets_of_a_later_spike():
     """The gradient norm is suspected since step 900, and updates are skipped from 1000 on."""
     saved = range(10, 1011, 10)
-    safe = protected(possible_onsets(1010, [900], POLICY), saved, POLICY)
-    assert {900, 800, 1000} <= safe
+    assert {900, 800, 1000} <= protected(saved, 1010, [900], POLICY)
 
 
 @pytest.mark.parametrize(("interval", "newest"), [(20, 9), (100, 5), (500, 5), (500, 10)])
@@ -214,8 +212,8 @@ def most_seen(draw, interval, newest):
         for channel, delay in delays.items():
             if draw.random() < 0.03:
                 suspected[channel] = max(0, step - draw.randrange(delay))
-        onsets = possible_onsets(step, list(suspected.values()), POLICY)
-        safe = protected(onsets, saved, POLICY) | {
+        safe = {
+            *protected(saved, step, suspected.values(), POLICY),
             *saved[-newest:],
             *old(saved, step, POLICY),
         }
