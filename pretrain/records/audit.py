@@ -7,6 +7,7 @@ start (see `folder.check_corpora`); `compare_contents` reads the corpora and che
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -64,39 +65,30 @@ def compare_contents(segments: Segments, records: Sequence[ledger.Record], found
         records: of the ledger.
         found: the findings are added to it.
     """
-    corpora = corpora_of(records)
-    problems: dict[str, list[str]] = {}  # of each corpus
-    sources = segments.sources
+    corpora, sources = corpora_of(records), segments.sources
+    digests: dict[str, str] = {}  # by path: a corpus may be cut in several ways
     for source, corpus, cut in zip(sources, corpora, algorithms(sources), strict=True):
-        path = Path(source.path)
+        digests[source.path] = corpus["digest"]
         if corpus["cut"] != cut:
             cuts = f"was cut by {corpus['cut']}; this version cuts by {cut}"
-            found.unchecked.append(f"{path}: {cuts}")
-        if source.path not in problems:
-            problems[source.path] = _content_problems(path, corpus["digest"])
-        if not problems[source.path]:
-            problems[source.path] = _table_problems(source)
-    found.problems += [problem for each in problems.values() for problem in each]
-    found.checked += [
-        f"{path}: every file is as its manifest says, and gives the blocks that training reads"
-        for path, each in problems.items()
-        if not each
-    ]
+            found.unchecked.append(f"{source.path}: {cuts}")
+    for path, digest in digests.items():
+        own = [source for source in sources if source.path == path]
+        if problems := _content_problems(Path(path), digest, own):
+            found.problems += problems
+        else:
+            right = "every file is as its manifest says, and gives the blocks that training reads"
+            found.checked.append(f"{path}: {right}")
 
 
-def _content_problems(corpus: Path, digest: str) -> list[str]:
+def _content_problems(corpus: Path, digest: str, sources: Sequence[BlockSource]) -> list[str]:
     try:
         manifest = load_manifest(corpus)
-    except ValueError as error:
-        return [str(error)]
-    if manifest.digest() != digest:
-        return [f"{corpus}: is not the corpus that the run began with"]
-    return list(contents.differences(corpus, manifest))
-
-
-def _table_problems(source: BlockSource) -> list[str]:
-    try:
-        for split in SPLITS:
+        if manifest.digest() != digest:
+            return [f"{corpus}: is not the corpus that the run began with"]
+        if problems := list(contents.differences(corpus, manifest)):
+            return problems
+        for source, split in itertools.product(sources, SPLITS):
             open_source(source, split).check_tables()
     except ValueError as error:
         return [str(error)]

@@ -62,13 +62,11 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
         found.problems.append("no record of the run's creation stands before its first attempt")
         return found
     done: dict[int, range] = {}
-    orders: dict[int, tuple[Order, Sizes]] = {}
     ends = [*(record["number"] for record in attempts[1:]), len(records)]
     for record, end in zip(attempts, ends, strict=False):
         attempt = record["attempt"]
         earlier = records[: record["number"]]
-        begun = len(ledger.segments(earlier))  # no other record changes the order
-        order, sizes = orders[begun] = orders.get(begun) or order_of(earlier)
+        order, sizes = order_of(earlier)
         own = [line for line in lines if line["attempt"] == attempt]
         during = records[record["number"] + 1 : end]
         found.problems += [
