@@ -207,18 +207,13 @@ class RunState:
         """(first step, seed) on the surviving lineage, ascending."""
         return [*{r["step"]: r["seed"] for r in self.segments if "seed" in r}.items()]
 
-    @property
-    def lowered(self) -> list[tuple[int, int, float]]:
-        """(first step, end step, factor) of lowered learning rates; they may overlap."""
-        return [
-            (r["step"], r["step"] + r["learning_rate_steps"], r["learning_rate_factor"])
-            for r in self.segments
-            if r.get("learning_rate_steps")
-        ]
-
     def learning_rate_factor(self, step: int) -> float:
-        """Factor on the schedule's learning rate in a step."""
-        return math.prod(factor for first, end, factor in self.lowered if first <= step < end)
+        """Factor on the schedule's learning rate in a step; several may hold at once."""
+        return math.prod(
+            r["learning_rate_factor"]
+            for r in segments(self.segments, SPIKE)
+            if r["step"] <= step < r["step"] + r["learning_rate_steps"]
+        )
 
 
 def segments(records: Iterable[Record], why: str = "") -> list[Record]:
