@@ -24,6 +24,7 @@ from typing import Any
 
 from data_prep.common import files
 from data_prep.common.files import fsync, write_json
+from data_prep.common.wording import count
 from pretrain.records.collective import Failure, Group, join_reasons, on_every_rank
 
 MANIFEST = "MANIFEST.json"
@@ -218,23 +219,22 @@ def size_of(manifest: Mapping[str, Any]) -> int:
     return sum(written["bytes"] for written in manifest["files"].values())
 
 
-def check_disk_space(run: Path, count: int, size: int) -> None:
+def check_disk_space(run: Path, number: int, size: int) -> None:
     """Check that the disk has room for checkpoints.
 
     Args:
         run: the run's folder, which exists.
-        count: number of checkpoints to be written.
+        number: of checkpoints to be written.
         size: bytes of one.
 
     Raises:
         ValueError: names both numbers.
     """
     free = shutil.disk_usage(run).free
-    if free < count * size:
-        plural = "checkpoint" if count == 1 else "checkpoints"
+    if free < number * size:
         raise ValueError(
-            f"{run}: {count} {plural} of {size / 1e6:,.1f} MB need {count * size / 1e6:,.1f} MB, "
-            f"its disk has {free / 1e6:,.1f} MB free"
+            f"{run}: {count(number, 'checkpoint')} of {size / 1e6:,.1f} MB need "
+            f"{number * size / 1e6:,.1f} MB, its disk has {free / 1e6:,.1f} MB free"
         )
 
 

@@ -96,11 +96,10 @@ def newest_lines(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             start = file.seek(max(0, path.stat().st_size - _NEWEST_BYTES))
-            first, *lines = file.read().split(b"\n")[:-1] or [b""]
+            lines = file.read().split(b"\n")[bool(start) : -1]  # the first may be cut off
     except OSError:
         return []
-    whole = lines if start else [first, *lines]
-    return [record for line in whole if (record := parse_line(line, path.name)) is not None]
+    return [record for line in lines if (record := parse_line(line, path.name)) is not None]
 
 
 def parse_line(line: bytes, name: str) -> dict[str, Any] | None:
