@@ -40,12 +40,12 @@ def epochs(number: float) -> str:
 
 
 def clock_time(seconds: float | None) -> str:
-    """The local time so many seconds from now, with its day unless that is today."""
+    """The local time so many seconds from now with its zone, and its day unless that is today."""
     if seconds is None:
         return "not known yet"
-    now = datetime.datetime.now()
+    now = datetime.datetime.now().astimezone()
     try:
-        end = now + datetime.timedelta(seconds=seconds)
+        end = (now + datetime.timedelta(seconds=seconds)).astimezone()
     except OverflowError:
         return "the end of time"
-    return end.strftime("%H:%M" if end.date() == now.date() else "%Y-%m-%d %H:%M")
+    return end.strftime("%H:%M %Z" if end.date() == now.date() else "%Y-%m-%d %H:%M %Z")

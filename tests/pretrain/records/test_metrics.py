@@ -160,7 +160,7 @@ def test_progress_is_printed_now_and_then_and_at_the_end(now):
     assert written[0].startswith("step 1/3  loss 2.0000  ? left")
     assert written[0].endswith(" 600 tokens/s  ends not known yet\n")
     assert written[1].startswith("step 3/3")
-    assert re.search(r" 0:00:00 left .* ends (\d{4}-\d\d-\d\d )?\d\d:\d\d\n$", written[1])
+    assert re.search(r" 0:00:00 left .* ends (\d{4}-\d\d-\d\d )?\d\d:\d\d \S+\n$", written[1])
 
 
 def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch):
@@ -180,7 +180,10 @@ def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch)
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0, r"\d\d:\d\d"), (10 * 86400, r"\d{4}-\d\d-\d\d \d\d:\d\d"), (1e15, "the end of time")],
+    [
+        *((0, r"\d\d:\d\d \S+"), (10 * 86400, r"\d{4}-\d\d-\d\d \d\d:\d\d \S+")),
+        (1e15, "the end of time"),
+    ],
 )
 def test_the_expected_end_has_its_day_unless_that_is_today(seconds, shown):
     assert re.fullmatch(shown, wording.clock_time(seconds))
