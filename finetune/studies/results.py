@@ -126,7 +126,7 @@ def _curve(seen: status.RunView) -> Curve:
 
 def _cost(seen: status.RunView) -> Figures:
     """Return the cost of a run; its abandoned steps count."""
-    lines = metrics.read_metrics(seen.folder / metrics.METRICS)
+    lines = seen.all_lines
     ranks = {r["attempt"]: r["ranks"] for r in seen.records if r["kind"] == "attempt"}
     return {
         "tokens": sum(line["tokens"] for line in lines),

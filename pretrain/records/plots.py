@@ -31,13 +31,12 @@ def plot_loss(seen: RunView) -> None:
     Args:
         seen: the run, with at least one step.
     """
-    lines = metrics.read_metrics(seen.folder / metrics.METRICS)
     terms = [*seen.lines[-1].get("terms", {})] or [""]
     for name in LOSS_PLOTS:
         with pictures.picture(seen.folder / name, 9, 1.5 + 3.4 * len(terms)) as figure:
             panels = figure.subplots(len(terms), squeeze=False, sharex=True)[:, 0]
             for axes, term in zip(panels, terms, strict=True):
-                _draw(axes, seen, lines, _loss(term))
+                _draw(axes, seen, _loss(term))
                 axes.set(title=term, ylabel="nats per target")
                 for number, (step, text, color) in enumerate(_marks(seen)):
                     label = {"label": text} if number < _MOST_MARKS else {}
@@ -55,13 +54,12 @@ def _loss(term: str) -> Callable[[Line], float]:
     return lambda line: metrics.finite_or_nan(line.get("terms", {}).get(term, {}).get("loss"))
 
 
-def _draw(axes: Axes, seen: RunView, lines: Sequence[Line], loss: Callable[[Line], float]) -> None:
+def _draw(axes: Axes, seen: RunView, loss: Callable[[Line], float]) -> None:
     """Draw training and validation loss, and the training loss of the abandoned steps.
 
     Args:
         axes: of the panel.
         seen: the run.
-        lines: of its metrics.jsonl, those of abandoned steps included.
         loss: in a line.
     """
 
@@ -81,7 +79,7 @@ def _draw(axes: Axes, seen: RunView, lines: Sequence[Line], loss: Callable[[Line
         draw(part, [*map(loss, part)], **style)
     low, high = axes.get_ylim()
     survived = {(line["attempt"], line["step"]) for line in seen.lines}
-    left = [line for line in lines if (line["attempt"], line["step"]) not in survived]
+    left = [line for line in seen.all_lines if (line["attempt"], line["step"]) not in survived]
     for _, group in itertools.groupby(left, lambda line: line["attempt"]):
         part = [*group]
         # Above the others, and thin: after a crash the same losses are measured again.

@@ -31,18 +31,16 @@ def write_report(run: Path) -> Path:
     """Write the report and the pictures of the run in a folder; returns the report's path.
 
     Raises:
-        ValueError: the run has no metrics yet, or its ledger does not verify.
+        ValueError: as `view`, or the run has no metrics yet.
     """
-    lines = metrics.read_metrics(run / metrics.METRICS)
-    if not lines:
-        raise ValueError(f"{run / metrics.METRICS}: has no steps to draw")
     seen = view(run)
+    if not seen.lines:
+        raise ValueError(f"{run / metrics.METRICS}: has no steps to draw")
     plot_loss(seen)
     state = seen.state
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
-    rows |= {"initial weights": seen.origin} if seen.origin else {}
     new_levels = sum(record["kind"] == "new-level" for record in seen.records)
-    rows |= costs(seen.records, lines, seen.lines)
+    rows |= costs(seen.records, seen.all_lines, seen.lines)
     rows["attempts; loss spikes; rollbacks; new levels of the loss"] = (
         f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}; {new_levels}"
     )

@@ -17,9 +17,7 @@ from pretrain.config.run import RunConfig, Segments
 from pretrain.config.settings import override
 from pretrain.records import ledger, metrics, pace, progress, versions, wording
 from pretrain.records import segments as run_segments
-from pretrain.records.control import read_json
 from pretrain.records.folder import (
-    ENVIRONMENT,
     SUPERVISED,
     SUPERVISOR_LOCK,
     check_ledger_is_there,
@@ -55,7 +53,7 @@ class CorpusUsage:
             f"{self.name}: {count(self.blocks, 'block')} drawn, "
             f"{wording.epochs(self.epochs)} epochs{skipped}; its blocks hold "
             f"{self.share_of_tokens:.1%} of its tokens"
-            + (f"; {self.share:.1%} of a batch now" if self.share < 1 else "")
+            + (f"; {self.share:.1%} of the last batch" if self.share < 1 else "")
         )
 
 
@@ -69,8 +67,10 @@ class RunView:
     """Of the ledger."""
     state: ledger.RunState
     segments: Segments
+    all_lines: Sequence[metrics.Line]
+    """Lines of metrics.jsonl, those of abandoned steps included."""
     lines: Sequence[metrics.Line]
-    """Lines of metrics.jsonl for the surviving steps."""
+    """Those of the surviving steps."""
     validation: Sequence[metrics.Line]
     """Lines of validation.jsonl that belong to the surviving steps."""
     activity: str
@@ -89,12 +89,6 @@ class RunView:
         logs = (self.folder / "logs").glob("attempt-*.log")
         numbered = {int(n[1]): p for p in logs if (n := re.fullmatch(r"attempt-(\d+)", p.stem))}
         return numbered[max(numbered)] if numbered else None
-
-    @property
-    def origin(self) -> str:
-        """The model that the run continues; "" where its weights were drawn."""
-        found = ledger.origin(self.records)
-        return ledger.describe_origin(found) if found else ""
 
     @property
     def step(self) -> int:
@@ -169,29 +163,26 @@ def view(run: Path) -> RunView:
     state = ledger.run_state(records)
     segments = run_segments.segments_of(run, records, config)
     notes: list[str] = []
-    lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS, notes.append))
+    all_lines = metrics.read_metrics(run / metrics.METRICS, notes.append)
+    lines = metrics.surviving(all_lines)
     measured = metrics.read_metrics(run / metrics.VALIDATION, notes.append)
     validation = metrics.surviving_validation(measured, lines)
     activity = _activity(run, records, state, config.training.steps)
-    slow = _slow_rank(run, lines, records) if activity == TRAINING else None
+    slow = _slow_rank(lines, records) if activity == TRAINING else None
     # Only a supervisor keeps a log of each attempt.
     is_supervised = (run / "logs" / f"attempt-{state.next_attempt - 1:03d}.log").exists()
     orphaned = activity == TRAINING and is_supervised and not holder(run, SUPERVISOR_LOCK)
-    return RunView(
-        run, config, records, state, segments, lines, validation, activity, notes, slow, orphaned
-    )
+    read = (all_lines, lines, validation)
+    return RunView(run, config, records, state, segments, *read, activity, notes, slow, orphaned)
 
 
-def _slow_rank(
-    run: Path, lines: Sequence[metrics.Line], records: Sequence[Record]
-) -> pace.SlowRank | None:
+def _slow_rank(lines: Sequence[metrics.Line], records: Sequence[Record]) -> pace.SlowRank | None:
     """Return the slow rank of the newest attempt, if it has one."""
     begun = [record for record in records if record["kind"] == "attempt"]
     if not begun:
         return None
     own = [line for line in lines[-pace.STEPS :] if line["attempt"] == begun[-1]["attempt"]]
-    environment = read_json(run / ENVIRONMENT) or {}
-    return pace.slow_rank(own, begun[-1]["hosts"], environment.get("accelerator", ""))
+    return pace.slow_rank(own, begun[-1]["hosts"], begun[-1]["kernels"][0])
 
 
 def _activity(run: Path, records: Sequence[Record], state: ledger.RunState, steps: int) -> str:
@@ -221,7 +212,6 @@ def describe_run(seen: RunView) -> str:
         *([f"expected end: {end}"] if seen.activity == TRAINING else []),
         *([str(seen.slow_rank)] if seen.slow_rank else []),
         *([wording.validation_line(seen.validation)] if seen.validation else []),
-        *([f"initial weights: {seen.origin}"] if seen.origin else []),
         *versions.changes(seen.records),
         *run_segments.lines(seen.segments, state),
         *map(str, seen.drawn),
@@ -273,7 +263,7 @@ def _score(line: metrics.Line | None) -> dict[str, object] | None:
 
 
 def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
 
 
 def current_activity(seen: RunView) -> str:

@@ -122,6 +122,7 @@ class History:
             host="here",
             hosts=["here", "there"],
             versions=dict(self.versions),
+            kernels=["cpu", "math", False],
         )
 
     def train(self, steps: int) -> None:

@@ -19,7 +19,7 @@ from finetune.studies.study import (
     load,
     runs_of,
 )
-from pretrain.records import ledger, metrics, status
+from pretrain.records import ledger, status
 
 PLAIN = SimpleNamespace(finetune=None, best="", subsets=False)
 OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
@@ -201,14 +201,14 @@ def test_names_of_arms_are_text_in_every_table():
     )
 
 
-def test_the_cost_has_abandoned_steps_and_the_devices_of_each_attempt(tmp_path):
-    steps = [(1, 0), (1, 1), (2, 1)]  # the second attempt repeats step 1
-    line = dict.fromkeys(metrics.NEEDED[metrics.METRICS]) | {"tokens": 100, "seconds": 1800}
-    text = "".join(json.dumps({**line, "attempt": a, "step": s}) + "\n" for a, s in steps)
-    (tmp_path / metrics.METRICS).write_text(text)
+def test_the_cost_has_abandoned_steps_and_the_devices_of_each_attempt():
+    lines = [  # the second attempt repeats step 1
+        {"attempt": attempt, "step": step, "tokens": 100, "seconds": 1800}
+        for attempt, step in [(1, 0), (1, 1), (2, 1)]
+    ]
     records = [{"kind": "attempt", "attempt": n, "ranks": ranks} for n, ranks in ((1, 8), (2, 4))]
     seen = SimpleNamespace(
-        folder=tmp_path, records=records, state=SimpleNamespace(spikes=[], rollbacks=[1])
+        all_lines=lines, records=records, state=SimpleNamespace(spikes=[], rollbacks=[1])
     )
     found = results._cost(seen)
     assert (found["tokens"], found["device hours"], found["rollbacks"]) == (300, 10, 1)

@@ -3,8 +3,8 @@
 import pytest
 
 from pretrain import __main__ as command_line
-from pretrain.records import ledger, report
-from tests.pretrain.histories import STEPS, spiked
+from pretrain.records import report
+from tests.pretrain.histories import STEPS, History, spiked
 
 SCORE = {"loss": 5.1, "perplexity": 164.0, "targets": 1200}
 
@@ -68,8 +68,8 @@ def test_a_report_of_several_terms_gives_each_and_no_perplexity_of_their_sum(his
 
 
 def test_a_run_without_steps_has_no_report_yet(tmp_path, capsys):
-    run = tmp_path / "run"
-    run.mkdir()
-    ledger.append(run / ledger.FILE_NAME, "crash", attempt=1)
+    run, history = tmp_path / "run", History()
+    history.begin()
+    history.write(run)
     assert command_line.main(["status", str(run), "--report"]) == 2
     assert "has no steps to draw" in capsys.readouterr().err

@@ -65,7 +65,7 @@ def test_it_says_what_was_drawn_from_each_corpus(tmp_path, capsys):
     epochs = history.order.epochs(place)
     skipped = [len(lineage.skipped()[0]) for lineage in history.order.lineages]
     assert skipped == [6, 6]
-    held = "its blocks hold 75.0% of its tokens; 50.0% of a batch now"
+    held = "its blocks hold 75.0% of its tokens; 50.0% of the last batch"
     assert f"web: {web} blocks drawn, {wording.epochs(epochs[0])} epochs, 6 skipped; {held}" in text
     assert f"books: {books} blocks drawn, {epochs[1]:.2f} epochs, 6 skipped; {held}" in text
 
