@@ -7,7 +7,7 @@ knows where the pieces lie, and adds up what the ranks have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,10 +33,6 @@ class ByParameter(torch.optim.Optimizer):
     _pieces: Mapping[Tensor, Sequence[Piece]] = {}
     _device: torch.device
     """What the ranks exchange tensors on, where there are pieces."""
-
-    def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:  # noqa: ANN401
-        """Take parameter groups, and the options that all have: `lr`, `betas` and `eps`."""
-        super().__init__(groups, options)
 
     def set_pieces(self, pieces: Mapping[Tensor, Sequence[Piece]], device: torch.device) -> None:
         """Say of which pieces of parameters the tensors consist.

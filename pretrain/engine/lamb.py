@@ -18,7 +18,7 @@ the ratio, and has a ratio for biases and layer norms.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,10 @@ class Lamb(ByParameter):
 
     A parameter group with `trust_ratio` False has a ratio of 1 (in ALBERT: biases and layer norms).
     """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:  # noqa: ANN401
+        """Take parameter groups, and the options that all have: `lr`, `betas` and `eps`."""
+        super().__init__(groups, options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from pretrain.engine.by_parameter import ByParameter, Piece, with_gradient
 
@@ -39,11 +38,20 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _LEAST_NORM = 1e-7
 
 
-class Muon(ByParameter):
+class Muon(ByParameter, torch.optim.AdamW):
     """Muon for groups whose parameters are `matrices` each, above each other; AdamW where 0.
 
     Every rank computes the matrices of which it has a piece. At ZeRO 3 these are all.
     """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a loaded state; Adam's own method asks for a count of updates of matrices too."""
+        torch.optim.Optimizer.__setstate__(self, state)
+        for group in self.param_groups:  # that of an earlier version is not marked `fused`
+            group |= self.defaults | group
+        for tensor, own in self.state.items():
+            if "step" in own:
+                own["step"] = own["step"].to(tensor.device)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -51,13 +59,14 @@ class Muon(ByParameter):
 
         All ranks must call it equally often, with the same groups.
         """
-        for group in self.param_groups:
-            weights, gradients = with_gradient(group)
+        groups = self.param_groups
+        for group in groups:
             if group["matrices"]:
-                for weight, gradient in zip(weights, gradients, strict=True):
+                for weight, gradient in zip(*with_gradient(group), strict=True):
                     self._move(weight, gradient, group)
-            elif weights:
-                self._adamw(weights, gradients, group)
+        self.param_groups = [group for group in groups if not group["matrices"]]
+        super().step()
+        self.param_groups = groups
 
     def _move(self, weight: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
         if not self.state[weight]:
@@ -91,34 +100,6 @@ class Muon(ByParameter):
             part[piece.begin :][: _real(piece)] = mine[: _real(piece)]
         torch.distributed.all_reduce(whole)
         return [part.view(piece.shape) for part, piece in zip(parts, bucket, strict=True)]
-
-    def _adamw(
-        self, weights: list[Tensor], gradients: list[Tensor], group: Mapping[str, Any]
-    ) -> None:
-        for tensor in weights:
-            if not self.state[tensor]:
-                self.state[tensor]["step"] = torch.zeros((), device=tensor.device)
-                self.state[tensor]["exp_avg"] = torch.zeros_like(tensor)
-                self.state[tensor]["exp_avg_sq"] = torch.zeros_like(tensor)
-            # torch moves it only where a group is marked `fused`: it stays where it was loaded.
-            self.state[tensor]["step"] = self.state[tensor]["step"].to(tensor.device)
-        states = [self.state[tensor] for tensor in weights]
-        adamw(
-            weights,
-            gradients,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
 
 
 def _precision(device: torch.device) -> torch.dtype:

@@ -57,7 +57,7 @@ def _muon_options(name: str, parameter: nn.Parameter, model: nn.Module) -> dict[
 OPTIMIZERS = {
     "adamw": Kind(functools.partial(torch.optim.AdamW, fused=True), _adamw_epsilon),
     "lamb": Kind(Lamb, options=lambda name, parameter, _: {"trust_ratio": parameter.ndim >= 2}),
-    "muon": Kind(Muon, _adamw_epsilon, _muon_options),
+    "muon": Kind(functools.partial(Muon, fused=True), _adamw_epsilon, _muon_options),
 }
 """By the recipe's `optimizer.name`."""
 
