@@ -127,7 +127,6 @@ class Engine:
         if activation_checkpointing:
             checkpoint_activations(model)
         wrapped = optimizers.build(model, optimizer)
-        self._lengths = [[p.numel() for p in group["params"]] for group in wrapped.param_groups]
         stage = stage_of(settings)
         # With fp32 accumulation at stage 1, DeepSpeed would take another optimizer, in whose
         # checkpoints its own tools find no weights.
@@ -349,10 +348,8 @@ class Engine:
             return state
 
         optimizer, stage = self._deepspeed.optimizer, self._deepspeed.zero_optimization_stage()
-        sizes = [len(tensor) for tensor, _ in workarounds.partitions(optimizer)]
-        state = reshard.state_for_rank(
-            saved, len(parts), self._lengths, sizes, self.rank, self.world_size
-        )
+        partitions = workarounds.partitions(optimizer)
+        state = reshard.state_for_rank(saved, len(parts), partitions, self.rank, self.world_size)
         optimizer.load_state_dict([state] * self.world_size, load_from_fp32_weights=True)
         # Update the rounded weights of the forward pass, and those that every rank holds in full.
         if stage == 3:

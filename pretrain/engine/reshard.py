@@ -17,7 +17,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,22 +32,11 @@ KEYS = {1: _STAGES_1_AND_2, 2: _STAGES_1_AND_2, 3: ("fp32_flat_groups", "optimiz
 """Keys of the fp32 weights and of the wrapped optimizer in a saved state, for each ZeRO stage."""
 
 
-class Partitioned(NamedTuple):
-    """Sizes of a partitioned tensor.
-
-    The last pieces may be shorter than the others, or padded.
-    """
-
-    length: int
-    """Number of elements."""
-    old: int
-    """Length of the piece of each old rank."""
-    new: int
-    """Length of the piece of each new rank."""
-
-
 def repartition(
-    saved: Callable[[int], Any], keys: Sequence[Any], tensors: Sequence[Partitioned], rank: int
+    saved: Callable[[int], Any],
+    keys: Sequence[Any],
+    tensors: Sequence[tuple[int, int, int]],
+    rank: int,
 ) -> Tensor:
     """Compute the vector of one new rank from those of the old ranks.
 
@@ -55,7 +44,8 @@ def repartition(
         saved: reads what an old rank saved. It is called for rank 0, and for those that hold
             elements of the new vector: a few of a thousand.
         keys: of the old rank's vector in it, which concatenates one piece of every tensor.
-        tensors: sizes of the tensors, in the same order.
+        tensors: of each, in the same order: its number of elements, and the length of its pieces
+            on the old and on the new ranks. The last pieces may be shorter, or padded.
         rank: the new rank.
 
     Returns:
@@ -81,8 +71,7 @@ def repartition(
 def state_for_rank(
     saved: Callable[[int], State],
     saved_world_size: int,
-    lengths: Sequence[Sequence[int]],
-    sizes: Sequence[int],
+    partitions: Sequence[tuple[Tensor, Sequence[tuple[int, ...]]]],
     rank: int,
     world_size: int,
 ) -> State:
@@ -92,8 +81,7 @@ def state_for_rank(
         saved: reads the state that the ZeRO optimizer of an old rank saved. It is called for rank 0
             and for the few whose elements the rank gets.
         saved_world_size: the old number of ranks.
-        lengths: for each parameter group, the number of elements of each parameter.
-        sizes: for each parameter group, the length of the vector of a new rank.
+        partitions: for each parameter group, the vector of the new rank and the parameters' shapes.
         rank: the new rank.
         world_size: the new number of ranks.
 
@@ -103,17 +91,17 @@ def state_for_rank(
     like = saved(0)
     stage = int(like["zero_stage"])
     weights, wrapped = KEYS[stage]
-    if len(like[weights]) != len(lengths):
+    if len(like[weights]) != len(partitions):
         raise ValueError(
             f"the optimizer state has {len(like[weights])} parameter groups, the optimizer of "
-            f"the model has {len(lengths)}"
+            f"the model has {len(partitions)}"
         )
     flat, moments = [], {}
-    for group, (numbers, size) in enumerate(zip(lengths, sizes, strict=True)):
-        tensors = [Partitioned(sum(numbers), len(like[weights][group]), size)]
+    for group, (vector, shapes) in enumerate(partitions):
+        lengths = [math.prod(shape) for shape in shapes]
+        tensors = [(sum(lengths), len(like[weights][group]), len(vector))]
         if stage == 3:
-            old, new = saved_world_size, world_size
-            tensors = [Partitioned(n, -(-n // old), -(-n // new)) for n in numbers]
+            tensors = [(n, -(-n // saved_world_size), -(-n // world_size)) for n in lengths]
         flat.append(repartition(saved, (weights, group), tensors, rank))
         moments[group] = {
             # AdamW's number of updates is a scalar.

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from pretrain.config.sections import OptimizerConfig
+from pretrain.engine import workarounds
 from pretrain.engine.consolidated import consolidated_weights
-from pretrain.engine.reshard import KEYS, Partitioned, repartition
+from pretrain.engine.reshard import KEYS, repartition
 from pretrain.records import checkpoints
 from tests.pretrain.builders import save_engine, slow
 from tests.pretrain.engine import test_engine
@@ -152,7 +153,7 @@ def test_a_run_continues_alike_with_another_number_of_ranks(
         torch.testing.assert_close(weights[key], value, rtol=0, atol=atol, msg=key)
 
 
-def test_a_checkpoint_of_other_parameters_is_refused(run_ranks, tmp_path):
+def test_a_checkpoint_of_other_parameters_is_refused(run_ranks, tmp_path, monkeypatch):
     def written():
         built = build("zero1_fp32")
         train(built, range(1))
@@ -160,7 +161,8 @@ def test_a_checkpoint_of_other_parameters_is_refused(run_ranks, tmp_path):
 
     def one_group():
         built = build("zero1_fp32")
-        built._lengths = [[sum(map(sum, built._lengths))]]
+        found = workarounds.partitions(built._deepspeed.optimizer)
+        monkeypatch.setattr(workarounds, "partitions", lambda _: found[:1])
         with pytest.raises(ValueError, match="2 parameter groups, .* has 1"):
             built.load(checkpoints.folder_of(tmp_path, 1))
 
@@ -188,7 +190,7 @@ def test_repartitioning_loses_no_element_and_reads_no_rank_in_vain(old, new):
             for rank in range(ranks)
         ]
 
-    sizes = [Partitioned(n, -(-n // old), -(-n // new)) for n in lengths]
+    sizes = [(n, -(-n // old), -(-n // new)) for n in lengths]
     saved = parts(old, float("nan"))
     for rank, expected in enumerate(parts(new, 0.0)):
         read = []
