@@ -59,7 +59,9 @@ def build(loaded: LoadedModel, plan: RunPlan, task: Task) -> Classifier:
     if plan.weights == "pretrained":
         model.load_state_dict(loaded.model.state_dict())
     head = ClassificationHead(architecture.hidden_size, head_config(plan.config, task))
-    trained = model.pair_head.dense.state_dict() if architecture.pair_head else loaded.pooler
+    trained = (
+        model.pair_head.dense.state_dict() if architecture.pair_head else loaded.contents.pooler
+    )
     reads_first = plan.config.pooling == "first" and plan.weights == "pretrained"
     if reads_first and (architecture.pair_head or architecture.segments) and trained:
         head.dense.load_state_dict(trained)
@@ -93,7 +95,7 @@ def save(
     contents = ModelContents(
         dataclasses.replace(loaded.model.config, pair_head=False),
         weights,
-        loaded.vocabulary,
+        loaded.contents.vocabulary,
         {
             "task": plan.task,
             "weights": plan.weights,
@@ -101,7 +103,7 @@ def save(
             "model": plan.model_sha256,
             "max_tokens": plan.config.max_tokens,
             "custom_task": dataclasses.asdict(plan.own) if plan.own else None,
-            "pretrained": loaded.provenance,
+            "pretrained": loaded.contents.provenance,
         },
         head_config(plan.config, task),
     )

@@ -42,6 +42,13 @@ class ModelContents:
         named = any(name.startswith("head.") for name in self.weights)
         return self.classifier is None and (named or self.config.head == "tied")
 
+    @property
+    def pooler(self) -> dict[str, Tensor]:
+        """Weight and bias of `classifier.dense`; empty where there is none."""
+        prefix = f"{CLASSIFIER}dense."
+        names = [name for name in self.weights if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self.weights[name] for name in names}
+
 
 def check_declared_size(config: ModelConfig, size: int) -> None:
     """Raise ValueError if a description has more weights than its file, before making any.

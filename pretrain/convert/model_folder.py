@@ -13,11 +13,10 @@ transformers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from data_prep import tokenizer as tokenizers
 from data_prep.common.files import named_errors
@@ -25,7 +24,7 @@ from data_prep.common.records import decode
 from pretrain.config.run import RunConfig
 from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.convert.reading import read_folder
-from pretrain.model.heads import ClassificationHead
+from pretrain.model.heads import ClassificationHead, build_head
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import ObjectiveSettings
 
@@ -35,15 +34,10 @@ class LoadedModel:
     """The modules of a model folder, in evaluation mode."""
 
     folder: Path
+    contents: ModelContents
     model: LanguageModel
-    """Its head over the vocabulary is untrained where the folder has none (`has_head`)."""
-    has_head: bool
+    """Its head over the vocabulary is untrained where the folder has none."""
     classifier: ClassificationHead | None
-    vocabulary: tokenizers.Tokenizer | None
-    provenance: Mapping[str, Any]
-    notes: tuple[str, ...]
-    pooler: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    """Weight and bias of the dense layer of its classifier, or that an ALBERT has without one."""
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
@@ -52,12 +46,12 @@ class LoadedModel:
         Raises:
             ValueError: the folder has none.
         """
-        if self.vocabulary is None:
-            reason = "; ".join(["put its tokenizer.json into the folder", *self.notes])
+        if self.contents.vocabulary is None:
+            reason = "; ".join(["put its tokenizer.json into the folder", *self.contents.notes])
             raise ValueError(
                 f"{self.folder}: has no vocabulary, so the model takes ids but no text ({reason})"
             )
-        return self.vocabulary
+        return self.contents.vocabulary
 
     @property
     def language_model(self) -> LanguageModel:
@@ -66,7 +60,7 @@ class LoadedModel:
         Raises:
             ValueError: the folder has no such head.
         """
-        if not self.has_head:
+        if not self.contents.has_head:
             raise ValueError(
                 f"{self.folder}: has no head over the vocabulary, so it predicts no tokens; choose "
                 "a language model, such as RobertaForMaskedLM"
@@ -93,7 +87,7 @@ class LoadedModel:
 
     def recorded(self, name: str) -> Any:  # noqa: ANN401 - any JSON value
         """Return a record of the model, or of the one that it was made from; None if absent."""
-        record: Any = self.provenance
+        record: Any = self.contents.provenance
         while isinstance(record, dict):
             if (value := record.get(name)) is not None:
                 return value
@@ -128,22 +122,16 @@ def load_model(folder: Path) -> LoadedModel:
 
 
 def build(folder: Path, contents: ModelContents) -> LoadedModel:
-    """Make the modules of a folder's contents, in evaluation mode."""
-    model, classifier = LanguageModel(contents.config), None
-    weights = {**model.head.state_dict(prefix="head."), **contents.weights}
+    """Make modules of a folder's contents, whose weights they share, in evaluation mode."""
+    config, classifier = contents.config, None
+    weights = {**build_head(config).state_dict(prefix="head."), **contents.weights}
     names = [name for name in weights if name.startswith(CLASSIFIER)]
     of_head = {name.removeprefix(CLASSIFIER): weights.pop(name) for name in names}
-    model.load_state_dict(weights)
-    if contents.classifier:
-        classifier = ClassificationHead(contents.config.hidden_size, contents.classifier).eval()
-        classifier.load_state_dict(of_head)
-    return LoadedModel(
-        folder,
-        model.eval(),
-        contents.has_head,
-        classifier,
-        contents.vocabulary,
-        contents.provenance,
-        contents.notes,
-        {kind: of_head[f"dense.{kind}"] for kind in ("weight", "bias") if of_head},
-    )
+    with torch.device("meta"):  # draws nothing
+        model = LanguageModel(config).eval()
+        if contents.classifier:
+            classifier = ClassificationHead(config.hidden_size, contents.classifier).eval()
+    model.load_state_dict(weights, assign=True)
+    if classifier:
+        classifier.load_state_dict(of_head, assign=True)
+    return LoadedModel(folder, contents, model, classifier)

@@ -255,7 +255,7 @@ class Pretrained:
         batch = ids if ids.dim() == 2 else ids[None]
         if not batch.numel() or bool((batch == PAD_ID).all(dim=1).any()):
             raise ValueError(f"ids of shape {list(ids.shape)}: an empty text, or padding only")
-        config, vocabulary = self._config, self.loaded.vocabulary
+        config, vocabulary = self._config, self.loaded.contents.vocabulary
         # Where the mask has no row in the table, only a tokenizer knows its id.
         known = vocabulary.vocab_size if vocabulary else math.inf
         limit = config.vocab_size if config.mask_embedding == "row" else known

@@ -73,7 +73,7 @@ def test_the_kept_model_has_the_task_s_head_and_the_encoder_s_config(finished, t
     loaded = load_model(folder / "model")
     assert loaded.classifier.config.labels == ("0", "1")
     assert loaded.model.config == load_model(tiny_model).model.config
-    assert not loaded.has_head
+    assert not loaded.contents.has_head
     assert [path.name for path in folder.iterdir() if path.name[0] == "."] == []
 
 

@@ -85,7 +85,7 @@ def test_the_assignments_commands_run_in_their_order(task, birthplaces, capsys):
         "pretrain/run_perceiver_64_pt_lr_0.006000_seed_1/perceiver.pretrain.params",
     }
     loaded = load_model(Path("perceiver.finetune.params"))
-    assert loaded.provenance["pretrained"]["step"] == 30
+    assert loaded.contents.provenance["pretrained"]["step"] == 30
     assert loaded.objective.name == "span-corruption"
     # The run is finished: the same command only makes its model folder again.
     pretraining, output = f"{ASSIGNMENT[3]} {small['pretrain']}", Path("vanilla.pretrain.params")
@@ -155,7 +155,7 @@ def test_every_epoch_is_read_in_an_order_of_the_seed_and_few_rows_are_one_batch(
         more = f"--seed {seed} --writing_params_path {output}"
         training.finetune(parse_arguments(_parser(), f"birthplaces {words} {more}".split()))
     assert first[0] == first[1] != first[2]
-    assert load_model(Path("c")).provenance["steps"] == steps
+    assert load_model(Path("c")).contents.provenance["steps"] == steps
 
 
 @pytest.mark.parametrize(

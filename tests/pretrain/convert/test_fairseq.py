@@ -427,7 +427,7 @@ def test_a_checkpoint_with_classification_heads_becomes_one_model_or_the_other(p
     assert load_model(words).classifier is None
     assert main([*command, str(topic), "--head", "topic"]) == 0
     loaded = load_model(topic)
-    assert (loaded.classifier.config, loaded.has_head) == (HEADS["topic"], False)
+    assert (loaded.classifier.config, loaded.contents.has_head) == (HEADS["topic"], False)
 
 
 @pytest.mark.parametrize(

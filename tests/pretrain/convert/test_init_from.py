@@ -157,7 +157,7 @@ def test_step_0_of_a_run_that_draws_its_weights_can_be_exported(attempt, corpus,
     loss = evaluated(exported(run, 0, tmp_path), corpus, tmp_path)
     assert loss == pytest.approx(validation(run)[4], abs=1e-6), "hardly trained since"
     capsys.readouterr()
-    facts = load_model(exported(run, 2, tmp_path)).provenance
+    facts = load_model(exported(run, 2, tmp_path)).contents.provenance
     assert "step 2 of the run's 4\n" in capsys.readouterr().out
     assert (facts["step"], facts["training"]["validation"]["step"]) == (2, 2)
     lines = metrics.read_metrics(run / metrics.METRICS)

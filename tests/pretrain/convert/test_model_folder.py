@@ -321,8 +321,8 @@ def test_a_vocabulary_that_does_not_fit_is_left_out_and_said_when_asked_for_text
     folder = copied(name)
     spoil(folder)
     model = load_model(folder)
-    assert model.vocabulary is None
-    assert len(model.notes) == bool(reason)
+    assert model.contents.vocabulary is None
+    assert len(model.contents.notes) == bool(reason)
     with pytest.raises(ValueError, match=f"model: has no vocabulary.*{reason}"):
         model.tokenizer  # noqa: B018
 

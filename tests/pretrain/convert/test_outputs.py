@@ -167,13 +167,14 @@ def test_an_albert_without_a_pair_head_keeps_its_features_and_its_pooler(kind, t
     features = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
     has_head = kind != "AlbertModel"
     for folder in (tmp_path / "theirs", tmp_path / "ours"):
-        again = load_model(folder)
-        close(again.model.encoder(ids, mask.bool())[mask.bool()], features[mask.bool()])
+        found = load_model(folder)
+        close(found.model.encoder(ids, mask.bool())[mask.bool()], features[mask.bool()])
+        again = found.contents
         assert again.pooler.keys() == {"weight", "bias"}
         for name, weight in encoder.pooler.state_dict().items():
             assert torch.equal(again.pooler[name], weight)
         assert (again.has_head, again.classifier) == (has_head, None)
-        assert not again.model.config.pair_head
+        assert not again.config.pair_head
         assert again.notes == (() if has_head else ("there is no head over the vocabulary",))
 
 
@@ -214,16 +215,16 @@ def test_a_published_model_gives_the_same_logits_of_a_text(published, transforme
     is_albert = kind == "Albert"
     ours = load_model(folder)
     text = "What was it of </s> <mask> it?"
-    (mine,) = ours.vocabulary.encode_batch([text])
-    assert not {0, 2, ours.vocabulary.mask_id} & {*mine.tolist()}
+    (mine,) = ours.tokenizer.encode_batch([text])
+    assert not {0, 2, ours.tokenizer.mask_id} & {*mine.tolist()}
     texts = "What was it?", "The value."
-    parts = [part.tolist() for part in ours.vocabulary.encode_batch(texts)]
-    ids = torch.tensor([ours.vocabulary.lay_out(parts, separators=1 if is_albert else 2)])
+    parts = [part.tolist() for part in ours.tokenizer.encode_batch(texts)]
+    ids = torch.tensor([ours.tokenizer.lay_out(parts, separators=1 if is_albert else 2)])
     inputs = words(*texts, return_tensors="pt", return_token_type_ids=is_albert)
     assert ids.shape == inputs["input_ids"].shape
     logits, pairs = our_logits(ours, ids, segments=inputs.get("token_type_ids"))
     found, found_pairs = their_logits(model, **inputs)
-    names = [ours.vocabulary._backend.id_to_token(id) for id in range(len(words))]
+    names = [ours.tokenizer._backend.id_to_token(id) for id in range(len(words))]
     names = [OF_ALBERT.get(name, name) if is_albert else name for name in names]
     order = [words.convert_tokens_to_ids(name) for name in names]
     assert len({*order}) == len(words)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pretrain.convert.contents import ModelContents
 from pretrain.convert.model_folder import LoadedModel
 from pretrain.inference.pretrained import Pretrained
 from pretrain.model import presets
@@ -29,7 +30,8 @@ class Reader(torch.nn.Module):
 
 
 def fill_mask(reader, tokenizer, text, top_k=5):
-    loaded = LoadedModel(Path(), reader, True, None, tokenizer, {}, ())
+    contents = ModelContents(reader.config, {"head.beta": reader.weight}, tokenizer, {})
+    loaded = LoadedModel(Path(), contents, reader, None)
     return Pretrained(loaded, "cpu").fill_mask(text, top_k)
 
 

@@ -146,9 +146,9 @@ def test_an_older_checkpoint_can_be_exported_by_its_step(run, exported, tmp_path
     assert command_line.main(["export", str(run), *options]) == 0
     assert "after 35 steps" in capsys.readouterr().out
     loaded = load_model(tmp_path / "older")
-    assert loaded.provenance["step"] == 35
+    assert loaded.contents.provenance["step"] == 35
     recorded = recipes.to_dict(recipes.load(str(run / "run.yaml")))
-    assert loaded.provenance["recipe"]["model"] == recorded["model"]
+    assert loaded.contents.provenance["recipe"]["model"] == recorded["model"]
     newest = load_model(exported).model.state_dict()
     assert any(not newest[n].equal(t) for n, t in loaded.model.state_dict().items())
 
