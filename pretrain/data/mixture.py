@@ -10,15 +10,12 @@ Imports numpy only.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import heapq
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 
@@ -26,12 +23,11 @@ from data_prep.common.files import named_errors
 from pretrain.config.run import Segments
 from pretrain.data.permutation import Indices
 
-Number = TypeVar("Number", int, Indices)
 _LARGEST_SUM = 2**31
 """Of whole-number weights: below it, `_Node.drawn_left` is exact in 64 bits for any place."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, order=True)
 class _Node:
     """A corpus, or two nodes between which draws alternate in proportion to their weights."""
 
@@ -41,29 +37,27 @@ class _Node:
     parts: tuple[_Node, _Node] | None = None
     """The heavier node first; None for a corpus."""
 
-    def drawn_left(self, counts: Number) -> Number:
-        """How many of the node's first `counts` draws its first part has.
+    def drawn_left(self, counts: Indices) -> Indices:
+        """How many of the node's first `counts` draws its first part has, [n] to [n].
 
         The whole number nearest to the part's share, a half rounded up. It grows by 0 or 1 with
         each draw, so both parts are drawn from in their own order without gaps.
         """
         assert self.parts
         share = self.parts[0].weight
-        whole, rest = counts // self.weight, counts % self.weight
+        whole, rest = np.divmod(counts, self.weight)
         return whole * share + (2 * rest * share + self.weight) // (2 * self.weight)
 
 
 def _tree(weights: Sequence[int]) -> _Node:
     """Pair the corpora with weight above 0, lightest first (Huffman 1952)."""
-    leaves = [_Node(weight, corpus) for corpus, weight in enumerate(weights) if weight]
-    heap = [(node.weight, node.corpus, node) for node in leaves]
+    heap = [_Node(weight, corpus) for corpus, weight in enumerate(weights) if weight]
     heapq.heapify(heap)
     while len(heap) > 1:
-        light, heavy = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
+        light, heavy = heapq.heappop(heap), heapq.heappop(heap)
         first = min(light.corpus, heavy.corpus)
-        node = _Node(light.weight + heavy.weight, first, (heavy, light))
-        heapq.heappush(heap, (node.weight, first, node))
-    return heap[0][2]
+        heapq.heappush(heap, _Node(light.weight + heavy.weight, first, (heavy, light)))
+    return heap[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,75 +112,40 @@ class Mixture:
 
     def shares(self, place: int) -> list[float]:
         """Each corpus's share of the weights at a place."""
-        weights = self.stages[self._stage_of(place)][1]
+        weights = [weights for first, weights in self.stages if first <= place][-1]
         return [weight / sum(weights) for weight in weights]
 
     def counts(self, place: int) -> list[int]:
         """How many draws each corpus has before a place."""
-        stage = self._stage_of(place)
-        return _sum(self._begun[stage], self._counts_in(stage, place - self.stages[stage][0]))
-
-    def _counts_in(self, stage: int, places: int) -> list[int]:
-        """How many draws each corpus has among the first places of a stage."""
-        counts = [0] * len(self.stages[stage][1])
-        left = [(self._trees[stage], places)]
-        while left:
-            node, count = left.pop()
-            if node.parts is None:
-                counts[node.corpus] = count
-            else:
-                first = node.drawn_left(count)
-                left += [(node.parts[0], first), (node.parts[1], count - first)]
-        return counts
+        return self._counts(np.array([place]))[:, 0].tolist()
 
     def draws(self, first_place: int, count: int) -> tuple[Indices, Indices]:
         """The corpus at each of `count` places, and the number of its draw, from 0.
 
-        Costs a few operations a place and level of the tree of corpora.
+        Costs a few operations a place and corpus.
         """
-        corpora = np.empty(count, dtype=np.int64)
-        draws = np.empty(count, dtype=np.int64)
-        last = first_place + count
-        for stage, (first, end) in enumerate(itertools.pairwise([*self._firsts, last])):
-            begin = max(first, first_place)
-            places = np.arange(begin, max(begin, min(end, last)), dtype=np.int64)
-            left = [(self._trees[stage], places - first, places - first_place)]
-            while left:
-                node, numbers, where = left.pop()
-                if node.parts is None:
-                    corpora[where] = node.corpus
-                    draws[where] = numbers + self._begun[stage][node.corpus]
-                    continue
-                before = node.drawn_left(numbers)
-                is_left = node.drawn_left(numbers + 1) > before
-                left += [
-                    (node.parts[0], before[is_left], where[is_left]),
-                    (node.parts[1], (numbers - before)[~is_left], where[~is_left]),
-                ]
-        return corpora, draws
+        counts = self._counts(np.arange(first_place, first_place + count + 1))
+        corpora = np.diff(counts).argmax(axis=0)
+        return corpora, counts[corpora, np.arange(count)]
 
-    def _stage_of(self, place: int) -> int:
-        return bisect.bisect_right(self._firsts, place) - 1
+    def _counts(self, places: Indices) -> Indices:
+        """How many draws each corpus has before each place, [corpora, n]."""
+        counts = np.zeros((len(self.stages[0][1]), len(places)), dtype=np.int64)
+        ends = [*(first for first, _ in self.stages[1:]), None]
+        for (first, _), end, tree in zip(self.stages, ends, self._trees, strict=True):
+            left = [(tree, places.clip(first, end) - first)]
+            while left:
+                node, draws = left.pop()
+                if node.parts is None:
+                    counts[node.corpus] += draws
+                else:
+                    of_first = node.drawn_left(draws)
+                    left += zip(node.parts, (of_first, draws - of_first), strict=True)
+        return counts
 
     @cached_property
     def _trees(self) -> list[_Node]:
         return [_tree(weights) for _, weights in self.stages]
-
-    @cached_property
-    def _begun(self) -> list[list[int]]:
-        """Draws of each corpus before each stage."""
-        begun = [[0] * len(self.stages[0][1])]
-        for stage, (first, end) in enumerate(itertools.pairwise(self._firsts)):
-            begun.append(_sum(begun[-1], self._counts_in(stage, end - first)))
-        return begun
-
-    @cached_property
-    def _firsts(self) -> list[int]:
-        return [first for first, _ in self.stages]
-
-
-def _sum(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    return [a + b for a, b in zip(left, right, strict=True)]
 
 
 def _whole_numbers(weights: Sequence[float]) -> tuple[int, ...]:

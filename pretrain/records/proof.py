@@ -23,7 +23,7 @@ from pretrain.records import ledger, metrics, versions, wording
 from pretrain.records.segments import corpora_of, order_of
 
 Counts = npt.NDArray[np.uint8]
-_CHUNK = 1 << 22
+_CHUNK = 1 << 18
 """Number of places whose blocks are counted at once."""
 _STEPS = 128
 """Number of steps whose blocks are looked up at once, several times faster than one by one."""
