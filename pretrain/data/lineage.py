@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -55,10 +55,6 @@ class Reordering:
         """First position, seed, number of skipped blocks, hash of their names: for a manifest."""
         epochs, blocks = self.skipped.T
         return self.first_position, self.seed, len(self.skipped), digest(blocks, epochs)
-
-    def skipped_in(self, epoch: int) -> Indices:
-        """The skipped blocks of one epoch, sorted."""
-        return self.skipped[self.skipped[:, 0] == epoch, 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +148,7 @@ class Lineage:
 
     def epoch(self, position: int) -> float:
         """Epochs read before a position; skipped blocks count as read once they are declared."""
-        number = self._epoch_of(position)
+        (number,) = self._epochs(np.array([position]))
         declared = (s.skipped for s in self.reorderings if s.first_position <= position)
         return (position + sum(int((s[:, 0] <= number).sum()) for s in declared)) / self.total
 
@@ -163,62 +159,45 @@ class Lineage:
         blocks = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch
-            found = positions[chosen] - self._start(epoch)
-            for layer in reversed(self._layers(epoch)):
+            found = positions[chosen] - self.start(epoch)
+            for layer in reversed(_layers(self, epoch)):
                 found = layer.lower(found)
             blocks[chosen] = found
         return blocks, epochs
 
     @cached_property
     def _skips(self) -> tuple[Indices, Indices]:
-        """The epochs with skips, ascending, and the number of blocks skipped up to their ends."""
-        epochs, counts = np.unique(self.skipped()[1], return_counts=True)
-        return epochs, np.cumsum(counts)
+        """The epoch of each skipped block, sorted, and the end of each of these epochs."""
+        epochs = self.skipped()[1]
+        return epochs, (epochs + 1) * self.total - np.searchsorted(epochs, epochs, side="right")
 
-    def _start(self, epoch: int) -> int:
+    def start(self, epoch: int) -> int:
         """First position of an epoch."""
-        epochs, skipped = self._skips
-        before = int(np.searchsorted(epochs, epoch))
-        return epoch * self.total - (int(skipped[before - 1]) if before else 0)
-
-    def _epoch_of(self, position: int) -> int:
-        return int(self._epochs(np.array([position]))[0])
+        return epoch * self.total - int(np.searchsorted(self._skips[0], epoch))
 
     def _epochs(self, positions: Indices) -> Indices:
         """The epoch of each position."""
-        epochs, skipped = self._skips
-        ends = (epochs + 1) * self.total - skipped
-        before = np.searchsorted(ends, positions, side="right")
-        return (positions + np.concatenate([[0], skipped])[before]) // self.total
+        return (positions + np.searchsorted(self._skips[1], positions, side="right")) // self.total
 
-    @cached_property
-    def _known_layers(self) -> dict[int, list[_Layer]]:
-        return {}
 
-    def _layers(self, epoch: int) -> list[_Layer]:
-        """Reorderings of the blocks of an epoch, oldest first; the first maps to block indices."""
-        if epoch not in self._known_layers:
-            self._known_layers[epoch] = self._build_layers(epoch)
-        return self._known_layers[epoch]
-
-    def _build_layers(self, epoch: int) -> list[_Layer]:
-        layers: list[_Layer] = []
-        unread = _no_names()[:, 1]
-        for each in self.reorderings:
-            # A segment that skips the rest of its epoch begins in the next one.
-            begun = self._epoch_of(each.first_position)
-            cut = each.first_position - self._start(begun)
-            skipped = each.skipped_in(epoch)
-            if begun < epoch or (begun, cut) == (epoch, 0):
-                # No block of the epoch was read: its order is drawn anew.
-                unread = np.union1d(unread, skipped)
-                layers = [_Layer(0, self.total - len(unread), each.seed, epoch, unread)]
-            elif begun == epoch:
-                size = layers[-1].size - len(skipped)
-                for layer in layers:
-                    skipped = layer.raised(skipped)
-                layers.append(_Layer(cut, size, each.seed, epoch, np.sort(skipped)))
-        return layers
+@lru_cache
+def _layers(lineage: Lineage, epoch: int) -> list[_Layer]:
+    """Reorderings of the blocks of an epoch, oldest first; the first maps to block indices."""
+    start, end = lineage.start(epoch), lineage.start(epoch + 1)
+    layers: list[_Layer] = []
+    unread = _no_names()[:, 1]
+    for each in lineage.reorderings:
+        skipped = each.skipped[each.skipped[:, 0] == epoch, 1]
+        if each.first_position <= start:
+            # No block of the epoch was read: its order is drawn anew.
+            unread = np.union1d(unread, skipped)
+            layers = [_Layer(0, lineage.total - len(unread), each.seed, epoch, unread)]
+        elif each.first_position < end:
+            cut, size = each.first_position - start, layers[-1].size - len(skipped)
+            for layer in layers:
+                skipped = layer.raised(skipped)
+            layers.append(_Layer(cut, size, each.seed, epoch, np.sort(skipped)))
+    return layers
 
 
 def _sorted_names(parts: list[Indices]) -> Indices:

@@ -41,9 +41,7 @@ class Order:
             totals: number of blocks of each corpus.
             seed: of the run.
         """
-        seeds = (_seed_of(seed, corpus) for corpus in range(len(totals)))
-        lineages = tuple(map(Lineage.begin, totals, seeds))
-        return cls(mixture, lineages, ((0, seed),))
+        return cls(mixture, (), ((0, seed),)).continued(mixture, totals, same=0)
 
     def rolled_back(self, place: int, seed: int, skip: tuple[int, int] | None = None) -> Order:
         """The order that follows this one up to `place`, then continues with `seed`.

@@ -49,16 +49,15 @@ def permute(
         keys.reverse()
     values = indices.astype(np.uint64)
     outside = np.ones(values.shape, dtype=bool)
-    with np.errstate(over="ignore"):
-        while outside.any():
-            x = values[outside]
-            left, right = x >> shift, x & low
-            if inverse:
-                left, right = right, left
-            for key in keys:
-                left, right = right, left ^ (_mix(right, key) & low)
-            if inverse:
-                left, right = right, left
-            values[outside] = (left << shift) | right
-            outside = values >= np.uint64(count)
+    while outside.any():
+        x = values[outside]
+        left, right = x >> shift, x & low
+        if inverse:
+            left, right = right, left
+        for key in keys:
+            left, right = right, left ^ (_mix(right, key) & low)
+        if inverse:
+            left, right = right, left
+        values[outside] = (left << shift) | right
+        outside = values >= np.uint64(count)
     return values.astype(np.int64)
