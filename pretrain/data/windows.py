@@ -25,20 +25,6 @@ from pretrain.objectives.base import Block, Ids
 from pretrain.objectives.tokens import IGNORED, DocumentObjective
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Window:
-    """Part of a text with an `<s>` in front."""
-
-    ids: Ids
-    """[n]"""
-    inputs: Ids
-    """[n]: what the model reads."""
-    positions: Ids
-    """[m]: the tokens to predict."""
-    subsets: Ids
-    """[n]: the subset of each id's document."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Windows:
     """Windows of one length over documents of a split."""
@@ -76,10 +62,10 @@ class Windows:
             objective: for validation.
             rows: most rows of a micro-batch.
         """
-        batch: list[list[_Window]] = []
+        batch: list[list[Ids]] = []
         room: list[int] = []
         for window in self._windows(objective):
-            size = len(window.ids)
+            size = window.shape[1]
             row = next((row for row, left in enumerate(room) if size <= left), len(room))
             if row == rows:
                 yield self._micro_batch(objective, batch)
@@ -112,13 +98,14 @@ class Windows:
         """Windows of each text but its first."""
         return -(-(self._texts - self._room).clip(0) // self._step)
 
-    def _windows(self, objective: DocumentObjective) -> Iterator[_Window]:
+    def _windows(self, objective: DocumentObjective) -> Iterator[Ids]:
+        """Windows [4, n]: of each token its id, what the model reads, subset, whether a target."""
         documents = (self._tokens(objective, document) for document in self.documents)
         for text in [documents] if self.one_text else ([document] for document in documents):
             yield from self._cut(text)
 
     def _tokens(self, objective: DocumentObjective, document: int) -> Ids:
-        """Of each token of a document: id, what the model reads, its subset, whether a target."""
+        """A document, laid out like a window."""
         ids = self.corpus.document(document).astype(np.int64)
         inputs, positions = objective.mask(ids, validation_key(document))
         is_target = np.zeros_like(ids)
@@ -126,43 +113,27 @@ class Windows:
         subset = int(self.corpus.subsets[document])
         return np.stack([ids, inputs, np.full_like(ids, subset), is_target])
 
-    def _cut(self, text: Iterable[Ids]) -> Iterator[_Window]:
+    def _cut(self, text: Iterable[Ids]) -> Iterator[Ids]:
         """The windows of one text, which comes in parts."""
         tokens, scored = np.empty((4, 0), dtype=np.int64), 0
         for part in text:
             tokens = np.concatenate([tokens, part], axis=1)
             while tokens.shape[1] >= self._room:
-                yield self._window(tokens[:, : self._room], scored)
+                yield _window(tokens[:, : self._room], scored)
                 tokens, scored = tokens[:, self._step :], self._room - self._step
         if tokens.shape[1] > scored:
-            yield self._window(tokens, scored)
-
-    def _window(self, tokens: Ids, scored: int) -> _Window:
-        """A window whose first `scored` tokens were scored before."""
-        ids, inputs, subsets, is_target = tokens
-        return _Window(
-            np.append(Tokenizer.bos_id, ids),
-            np.append(Tokenizer.bos_id, inputs),
-            np.flatnonzero(is_target[scored:]) + scored + 1,
-            np.append(0, subsets),
-        )
+            yield _window(tokens, scored)
 
     def _micro_batch(
-        self, objective: DocumentObjective, rows: Sequence[Sequence[_Window]]
+        self, objective: DocumentObjective, rows: Sequence[Sequence[Ids]]
     ) -> MicroBatch:
         blocks, masked = [], []
         for windows in rows:
-            sizes = [len(window.ids) for window in windows]
-            starts = np.cumsum([0, *sizes])
-            blocks.append(
-                Block(
-                    np.concatenate([window.ids for window in windows]),
-                    np.repeat(np.arange(1, len(sizes) + 1), sizes) if len(sizes) > 1 else None,
-                    np.concatenate([window.subsets for window in windows]),
-                )
-            )
-            places = [each.positions + first for each, first in zip(windows, starts, strict=False)]
-            masked.append((np.concatenate([w.inputs for w in windows]), np.concatenate(places)))
+            ids, inputs, subsets, is_target = np.concatenate(windows, axis=1)
+            sizes = [window.shape[1] for window in windows]
+            numbers = np.repeat(np.arange(1, len(sizes) + 1), sizes) if len(sizes) > 1 else None
+            blocks.append(Block(ids, numbers, subsets))
+            masked.append((inputs, np.flatnonzero(is_target)))
         arrays = objective.arrange(blocks, masked, self.row)
         if self._step < self._room:
             # The head is not computed for the targets that other windows score.
@@ -171,3 +142,11 @@ class Windows:
                 arrays[name] = arrays[name][used]
         tokens = sum(len(block.ids) for block in blocks)
         return MicroBatch(0, arrays, tokens, objective.targets(arrays))
+
+
+def _window(tokens: Ids, scored: int) -> Ids:
+    """The tokens after an `<s>`, without the targets among the first `scored`, scored before."""
+    window = np.pad(tokens, ((0, 0), (1, 0)))
+    window[:2, 0] = Tokenizer.bos_id
+    window[3, : 1 + scored] = 0
+    return window
