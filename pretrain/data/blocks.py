@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -80,17 +80,14 @@ class Blocks(ABC):
         """
 
     @abstractmethod
-    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
-        """The documents of a block, in its order."""
-
-    def offsets(self, index: int) -> Ids:
-        """The first token that a block has of each of its documents."""
-        return np.zeros(len(self.documents(index)), dtype=np.int64)
+    def parts(self, index: int) -> tuple[Table, Table]:
+        """The documents of a block, in its order, and the first token that it has of each."""
 
     def _sizes(self, index: int) -> Ids:
         """Ids of each document of a block, with the `<s>` in front of it."""
-        left = self.corpus.lengths[self.documents(index)] - self.offsets(index)
-        sizes: Ids = np.minimum(left, self.sequence_length - 1)
+        documents, firsts = self.parts(index)
+        ends = (self.corpus.lengths[documents] - firsts).cumsum()
+        sizes: Ids = np.diff(ends.clip(max=self.sequence_length - 1), prepend=0)
         sizes[: None if self.documents_apart else 1] += 1
         return sizes
 
@@ -105,9 +102,8 @@ class Blocks(ABC):
     def __getitem__(self, index: int) -> Block:
         """One block, without subsets."""
         parts: list[npt.ArrayLike] = []
-        sizes = self._sizes(index)
-        documents, offsets = self.documents(index).tolist(), self.offsets(index).tolist()
-        for number, (document, first) in enumerate(zip(documents, offsets, strict=True)):
+        sizes, of_block = self._sizes(index), (part.tolist() for part in self.parts(index))
+        for number, (document, first) in enumerate(zip(*of_block, strict=True)):
             starts = number == 0 or self.documents_apart
             if starts:
                 parts.append([Tokenizer.bos_id])
@@ -122,8 +118,8 @@ class Blocks(ABC):
 
     def subsets(self, index: int) -> Ids:
         """[n]: the subset of each id's document, an index into the manifest's names."""
-        subsets: Ids = self.corpus.subsets[self.documents(index)].astype(np.int64)
-        return np.repeat(subsets, self._sizes(index))
+        documents, _ = self.parts(index)
+        return np.repeat(self.corpus.subsets[documents].astype(np.int64), self._sizes(index))
 
     @cached_property
     def _tokens(self) -> int:

@@ -71,7 +71,7 @@ class SentencePairs(Blocks):
 
     def __getitem__(self, index: int) -> Block:
         """One block, without subsets."""
-        (document,), (first, end) = self.documents(index), self._tables["ranges"][index].tolist()
+        (document,), (first, end) = self.parts(index)[0], self._tables["ranges"][index].tolist()
         sentences = self.corpus.sentences(document, first, end)
         return Block(
             np.concatenate(sentences).astype(np.int64),
@@ -94,9 +94,9 @@ class SentencePairs(Blocks):
         chosen = int(share * others)
         return chosen if chosen < first else chosen + end - first
 
-    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
-        """The document of a block."""
-        return self._tables["documents"][index : index + 1]
+    def parts(self, index: int) -> tuple[Table, Table]:
+        """The document of a block, and the first sentence that it has of it."""
+        return self._tables["documents"][index : index + 1], self._tables["ranges"][index, :1]
 
     def _sizes(self, index: int) -> Ids:
         return self._tables["sizes"][index : index + 1].astype(np.int64)

@@ -14,17 +14,16 @@ import itertools
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from data_prep.blocks import best_fit, complete
 from data_prep.cache import Table, Tables
 from data_prep.corpus import Corpus
 from pretrain.data.blocks import Blocks
 from pretrain.data.sentence_pairs import SentencePairs
-from pretrain.objectives.base import Block, Ids
+from pretrain.objectives.base import Block
 
 if TYPE_CHECKING:
     from pretrain.config.block_sources import BlockSource
@@ -64,9 +63,10 @@ class CompleteBlocks(Blocks):
     def _cut(self, lengths: Table) -> Tables:
         return {"ranges": complete(lengths, self.sequence_length)}
 
-    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
-        """The documents of a block, in its order."""
-        return np.arange(*self._tables["ranges"][index])
+    def parts(self, index: int) -> tuple[Table, Table]:
+        """The documents of a block, in its order, and the first token that it has of each."""
+        documents = np.arange(*self._tables["ranges"][index])
+        return documents, np.zeros_like(documents)
 
 
 class BestFitBlocks(Blocks):
@@ -82,10 +82,10 @@ class BestFitBlocks(Blocks):
         starts = np.concatenate([[0], ends])[:-1]
         return {"ranges": np.column_stack([starts, ends]), "documents": documents}
 
-    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
-        """The documents of a block, in its order."""
+    def parts(self, index: int) -> tuple[Table, Table]:
+        """The documents of a block, in its order, and the first token that it has of each."""
         first, end = self._tables["ranges"][index]
-        return self._tables["documents"][first:end]
+        return self._tables["documents"][first:end], np.zeros(end - first, dtype=np.int64)
 
     @property
     def _starts(self) -> int:
@@ -117,28 +117,16 @@ class ChunkedBlocks(BestFitBlocks):
         """Number of blocks."""
         return super().__len__() + int(self._tables["first_chunks"][-1])
 
-    def _full_chunk(self, index: int) -> tuple[int, int] | None:
-        """The document of a block that is one full chunk, and the chunk's number in it."""
+    def parts(self, index: int) -> tuple[Table, Table]:
+        """The documents of a block, in its order, and the first token that it has of each."""
         first_chunks, chunk = self._tables["first_chunks"], index - super().__len__()
+        room = self.sequence_length - 1
         if chunk < 0:
-            return None
-        if chunk >= first_chunks[-1]:
-            raise IndexError(f"block {index} of {len(self)}")
-        place = int(np.searchsorted(first_chunks, chunk, side="right")) - 1
-        return int(self._tables["long"][place]), chunk - int(first_chunks[place])
-
-    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
-        """The documents of a block, in its order."""
-        chunk = self._full_chunk(index)
-        return np.array(chunk[:1]) if chunk else super().documents(index)
-
-    def offsets(self, index: int) -> Ids:
-        """The first token that a block has of each of its documents."""
-        room, chunk = self.sequence_length - 1, self._full_chunk(index)
-        if chunk:
-            return np.array([chunk[1] * room])
-        last_tokens: Ids = self.corpus.lengths[self.documents(index)].astype(np.int64) - 1
-        return last_tokens // room * room
+            documents, _ = super().parts(index)
+            last_tokens = self.corpus.lengths[documents].astype(np.int64) - 1
+            return documents, last_tokens // room * room
+        place = [np.searchsorted(first_chunks, chunk, side="right") - 1]
+        return self._tables["long"][place], (chunk - first_chunks[place]) * room
 
     @cached_property
     def _tokens(self) -> int:
@@ -165,34 +153,15 @@ class ContiguousBlocks(Blocks):
         """Number of blocks."""
         return -(-self._tokens // (self.sequence_length - 1))
 
-    def _span(self, index: int) -> tuple[int, int]:
-        """The first token of a block in the split, and the end."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"block {index} of {len(self)}")
+    def parts(self, index: int) -> tuple[Table, Table]:
+        """The documents of a block, in its order, and the first token that it has of each."""
         first = index * (self.sequence_length - 1)
-        return first, min(first + self.sequence_length - 1, self._tokens)
-
-    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
-        """The documents of a block, in its order."""
-        first, end = self._span(index)
-        ends = self._tables["ends"]
-        return np.arange(np.searchsorted(ends, first, "right"), np.searchsorted(ends, end) + 1)
-
-    def offsets(self, index: int) -> Ids:
-        """The first token that a block has of each of its documents."""
-        documents = self.documents(index)
-        begin = self._tables["ends"][documents[0]] - self.corpus.lengths[documents[0]]
-        offsets = np.zeros(len(documents), dtype=np.int64)
-        offsets[0] = self._span(index)[0] - begin
-        return offsets
-
-    def _sizes(self, index: int) -> Ids:
-        first, end = self._span(index)
-        documents = self.documents(index)
-        sizes: Ids = self.corpus.lengths[documents] - self.offsets(index)
-        sizes[-1] -= self._tables["ends"][documents[-1]] - end
-        sizes[0] += 1
-        return sizes
+        if not 0 <= first < self._tokens:
+            raise IndexError(f"block {index} of {len(self)}")
+        end, ends = min(first + self.sequence_length - 1, self._tokens), self._tables["ends"]
+        documents = np.arange(np.searchsorted(ends, first, "right"), np.searchsorted(ends, end) + 1)
+        begins = ends[documents] - self.corpus.lengths[documents]
+        return documents, (first - begins).clip(0)
 
     @cached_property
     def _tokens(self) -> int:
@@ -212,9 +181,9 @@ class OneDocumentBlocks(Blocks):
         """Number of blocks."""
         return len(self.corpus)
 
-    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
-        """The document of a block."""
-        return np.array([index])
+    def parts(self, index: int) -> tuple[Table, Table]:
+        """The document of a block, and its first token."""
+        return np.array([index]), np.array([0])
 
     @cached_property
     def _tokens(self) -> int:

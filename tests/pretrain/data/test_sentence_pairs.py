@@ -77,9 +77,8 @@ def test_the_lengths_of_a_run_s_sentences_do_not_tell_which_came_first():
 
 def test_blocks_are_the_sentences_of_their_document(source):
     for index, block in enumerate(source):
-        (document,) = source.documents(index)
-        first, end = source._tables["ranges"][index]
-        sentences = source.corpus.sentences(int(document))[first:end]
+        (document,), (first,) = source.parts(index)
+        sentences = source.corpus.sentences(document)[first : source._tables["ranges"][index, 1]]
         assert block.sentences.tolist() == [len(ids) for ids in sentences]
         assert block.ids.tolist() == np.concatenate(sentences).tolist()
         assert block.ids.dtype == np.int64
@@ -89,7 +88,7 @@ def test_documents_of_one_sentence_and_what_is_cut_are_missing_from_the_share(so
     corpus = source.corpus
     sizes = [len(block.ids) for block in source]
     assert max(sizes) > ROOM
-    held = {int(source.documents(index)[0]) for index in range(len(source))}
+    held = {*source._tables["documents"].tolist()}
     counts = [len(corpus.sentences(document)) for document in range(len(corpus))]
     assert held == {document for document, count in enumerate(counts) if count > 1}
     assert 1 in counts
@@ -100,7 +99,7 @@ def test_documents_of_one_sentence_and_what_is_cut_are_missing_from_the_share(so
 
 
 def test_a_number_chooses_among_all_blocks_of_other_documents(source):
-    documents = [int(source.documents(index)[0]) for index in range(len(source))]
+    documents = source._tables["documents"].tolist()
     for index in (0, len(source) // 2, len(source) - 1):
         others = [n for n in range(len(source)) if documents[n] != documents[index]]
         shares = (np.arange(len(others)) + 0.5) / len(others)

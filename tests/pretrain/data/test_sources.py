@@ -57,7 +57,7 @@ def test_complete_blocks_are_bos_and_whole_documents_and_none_is_lost(complete):
 def test_packed_blocks_hold_each_document_once_with_its_own_start(packed):
     seen = []
     for index, block in enumerate(packed):
-        documents = packed.documents(index).tolist()
+        documents = packed.parts(index)[0].tolist()
         assert len(block.ids) == len(block.document_ids) <= LENGTH
         for number, document in enumerate(documents, start=1):
             expected = [0, *packed.corpus.document(document)]
@@ -101,8 +101,8 @@ def test_chunked_blocks_hold_each_token_once_in_the_order_of_its_document(length
     place = {}
     for index, block in enumerate(source):
         assert len(block.ids) == source.size(index) <= block_tokens
-        documents, offsets = source.documents(index).tolist(), source.offsets(index).tolist()
-        for number, (document, first) in enumerate(zip(documents, offsets, strict=True), start=1):
+        parts = zip(*map(np.ndarray.tolist, source.parts(index)), strict=True)
+        for number, (document, first) in enumerate(parts, start=1):
             start, *ids = block.ids[block.document_ids == number].tolist()
             assert start == 0
             assert ids == texts.document(document)[first : first + block_tokens - 1].tolist()
@@ -129,7 +129,7 @@ def test_chunked_blocks_are_best_fit_blocks_of_the_last_chunks_and_full_chunks(
     )
     full = sum((n - 1) // room for n in lengths)
     assert len(source) == len(ends) + full
-    packed = [source.documents(index).tolist() for index in range(len(ends))]
+    packed = [source.parts(index)[0].tolist() for index in range(len(ends))]
     assert packed == [part.tolist() for part in np.split(last_chunks, ends[:-1])]
     assert all(source.size(index) == block_tokens for index in range(len(ends), len(source)))
 
@@ -149,8 +149,8 @@ def test_contiguous_blocks_are_the_text_of_the_split_cut_every_so_many_tokens(
         assert block.ids.tolist() == [0, *tokens]
     for index, block in enumerate(blocks):
         assert source.size(index) == len(block.ids)
-        pairs = zip(source.documents(index).tolist(), source.offsets(index).tolist(), strict=True)
-        read = np.concatenate([texts.document(document, first) for document, first in pairs])
+        parts = zip(*map(np.ndarray.tolist, source.parts(index)), strict=True)
+        read = np.concatenate([texts.document(document, first) for document, first in parts])
         assert read[: len(block.ids) - 1].tolist() == block.ids[1:].tolist()
     assert source.share_of_tokens == 1.0
     ids = sum(len(block.ids) for block in blocks)
@@ -169,7 +169,7 @@ def test_a_block_of_one_document_is_its_beginning(lengths, block_tokens):
     for index, block in enumerate(blocks):
         assert block.document_ids is None
         assert block.ids.tolist() == [0, *texts.document(index)[: block_tokens - 1]]
-        assert source.documents(index).tolist() == [index]
+        assert source.parts(index) == ([index], [0])
         assert source.size(index) == len(block.ids)
     ids = sum(len(block.ids) for block in blocks)
     assert len(blocks) == len(lengths)
@@ -196,7 +196,7 @@ def test_sizes_and_subsets_are_those_of_the_ids(name, length, corpus_for):
         assert source.size(index) == len(source.subsets(index)) == len(block.ids)
         # A document ends with </s>, and the next one, with its <s> if it has one, follows.
         number = np.cumsum(np.concatenate([[0], block.ids[:-1] == 2]))
-        assert np.array_equal(source.subsets(index), source.documents(index)[number] % 3)
+        assert np.array_equal(source.subsets(index), source.parts(index)[0][number] % 3)
 
 
 @pytest.mark.parametrize("length", [SHORT, LENGTH])
