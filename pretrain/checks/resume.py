@@ -135,7 +135,8 @@ def _checked(course: Course, records: Sequence[Record]) -> Course:
     named: dict[tuple[object, ...], str] = {}
     for source in sources:
         manifest = found[source.name] = load_manifest(Path(source.path))
-        other = named.setdefault((manifest.digest(), *source.key[1:]), source.path)
+        alike = manifest.digest(), source.sequence_length, source.packing
+        other = named.setdefault(alike, source.path)
         if other != source.path:
             raise ValueError(f"{source.path} is the same corpus as {other}; name it by that path")
     then, now = run_segments.corpora_of(records), zip(sources, algorithms(sources), strict=True)

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockSource:
-    """Blocks with an order of their own: a corpus, cut in one way."""
+    """Blocks with an order of their own: a corpus, cut in one way. Equal under any name."""
 
-    name: str
-    """The corpus's, with the length and where needed the packing if a run cuts it in several ways;
-    empty where a run has a single one without a name."""
     path: str
-    """Folder of the corpus."""
+    """Folder of the corpus, as `pathlib` writes it."""
     sequence_length: int
     packing: str
-
-    @cached_property
-    def key(self) -> tuple[str, int, str]:
-        """Equal where the blocks are the same."""
-        return str(Path(self.path)), self.sequence_length, self.packing
+    name: str = dataclasses.field(compare=False)
+    """The corpus's, with the length and where needed the packing if a run cuts it in several ways;
+    empty where a run has a single one without a name."""
 
 
 def named(sources: Sequence[BlockSource]) -> list[BlockSource]:
@@ -33,8 +27,8 @@ def named(sources: Sequence[BlockSource]) -> list[BlockSource]:
     """
     if len(sources) == 1:
         return [*sources]
-    given = {s.key[0]: s.name for s in reversed(sources) if s.name}  # by a phase, to a path
-    plain = [given.get(s.key[0], Path(s.path).name) for s in sources]
+    given = {s.path: s.name for s in reversed(sources) if s.name}  # by a phase, to a path
+    plain = [given.get(s.path, Path(s.path).name) for s in sources]
     longer = [f"{n}@{s.sequence_length}" for n, s in zip(plain, sources, strict=True)]
     packed = [f"{n}/{s.packing}" for n, s in zip(longer, sources, strict=True)]
     found = []

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from data_prep.common.files import named_errors
@@ -191,44 +192,36 @@ class Segments:
         return Sizes(tuple((p.first_step, p.config.batch.global_batch_size) for p in self.parts))
 
     @cached_property
-    def _sources(self) -> tuple[list[BlockSource], list[list[int]]]:
-        """The sources, and for each segment the number of the source of each of its corpora."""
-        found: list[BlockSource] = []
-        numbers: list[list[int]] = []
-        for data in (part.config.data for part in self.parts):
-            known = {source.key: number for number, source in enumerate(found)}
-            numbers.append([])
-            for name, corpus in data.named_corpora.items():
-                source = BlockSource(name, corpus.path, data.sequence_length, data.packing)
-                if source.key not in known:
-                    found.append(source)
-                numbers[-1].append(known.get(source.key, len(found) - 1))
-        return named(found), numbers
+    def _weights(self) -> list[dict[BlockSource, float]]:
+        """For each segment, the weight of the source of each of its corpora."""
+        return [
+            {
+                BlockSource(str(Path(c.path)), data.sequence_length, data.packing, name): c.weight
+                for name, c in data.named_corpora.items()
+            }
+            for data in (part.config.data for part in self.parts)
+        ]
 
-    @property
+    @cached_property
     def sources(self) -> list[BlockSource]:
         """What has an order of its own: each corpus, in each way in which segments cut it.
 
         In the order in which segments first name it.
         """
-        return self._sources[0]
+        return named([*dict.fromkeys(itertools.chain(*self._weights))])
 
     @property
     def source_names(self) -> list[list[str]]:
         """For each segment, the name of the source of each of its corpora."""
-        found, numbers = self._sources
-        return [[found[number].name for number in of_part] for of_part in numbers]
+        names = {source: source.name for source in self.sources}
+        return [[names[source] for source in own] for own in self._weights]
 
     def weights(self) -> list[tuple[int, list[float]]]:
         """(first step, weight of each of `sources`) of each segment."""
-        sources, numbers = self._sources
-        found = []
-        for part, own in zip(self.parts, numbers, strict=True):
-            row = [0.0] * len(sources)
-            for number, corpus in zip(own, part.config.data.named_corpora.values(), strict=True):
-                row[number] = corpus.weight
-            found.append((part.first_step, row))
-        return found
+        return [
+            (part.first_step, [own.get(source, 0.0) for source in self.sources])
+            for part, own in zip(self.parts, self._weights, strict=True)
+        ]
 
 
 def resolve(config: RunConfig) -> tuple[Segment, ...]:
