@@ -55,12 +55,12 @@ class OneOf:
         return _adapter(kind).validate_json(json.dumps(values))
 
 
-def _whole(value: object) -> object:
+def whole(value: object) -> object:
     """A whole number that is written as 1e5, which YAML reads as a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(whole)]
 # Limits that no use comes near: beyond them, 64-bit products and quotients in fp32 overflow.
 Int = Annotated[Whole, Le(10**12)]
 PositiveInt = Annotated[Int, Gt(0)]

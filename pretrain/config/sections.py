@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Lt
+from pydantic import AfterValidator
 
 from data_prep.common.arguments import as_invoked
 from data_prep.common.records import (
     Fraction,
-    Int,
     NonNegativeFloat,
     NonNegativeInt,
     OneOf,
@@ -28,6 +28,7 @@ from data_prep.common.records import (
     Whole,
     not_accepted,
     unknown_key,
+    whole,
 )
 from data_prep.common.wording import count
 from pretrain.model.backends import ATTENTION_BACKENDS, AUTOMATIC
@@ -65,7 +66,7 @@ class DataConfig:
     """Several corpora by name, in place of `corpus`, such as {web: {path: corpora/web, weight: 3},
     books: {path: corpora/books, weight: 1}}. Each has an order and epochs of its own. Their order
     must not change; another one may be added at the end. A phase may change the weights."""
-    sequence_length: Annotated[Int, Ge(2), Le(1_000_000)] = 2048
+    sequence_length: Annotated[Whole, Ge(2), Le(1_000_000)] = 2048
     """Tokens of a block, `<s>` included."""
     packing: Literal[
         "chunked", "best-fit", "complete", "contiguous", "one-document", "sentence-pairs"
@@ -101,6 +102,19 @@ class DataConfig:
         return self.corpora or ({"": CorpusConfig(self.corpus)} if self.corpus else {})
 
 
+OVERRIDABLE = {
+    field.name: field.type
+    for field in dataclasses.fields(ModelConfig)
+    if field.name not in ("vocab_size", "pair_head")
+}
+"""Types of the fields of ModelConfig that a recipe may set; the corpus and the objective decide the
+others."""
+
+
+def _whole_sizes(overrides: dict[str, Any]) -> dict[str, Any]:
+    return {n: whole(v) if OVERRIDABLE.get(n) == "int" else v for n, v in overrides.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelRecipe:
     """A named model, and what differs from it."""
@@ -109,7 +123,9 @@ class ModelRecipe:
     """Hidden size, layers and heads, by name."""
     variant: Annotated[str, OneOf(VARIANTS)] = "baseline"
     """Positions, embeddings and head, by name."""
-    overrides: Annotated[dict[str, Any], ModelConfig] = dataclasses.field(default_factory=dict)
+    overrides: Annotated[dict[str, Any], ModelConfig, AfterValidator(_whole_sizes)] = (
+        dataclasses.field(default_factory=dict)
+    )
     """Fields of ModelConfig that differ from the named model's."""
     init_from: str = ""
     """Model whose weights the run starts from: a model folder, or a Hugging Face folder such as
@@ -117,16 +133,11 @@ class ModelRecipe:
     save for dropout. Empty: weights are drawn from training.seed."""
 
     def __post_init__(self) -> None:
-        """Refuse fields that do not exist or that other sections decide, and far too large ones."""
-        known = {field.name for field in dataclasses.fields(ModelConfig)}
-        known -= {"vocab_size", "pair_head"}
-        for name, value in self.overrides.items():
-            key = f"model.overrides.{name}"
-            if name not in known:
-                raise ValueError(unknown_key(key, [f"model.overrides.{each}" for each in known]))
-            most = 10_000 if name == "num_layers" else 10_000_000
-            if isinstance(value, int) and value > most:  # to count its weights would not end
-                raise ValueError(not_accepted(key, value, f"at most {most}"))
+        """Refuse fields that do not exist or that other sections decide."""
+        known = [f"model.overrides.{name}" for name in OVERRIDABLE]
+        for key in (f"model.overrides.{name}" for name in self.overrides):
+            if key not in known:
+                raise ValueError(unknown_key(key, known))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +256,7 @@ class TrainingConfig:
     """Start value of all randomness: initial weights, order of blocks, masks, dropout."""
     deepspeed: str = "zero1_bf16"
     """A file of ds_configs/ (without .json), or a path to a DeepSpeed JSON file."""
-    data_workers: Annotated[Int, Ge(0), Le(1000)] = 0
+    data_workers: Annotated[Whole, Ge(0), Le(1000)] = 0
     """Processes per rank that prepare the batches of the next steps; 0: the rank itself."""
     activation_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, one more forward pass."""
@@ -264,7 +275,7 @@ class TrainingConfig:
     """Validation blocks read at each evaluation; 0: all."""
     checkpoint_interval: PositiveInt = 500
     """Updates between checkpoints."""
-    checkpoints_kept: Annotated[Int, Ge(2)] = 5
+    checkpoints_kept: Annotated[Whole, Ge(2), Le(10_000)] = 5
     """Newest checkpoints that are kept; a rollback needs one from before the spike. Checkpoints
     that a rollback may go back to are kept as well (spikes/policy.py)."""
 

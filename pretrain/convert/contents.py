@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 CLASSIFIER = "classifier."
 """Prefix of the weights of a classification head."""
-_MOST_LAYERS = 10_000
-"""Limit for any model: the size of a file does not limit layers that share their weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +58,9 @@ def check_declared_size(config: ModelConfig, size: int) -> None:
         size: bytes of the weights.
 
     Raises:
-        ValueError: names both numbers; or there are more than 10,000 layers.
+        ValueError: names both numbers.
     """
-    least, layers = config.least_weights + config.token_size * config.segments, config.num_layers
-    least += config.hidden_size * config.latents
-    if least > size:
-        raise ValueError(f"describes {least:,} weights or more, its file has {size:,} bytes")
-    if layers > _MOST_LAYERS:
-        raise ValueError(f"num_layers: {layers:,}; accepted: at most {_MOST_LAYERS:,}")
+    if config.least_weights > size:
+        raise ValueError(
+            f"describes {config.least_weights:,} weights or more, its file has {size:,} bytes"
+        )

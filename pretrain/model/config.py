@@ -181,6 +181,9 @@ class ModelConfig:
 
         for name, accepted in {"position": tuple(POSITION_METHODS), **CHOICES}.items():
             check(name, getattr(self, name) in accepted, accepted)
+        for name in (field.name for field in dataclasses.fields(self) if field.type == "int"):
+            most = 10_000 if name == "num_layers" else 10_000_000  # more would never be built
+            check(name, getattr(self, name) <= most, f"at most {most:,}")
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
         for name in (*sizes, "max_positions", "layer_groups", "global_every"):
             check(name, getattr(self, name) >= 1, "a positive number")
@@ -279,6 +282,7 @@ class ModelConfig:
         count += feed_forwards * (3 if self.gated else 2) * hidden * self.intermediate_size
         positions = self.longest_input + self.position_offset if self.longest_input else 0
         count += self.token_size * (self.vocab_size + self.segments + positions)
+        count += hidden * self.latents
         return count + (hidden * self.vocab_size if self.head == "untied" else 0)
 
     @property

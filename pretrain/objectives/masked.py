@@ -10,7 +10,7 @@ import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from data_prep import tokenizer as tokenizers
-from data_prep.common.records import Int, not_accepted
+from data_prep.common.records import Whole, not_accepted
 from pretrain.objectives.base import Ids, Key, ObjectiveSettings, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentObjective
 
@@ -28,7 +28,7 @@ class MaskedLMConfig(ObjectiveSettings):
     """Share of the chosen tokens that a random token replaces; `<mask>` replaces the rest."""
     targets: Literal["masked", "all"] = "masked"
     """What is predicted: the chosen tokens, or all (with keep and random 0: self-masking)."""
-    longest_ngram: Annotated[Int, Ge(1), Le(1000)] = 1
+    longest_ngram: Annotated[Whole, Ge(1), Le(1000)] = 1
     """Choose runs of up to this many whole words, of n words with a probability proportional to
     1/n, and never special tokens (Lan et al. 2020, section 4.1: 3). A word begins where a token
     has anything but letters: white space, a digit, a punctuation mark. 1: choose single tokens."""
