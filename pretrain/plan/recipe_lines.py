@@ -16,7 +16,7 @@ from data_prep.common.records import OneOf, docstrings, keys
 from pretrain.checks.recipe import check_settings
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
-from pretrain.config.sections import ADVANCED
+from pretrain.config.sections import ADVANCED, OVERRIDABLE
 from pretrain.config.settings import flatten, is_within, to_yaml
 from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
@@ -46,7 +46,7 @@ def show(
     if only_changed:
         defaults = dataclasses.asdict(RunConfig(objective=type(config.objective)()))
         defaults["objective"]["name"] = RunConfig().objective.name
-        return _lines(_differing(values, defaults), found) if values != defaults else iter(["{}"])
+        return _lines(values, found, left_out=defaults) if values != defaults else iter(["{}"])
     hidden = set() if every else _unset(config, found)
     return _lines(values, found, _texts(config), hidden)
 
@@ -57,19 +57,6 @@ def _unset(config: RunConfig, sources: Mapping[str, str]) -> set[str]:
     unset = {key for name in ADVANCED for key in keys if is_within(key, name)} - sources.keys()
     shown = {key.partition(".")[0] for key in keys if key not in unset}
     return unset | {key.partition(".")[0] for key in unset} - shown
-
-
-def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of nested values that differs."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        default = defaults.get(name)
-        if isinstance(value, dict) and isinstance(default, dict):
-            if below := _differing(value, default):
-                found[name] = below
-        elif value != default:
-            found[name] = value
-    return found
 
 
 def _texts(
@@ -94,20 +81,16 @@ def _texts(
 def _not_overridden(model: Mapping[str, Any]) -> Iterator[str]:
     """Yield the other fields that `model.overrides` may set, with the named model's values."""
     texts, begin = docstrings(ModelConfig), "    # "
-    named = {f"size {model['size']}": SIZES, f"variant {model['variant']}": VARIANTS}
-    for field in dataclasses.fields(ModelConfig):
-        if field.name in {"vocab_size", "pair_head", *model["overrides"]}:
-            continue
-        value, source = field.default, "default"
-        for origin, table in named.items():
-            delta = table[origin.partition(" ")[2]]
-            if field.name in delta:
-                value, source = delta[field.name], origin
-        yield from textwrap.wrap(
-            texts[field.name], 100, initial_indent=begin, subsequent_indent=begin
-        )
-        line = yaml.safe_dump({field.name: value}).rstrip()
-        yield f"    #{line}  # {source}"
+    tables: dict[str, Mapping[str, Any]] = {
+        "default": {field.name: field.default for field in dataclasses.fields(ModelConfig)},
+        f"size {model['size']}": SIZES[model["size"]],
+        f"variant {model['variant']}": VARIANTS[model["variant"]],
+    }
+    sources = {name: source for source, table in tables.items() for name in table}
+    for name in (name for name in OVERRIDABLE if name not in model["overrides"]):
+        yield from textwrap.wrap(texts[name], 100, initial_indent=begin, subsequent_indent=begin)
+        line = yaml.safe_dump({name: tables[sources[name]][name]}).rstrip()
+        yield f"    #{line}  # {sources[name]}"
 
 
 def _lines(
@@ -115,14 +98,18 @@ def _lines(
     sources: Mapping[str, str],
     texts: Mapping[str, str] = {},
     hidden: Set[str] = frozenset(),
+    left_out: Mapping[str, Any] = {},
     path: str = "",
 ) -> Iterator[str]:
-    """Yield settings that are not hidden as YAML, with their texts and sources as comments."""
+    """Yield settings as YAML, with their texts and sources as comments.
+
+    Those whose keys are hidden, or whose values `left_out` has as well, are left out.
+    """
     indent = "  " * path.count(".")
     begin = f"{indent}# "
     for name, value in values.items():
         key, source = f"{path}{name}", sources.get(f"{path}{name}", "default")
-        if key in hidden:
+        if key in hidden or (name in left_out and left_out[name] == value):
             continue
         if texts and not path and isinstance(value, dict):
             yield ""
@@ -130,7 +117,7 @@ def _lines(
         yield from textwrap.wrap(text, 100, initial_indent=begin, subsequent_indent=begin)
         if isinstance(value, dict) and value:
             yield f"{indent}{name}:"
-            yield from _lines(value, sources, texts, hidden, f"{key}.")
+            yield from _lines(value, sources, texts, hidden, left_out.get(name, {}), f"{key}.")
         elif isinstance(value, list) and value and isinstance(value[0], dict):  # phases
             yield f"{indent}{name}:  # {source}"
             yield from to_yaml(
