@@ -15,14 +15,31 @@ import numpy.typing as npt
 from data_prep.tokenizer import Tokenizer
 from finetune.examples import Example
 from finetune.tasks import Task, truth
+from pretrain.convert.model_folder import LoadedModel
 from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import MicroBatch
+from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import padded
 
 Ids = npt.NDArray[np.int32]
 
 _UNSORTED = 50
 """Batches chosen at a time where lengths do not count."""
+
+
+def longest_input(max_tokens: int, architecture: ModelConfig) -> int:
+    """Return how many tokens an input may have: `max_tokens`, or less where positions end."""
+    return min(max_tokens, architecture.longest_input or max_tokens)
+
+
+def about_length(max_tokens: int, trained: int, architecture: ModelConfig) -> str:
+    """Describe how long inputs may be, compared with pretraining."""
+    longest = longest_input(max_tokens, architecture)
+    if longest > trained:
+        words = f"inputs may be longer ({longest:,} tokens) than in pretraining ({trained:,})"
+        return f"{words}; {architecture.method.beyond}"
+    words = f"inputs have at most {longest:,} tokens"
+    return f"{words}; {architecture.method.beyond}" if longest < max_tokens else words
 
 
 class EncodedExamples:
@@ -32,28 +49,28 @@ class EncodedExamples:
         self,
         task: Task,
         examples: Sequence[Example],
-        tokenizer: Tokenizer,
+        loaded: LoadedModel,
         max_tokens: int,
         *,
         drop_long: bool = False,
-        segments: int = 0,
     ) -> None:
         """Encode every example.
 
         Args:
             task: whose examples they are.
             examples: at least one.
-            tokenizer: the model's tokenizer.
-            max_tokens: longest input, special tokens included.
+            loaded: the model. One with segments reads `<s> a </s> b </s>`, as BERT and ALBERT do,
+                and the segment of each token; others read `<s> a </s> </s> b </s>`.
+            max_tokens: see `longest_input`.
             drop_long: leave out longer examples, as EIFY/fairseq does in training; otherwise they
                 are cut, so that every example is scored.
-            segments: of the model's config. Models with segments read `<s> a </s> b </s>`, as in
-                BERT and ALBERT, and the segment of each token; others `<s> a </s> </s> b </s>`.
 
         Raises:
             ValueError: every example was left out.
         """
-        separators = 1 if segments else 2
+        tokenizer, self._segments = loaded.tokenizer, loaded.model.config.segments
+        max_tokens = longest_input(max_tokens, loaded.model.config)
+        separators = 1 if self._segments else 2
         flat = iter(tokenizer.encode_batch([text for e in examples for text in e.texts]))
         texts = [[next(flat) for _ in example.texts] for example in examples]
         is_long = [
@@ -68,7 +85,6 @@ class EncodedExamples:
         self.ids = [lay_out(texts[n], max_tokens, tokenizer, separators) for n in kept]
         self.labels = truth(task, [examples[n].label for n in kept])
         self.lengths = np.array([len(ids) for ids in self.ids])
-        self._segments = segments
 
     def __len__(self) -> int:
         """Return the number of examples."""

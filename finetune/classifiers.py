@@ -1,46 +1,38 @@
-"""Build the classifier of a run, and save that of the best epoch."""
+"""Build the classifier of a run, compute its logits, and save that of the best epoch."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from data_prep.common.files import remove_partial_folders
+from finetune.batches import EncodedExamples
 from finetune.config import FinetuneConfig
 from finetune.runs import MODEL, RunPlan
-from finetune.tasks import Task
+from finetune.tasks import Logits, Task
 from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.convert.model_folder import LoadedModel
 from pretrain.convert.writing import save_model
+from pretrain.engine.distributed import gather
+from pretrain.loop.protocols import Model
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
-from pretrain.model.config import ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
+
+_BATCH_SIZE = 64
+"""Of scoring."""
 
 
 def head_config(config: FinetuneConfig, task: Task) -> ClassificationConfig:
     """Return the config of a task's head."""
     return ClassificationConfig(task.classes, task.labels, config.pooling, config.head_dropout)
-
-
-def longest_input(max_tokens: int, architecture: ModelConfig) -> int:
-    """Return how many tokens an input may have: `max_tokens`, or less where positions end."""
-    return min(max_tokens, architecture.longest_input or max_tokens)
-
-
-def about_length(max_tokens: int, trained: int, architecture: ModelConfig) -> str:
-    """Describe how long inputs may be, compared with pretraining."""
-    longest = longest_input(max_tokens, architecture)
-    if longest > trained:
-        words = f"inputs may be longer ({longest:,} tokens) than in pretraining ({trained:,})"
-        return f"{words}; {architecture.method.beyond}"
-    words = f"inputs have at most {longest:,} tokens"
-    return f"{words}; {architecture.method.beyond}" if longest < max_tokens else words
 
 
 def build(loaded: LoadedModel, plan: RunPlan, task: Task) -> Classifier:
@@ -66,6 +58,34 @@ def build(loaded: LoadedModel, plan: RunPlan, task: Task) -> Classifier:
     if reads_first and (architecture.pair_head or architecture.segments) and trained:
         head.dense.load_state_dict(trained)
     return Classifier(model.encoder, head)
+
+
+def logits_of(
+    model: Model, encoded: EncodedExamples, device: torch.device, rank: int = 0, world_size: int = 1
+) -> Logits:
+    """Compute the logits of every example in fp32, in the split's order, on every rank.
+
+    Args:
+        model: a classifier in evaluation mode.
+        encoded: the split.
+        device: the model's device.
+        rank: rank of this process.
+        world_size: number of processes; each reads every `world_size`-th batch.
+    """
+    batches = encoded.by_length(_BATCH_SIZE)
+    mine = batches[rank::world_size]
+    # Under ZeRO 3 all ranks must call the model equally often: some repeat a batch.
+    mine += batches[:1] * (-(-len(batches) // world_size) - len(mine))
+    parts = list[tuple[list[int], Logits]]()
+    with torch.no_grad():
+        for chosen in mine:
+            batch = encoded.collate(chosen).to(device)
+            output = model(batch["input_ids"], batch.get("document_ids"), batch.get("segment_ids"))
+            parts.append((chosen, output.float().cpu().numpy()))
+    numbers, found = zip(*itertools.chain(*gather(parts)), strict=True)
+    logits = np.empty((len(encoded), found[0].shape[1]), dtype=np.float32)
+    logits[np.concatenate(numbers)] = np.concatenate(found)
+    return logits
 
 
 def save(

@@ -112,7 +112,7 @@ def _run(
     options: argparse.Namespace, data: str, tasks: Sequence[Task], protocol: str = "default"
 ) -> int:
     """Execute the unfinished runs of tasks, report, and return the exit code."""
-    from finetune.classifiers import about_length
+    from finetune.batches import about_length
     from finetune.report import write_report
     from finetune.runs import MODEL, RESULT, WEIGHTS, plan_runs, prepare, run_all
     from pretrain.processes.gpus import gpus_of

@@ -60,10 +60,11 @@ class FinetuneConfig:
         """Return the number of updates for a number of training examples."""
         return -(-self.epochs * examples // self.batch_size)
 
-    def batch(self, world_size: int) -> BatchConfig:
-        """Return the batch sizes that DeepSpeed is told; some ranks may read fewer examples."""
+    def engine(self, world_size: int, on_gpu: bool) -> tuple[str, BatchConfig, float, int]:
+        """Return what `read_settings` of DeepSpeed takes; some ranks may read fewer examples."""
         most = -(-self.batch_size // world_size)
-        return BatchConfig(most * world_size, most)
+        name = self.deepspeed or ("zero1_bf16" if on_gpu else "zero1_fp32")
+        return name, BatchConfig(most * world_size, most), self.gradient_clipping, world_size
 
     def rate(self, step: int, steps: int) -> float:
         """Return the learning rate of update `step` of `steps`: linear warm-up and linear decay.

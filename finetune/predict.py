@@ -15,9 +15,8 @@ from data_prep.common.files import check_writable, write_atomically
 from data_prep.common.records import decode
 from finetune import examples, scores
 from finetune.batches import EncodedExamples
-from finetune.classifiers import longest_input
+from finetune.classifiers import logits_of
 from finetune.config import FinetuneConfig
-from finetune.evaluation import logits_of
 from finetune.examples import Example
 from finetune.report import collect
 from finetune.runs import MODEL
@@ -116,9 +115,7 @@ def _logits(
     classifier = Classifier(loaded.model.encoder, loaded.classifier).to(device)
     # A model from elsewhere has no record of its fine-tuning.
     max_tokens = int(loaded.recorded("max_tokens") or FinetuneConfig.max_tokens)
-    config = loaded.model.config
-    limit = longest_input(max_tokens, config)
-    encoded = EncodedExamples(task, rows, loaded.tokenizer, limit, segments=config.segments)
+    encoded = EncodedExamples(task, rows, loaded, max_tokens)
     return logits_of(classifier.eval(), encoded, device)
 
 

@@ -28,6 +28,7 @@ from data_prep.common.files import check_new, sha256_of, write_json
 from data_prep.common.records import decode
 from data_prep.common.wording import changes
 from finetune import examples, tasks
+from finetune.batches import longest_input
 from finetune.config import FinetuneConfig
 from finetune.graphs import GRAPH_MULTIPLE, can_replay
 from finetune.protocols import DEFAULT, PROTOCOLS
@@ -236,10 +237,9 @@ def check_settings(
         if config.start_from:
             (source,) = tasks.find([config.start_from])
             config = dataclasses.replace(config, start_from=source.name)
-        batch, name = config.batch(world_size), config.deepspeed
-        if name:
-            found = deepspeed.read_settings(name, batch, config.gradient_clipping, world_size)
-            check_precision(f"deepspeed: {name}", deepspeed.half_precisions(found), device, None)
+        engine = config.engine(world_size, device == "cuda")
+        half = deepspeed.half_precisions(deepspeed.read_settings(*engine))
+        check_precision(f"deepspeed: {engine[0]}", half, device, None)
         configs[task.name] = config
     return configs
 
@@ -356,13 +356,12 @@ def run_bytes(config: FinetuneConfig, model: ModelConfig, world_size: int) -> in
         model: the architecture.
         world_size: processes of the run, each with a GPU.
     """
-    batch, name = config.batch(world_size), config.deepspeed or "zero1_bf16"
-    settings = deepspeed.read_settings(name, batch, config.gradient_clipping, world_size)
+    settings = deepspeed.read_settings(*config.engine(world_size, on_gpu=True))
     width, stage = needs.weight_bytes(settings), deepspeed.stage_of(settings)
     states = needs.states(needs.parameters(model), stage, world_size, settings)
     model = dataclasses.replace(model, dropout=config.dropout)
-    rows, length = batch.micro_batch_size, config.max_tokens
-    length = min(length, model.longest_input or length)
+    rows = settings["train_micro_batch_size_per_gpu"]
+    length = longest_input(config.max_tokens, model)
     bias = needs.bias_bytes(model, rows, length, width, packed=False)
     activations = needs.activations(model, rows, length, 0.0, width, False, bias)
     weights, *_ = states

@@ -17,16 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_USAGE
 from data_prep.common.files import lock, write_json
-from finetune import classifiers, examples
+from finetune import classifiers, examples, scores, tasks
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
-from finetune.evaluation import DevEvaluator
 from finetune.graphs import can_replay, replay_passes
 from finetune.runs import MODEL, RESULT, RunPlan, model_digest, read_plan
-from finetune.tasks import TASKS, Objective, Task, constant, score
+from finetune.tasks import Task
 from pretrain.config.deepspeed import stage_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.convert.model_folder import LoadedModel, load_model
@@ -79,31 +80,34 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         ValueError: the model or the data cannot be read or are not those of the plan.
     """
     started = time.perf_counter()
-    task = plan.own or TASKS[plan.task]
+    task = plan.own or tasks.TASKS[plan.task]
     start_from = folder.parent / plan.start / MODEL if plan.start else Path(plan.model)
     loaded = load_model(start_from)
     if model_digest(loaded) != (plan.start_sha256 or plan.model_sha256):
         raise ValueError(f"{start_from}: is not the model that the run was planned with")
     splits, skipped = _read_data(plan, task, loaded)
-    config = plan.config
+    config, read = plan.config, splits["train"]
     dev_sets = {name: splits[name] for name in task.dev}
+    of_constant = dict[str, float]()  # the best answer that is the same for every example
+    for split, dev_set in dev_sets.items():
+        answer = tasks.constant(task, dev_set.labels)
+        of_constant |= tasks.score(task, split, dev_set.labels, answer)
     process = start()
     engine = _engine(config, classifiers.build(loaded, plan, task), process)
-    read, order = splits["train"], (config.batch_size, plan.seed, config.length_window)
+    order = config.batch_size, plan.seed, config.length_window
     batches = ShuffledBatches(read.lengths, read.collate, *order)
-    wanted = config.best_epoch_by, plan.save_model
-    evaluation = DevEvaluator(engine, batches, task, dev_sets, *wanted)
-    steps = config.steps(len(splits["train"]))
+    evaluator = DevEvaluator(engine, batches, plan, task, dev_sets)
+    steps = config.steps(len(read))
     metrics, records = MetricsWriter(folder, attempt=1), list[StepRecord]()
     training_started = time.perf_counter()
     run_loop(
         engine,
         batches,
-        Objective(task),
+        tasks.Objective(task),
         learning_rate=lambda step: config.rate(step, steps),
         steps=range(steps),
         observers=[metrics, ProgressPrinter(steps), records.append],
-        hooks=[Hook(1, evaluation)],
+        hooks=[Hook(1, evaluator)],
     )
     ended = time.perf_counter()
     tokens = sum(record.result.tokens for record in records)
@@ -112,14 +116,18 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         return {}
     metrics.sync()
     if plan.save_model:
-        classifiers.save(folder, evaluation.weights, loaded, plan, task)
+        classifiers.save(folder, evaluator.weights, loaded, plan, task)
     return {
         "plan": dataclasses.asdict(plan),
         "task": plan.task,
         "weights": plan.weights,
         "seed": plan.seed,
-        **_scores(task, evaluation, dev_sets),
-        "train_examples": len(splits["train"]),
+        "best": evaluator.best,
+        "last": evaluator.epochs[-1],
+        "constant": of_constant,
+        "epochs": evaluator.epochs,
+        "dev_examples": sum(map(len, dev_sets.values())),
+        "train_examples": len(read),
         "skipped_rows": skipped,
         "too_long": {name: each.too_long for name, each in splits.items()},
         "steps": steps,
@@ -131,56 +139,77 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     }
 
 
-def _scores(
-    task: Task, evaluation: DevEvaluator, dev_sets: Mapping[str, EncodedExamples]
-) -> dict[str, Any]:
-    of_constant = dict[str, float]()  # the best answer that is the same for every example
-    for split, dev_set in dev_sets.items():
-        of_constant |= score(task, split, dev_set.labels, constant(task, dev_set.labels))
-    return {
-        "best": evaluation.best,
-        "last": evaluation.epochs[-1],
-        "constant": of_constant,
-        "epochs": evaluation.epochs,
-        "dev_examples": sum(map(len, dev_sets.values())),
-    }
+@dataclasses.dataclass
+class DevEvaluator:
+    """Hook that scores the dev splits at the end of each epoch, and keeps the best model."""
+
+    engine: Engine
+    batches: ShuffledBatches
+    plan: RunPlan
+    task: Task
+    dev_sets: Mapping[str, EncodedExamples]
+    """By the name of the split."""
+    weights: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    """Of the best epoch, as `Engine.weights` gives them; empty if the plan keeps no model."""
+    epochs: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    """One record per epoch: its number from 1, every score, and of the first split the loss and
+    whether the run has collapsed."""
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The best epoch, as `FinetuneConfig.best_epoch_by` chooses it; the first of equals."""
+        names = self.task.scores_of_best(self.plan.config.best_epoch_by)
+        return dict(scores.best(self.epochs, names))
+
+    def __call__(self, step: int) -> None:
+        """Score the model after `step` updates if the last one ended an epoch."""
+        if not self.batches.ends_epoch(step):
+            return
+        record: dict[str, float] = {"epoch": int(self.batches.epoch(step))}
+        engine, task = self.engine, self.task
+        engine.module.eval()
+        for split, dev_set in self.dev_sets.items():
+            place = engine.device, engine.rank, engine.world_size
+            logits = classifiers.logits_of(engine.module, dev_set, *place)
+            answers = tasks.answers(task, logits)
+            both = torch.from_numpy(logits), torch.from_numpy(dev_set.labels)
+            record.setdefault("loss", float(tasks.loss(task, *both)) / len(dev_set))
+            record.setdefault("collapsed", tasks.has_collapsed(task, dev_set.labels, answers))
+            record |= tasks.score(task, split, dev_set.labels, answers)
+        self.epochs.append(record)
+        if self.plan.save_model and self.best == record:
+            self.weights = engine.weights()
+        if engine.rank == 0:
+            line = "  ".join(f"{name} {record[name]:.4f}" for name in task.score_names)
+            print(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {line}", flush=True)
 
 
 def _read_data(
     plan: RunPlan, task: Task, loaded: LoadedModel
 ) -> tuple[dict[str, EncodedExamples], int]:
     """Return the encoded splits by name, and the number of skipped training rows."""
-    limit = classifiers.longest_input(plan.config.max_tokens, loaded.model.config)
     read = {name: examples.read_split(task, plan.data, name) for name in ("train", *task.dev)}
     if examples.digest([*read.values()]) != plan.data_sha256:
         raise ValueError(f"{plan.data}: is not the data that the run was planned with")
     splits = {}
     for name, split in read.items():
         is_train = name == "train"
-        count = plan.config.max_train_examples if is_train else 0
-        splits[name] = EncodedExamples(
-            task,
-            split.examples[: count or None],
-            loaded.tokenizer,
-            limit,
-            drop_long=is_train,
-            segments=loaded.model.config.segments,
-        )
+        used = split.examples[: (is_train and plan.config.max_train_examples) or None]
+        limit = plan.config.max_tokens
+        splits[name] = EncodedExamples(task, used, loaded, limit, drop_long=is_train)
     return splits, sum(split.skipped for split in read.values())
 
 
 def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) -> Engine:
-    name = config.deepspeed or ("zero1_bf16" if process.device.type == "cuda" else "zero1_fp32")
-    batch = config.batch(process.world_size)
+    on_gpu = process.device.type == "cuda"
+    settings = deepspeed_json(*config.engine(process.world_size, on_gpu))
     optimizer = OptimizerConfig(
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         gradient_clipping=config.gradient_clipping,
     )
-    settings = deepspeed_json(name, batch, config.gradient_clipping, world_size=process.world_size)
     engine = Engine(classifier, optimizer, settings, process)
-    is_fixed = can_replay(classifier.encoder.config, stage_of(settings))
-    if is_fixed and process.device.type == "cuda":
+    if on_gpu and can_replay(classifier.encoder.config, stage_of(settings)):
         replay_passes(classifier)
     return engine
 

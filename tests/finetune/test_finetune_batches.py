@@ -9,11 +9,11 @@ from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 
 from data_prep import tokenizer as tokenizers
-from finetune import classifiers
-from finetune.batches import EncodedExamples, ShuffledBatches, lay_out
+from finetune.batches import EncodedExamples, ShuffledBatches, about_length, lay_out
 from finetune.config import FinetuneConfig
 from finetune.examples import Example
 from finetune.tasks import Task
+from pretrain.convert.model_folder import load_model
 from pretrain.model.config import POSITION_METHODS, ModelConfig
 
 TASK = Task("pairs")
@@ -26,7 +26,7 @@ def encoded(tiny_model):
         Example((" ".join(words[: 1 + number % 10]) + f" {number}",), number % 2)
         for number in range(23)
     ]
-    return EncodedExamples(TASK, examples, tokenizers.load(tiny_model), 64)
+    return EncodedExamples(TASK, examples, load_model(tiny_model), 64)
 
 
 def batches_of(encoded, *settings):
@@ -68,7 +68,7 @@ def test_batches_are_chosen_many_at_a_time_and_are_those_that_are_chosen_one_by_
 def test_windows_group_similar_lengths_without_a_trend(tiny_model):
     words = ["the", "dog", "sees", "a", "small", "bird", "near"] * 9
     examples = [Example((" ".join(words[: 1 + n * 7 % 60]),), 0) for n in range(640)]
-    encoded = EncodedExamples(TASK, examples, tokenizers.load(tiny_model), 64)
+    encoded = EncodedExamples(TASK, examples, load_model(tiny_model), 64)
 
     def padded(window):
         batches = batches_of(encoded, 8, 1, window)
@@ -129,17 +129,21 @@ def test_texts_that_are_too_long_are_cut_as_by_tokenizers(tiny_model, separators
             assert lay_out(texts, max_tokens, tokenizer, separators).tolist() == expected.ids
 
 
-def test_models_with_segments_read_one_separator_and_the_segment_of_each_token(segment_model):
-    tokenizer = tokenizers.load(segment_model)
+def test_models_with_segments_read_one_separator_and_the_segment_of_each_token(
+    segment_model, tiny_model
+):
+    loaded = load_model(segment_model)
+    tokenizer = loaded.tokenizer
     examples = [Example(("the dog", "a small bird")), Example(("the",)), Example(("the", "a"))]
-    encoded = EncodedExamples(TASK, examples, tokenizer, 64, segments=2)
+    encoded = EncodedExamples(TASK, examples, loaded, 64)
     batch = encoded.collate([0, 1, 2]).arrays
     first, second = map(len, tokenizer.encode_batch(examples[0].texts))
     assert batch["segment_ids"][0].tolist() == [0] * (first + 2) + [1] * (second + 1)
     assert not batch["segment_ids"][1][: encoded.lengths[1]].any()
     assert set(batch["segment_ids"].flat) == {0, 1}  # at padding too
     assert (batch["input_ids"] == tokenizer.eos_id).sum(axis=1).tolist() == [2, 1, 2]
-    assert "segment_ids" not in EncodedExamples(TASK, examples, tokenizer, 64).collate([0]).arrays
+    without = EncodedExamples(TASK, examples, load_model(tiny_model), 64)
+    assert "segment_ids" not in without.collate([0]).arrays
 
 
 @pytest.mark.parametrize("method", POSITION_METHODS)
@@ -147,27 +151,27 @@ def test_what_happens_beyond_the_length_of_training_is_said_for_every_method(met
     fields = {"position": method, "max_positions": 64, "hidden_size": 32, "num_heads": 4}
     config = ModelConfig(vocab_size=300, num_layers=1, intermediate_size=64, **fields)
     longest = 64 if method == "learned" else 512
-    assert classifiers.about_length(512, 32, config) == (
+    assert about_length(512, 32, config) == (
         f"inputs may be longer ({longest} tokens) than in pretraining (32); {config.method.beyond}"
     )
     assert len(config.method.beyond) > 10
-    assert classifiers.about_length(32, 32, config) == "inputs have at most 32 tokens"
-    ends = classifiers.about_length(512, 64, config)
+    assert about_length(32, 32, config) == "inputs have at most 32 tokens"
+    ends = about_length(512, 64, config)
     assert ends.endswith(config.method.beyond)
 
 
 def test_a_long_example_is_left_out_of_training_and_cut_in_scoring(tiny_model):
-    tokenizer = tokenizers.load(tiny_model)
+    loaded = load_model(tiny_model)
     long = "the dog sees a small bird"
     for texts in ((long, "the"), ("the", long)):  # whichever text is cut
-        assert EncodedExamples(TASK, [Example(texts)], tokenizer, 8).too_long == 1
+        assert EncodedExamples(TASK, [Example(texts)], loaded, 8).too_long == 1
     examples = [Example((long,), 1), Example(("the",), 0)]
-    cut = EncodedExamples(TASK, examples, tokenizer, 6)
+    cut = EncodedExamples(TASK, examples, loaded, 6)
     assert (len(cut), cut.too_long, len(cut.ids[0])) == (2, 1, 6)
-    dropped = EncodedExamples(TASK, examples, tokenizer, 6, drop_long=True)
+    dropped = EncodedExamples(TASK, examples, loaded, 6, drop_long=True)
     assert (len(dropped), dropped.too_long, dropped.labels[0]) == (1, 1, 0)
     with pytest.raises(ValueError, match="max_tokens 6: every example is longer"):
-        EncodedExamples(TASK, examples[:1], tokenizer, 6, drop_long=True)
+        EncodedExamples(TASK, examples[:1], loaded, 6, drop_long=True)
 
 
 def test_every_epoch_ends_once_and_the_last_one_with_the_last_step(encoded):

@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from finetune import evaluation
+from finetune import classifiers
+from finetune.config import FinetuneConfig
 from finetune.tasks import TASKS
-from finetune.train import _read_data, train
+from finetune.train import DevEvaluator, _read_data, train
 from tests.finetune.conftest import QUICK, losses_of, make_model, plans, train_on
 from tests.pretrain.convert.contents import without_pair_projection
 
@@ -83,7 +84,6 @@ def test_another_model_or_data_than_those_of_the_plan_are_refused(tiny_model, ea
 
 def test_the_pooler_starts_the_head_and_segments_are_read(segment_model, easy_glue, tmp_path):
     """Of a pair head, and of an ALBERT without one, as on the hub."""
-    from finetune import classifiers
     from pretrain.convert.model_folder import load_model
 
     hub = make_model(tmp_path / "hub", "albert", pair_head=True)
@@ -115,12 +115,12 @@ def test_the_weights_that_are_kept_are_those_of_the_best_epoch(monkeypatch):
 
     # The first of equals is the best; the last model has collapsed.
     answers = iter([[0, 1, 0, 1], [0, 1, 1, 0], [0, 1, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]])
-    monkeypatch.setattr(evaluation, "logits_of", logits_of)
+    monkeypatch.setattr(classifiers, "logits_of", logits_of)
     engine = SimpleNamespace(module=torch.nn.Module(), device="cpu", rank=0, world_size=1)
     engine.weights = lambda: len(scored.epochs)
     batches = SimpleNamespace(ends_epoch=lambda step: True, epoch=int)
-    about = engine, batches, TASKS["RTE"], {"dev": Examples(range(4))}, "published"
-    scored = evaluation.DevEvaluator(*about, keeps_model=True)
+    plan = SimpleNamespace(config=FinetuneConfig(), save_model=True)
+    scored = DevEvaluator(engine, batches, plan, TASKS["RTE"], {"dev": Examples(range(4))})
     for epoch in range(1, 6):
         scored(epoch)
     assert scored.best["epoch"] == scored.weights == 2
