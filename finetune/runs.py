@@ -235,7 +235,9 @@ def check_settings(
     for task in chosen:
         config = PROTOCOLS[protocol].config(task, overrides)
         if config.start_from:
-            (source,) = tasks.find([config.start_from])
+            source, *others = tasks.find([config.start_from])
+            if others:
+                raise ValueError(f"start_from {config.start_from!r}: name one task")
             config = dataclasses.replace(config, start_from=source.name)
         engine = config.engine(world_size, device == "cuda")
         half = deepspeed.half_precisions(deepspeed.read_settings(*engine))

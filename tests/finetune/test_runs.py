@@ -259,6 +259,7 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
         (["deepspeed=zero9"], "zero9"),
         (["deepspeed=zero1_fp16"], "deepspeed: zero1_fp16 computes in fp16, which torch does not"),
         (["start_from=MNIL"], "unknown task 'MNIL' (did you mean MNLI?)"),
+        (["start_from=all"], "start_from 'all': name one task"),
         (["start_from=MNLI"], "CoLA starts from the model of MNLI (start_from)"),
         *(([option, "-1"], f"{option} -1: ") for option in ("--jobs", "--world-size")),
         (["--data", "nowhere"], "--data nowhere: no such folder; hub is accepted"),
