@@ -132,27 +132,24 @@ def _do(
         job.write(folder, _stages(chosen, run, checked[run.arm], folder, options))
     left = [folder for folder in folders if job.stages_left(folder)]
     print(f"{options.output}: runs to do: {len(left)}, finished before: {len(runs) - len(left)}")
-    failed: dict[str, int] = {}
-    done = len(runs) - len(left)
+    codes: dict[str, int] = {}
 
     def ended(folder: Path, code: int) -> None:
-        nonlocal done
-        done += 1
-        how = "done"
-        if code:
-            failed[folder.name], how = code, f"failed (exit code {code}), see {folder / job.LOG}"
+        codes[folder.name] = code
+        done = len(runs) - len(left) + len(codes)
+        how = f"failed (exit code {code}), see {folder / job.LOG}" if code else "done"
         print(f"[{done}/{len(runs)}] {folder.name}: {how}", flush=True)
 
     if left:
         engine(left, ended)
-    return failed
+    return {name: code for name, code in codes.items() if code}
 
 
 def _stages(
     chosen: Study, run: Run, checked: Checked, folder: Path, options: argparse.Namespace
 ) -> list[Stage]:
     """Return the commands of a run."""
-    from finetune.studies.study import Arm, finetuning_arms
+    from finetune.studies.study import finetuning_arms
     from pretrain.config.settings import override
 
     model, trained = str(folder / "model"), str(folder / "run")
@@ -173,14 +170,13 @@ def _stages(
         found.append(Stage(f"evaluate{of_corpus}", evaluate))
     for way in finetuning_arms(chosen, run.arm):
         assert chosen.finetune is not None
-        name = way.folder or "all"
         for number, (tasks, numbers, own) in enumerate(chosen.finetune.groups):
             glue = ["finetune", "glue", model, "--data", options.data, "--no-models"]
             glue += ["--jobs", str(options.glue_jobs), "--tasks", ",".join(tasks)]
             glue += ["--seeds", ",".join(map(str, numbers))]
-            glue += ["--output", str(folder / "scores" / name), *way.words, *Arm((), own).words]
+            glue += ["--output", str(folder / "scores" / way.folder), *way.words, *own]
             # A folder's name has no "+", so that no two stages have the same one.
-            found.append(Stage(f"glue-{name}{f'+{number}' * bool(number)}", glue))
+            found.append(Stage(f"glue-{way.folder}{f'+{number}' * bool(number)}", glue))
     return found
 
 

@@ -100,30 +100,27 @@ def do(folder: Path) -> int:
 
 
 def _run(arguments: Sequence[str], lock: int) -> int:
-    """Run a command, pass on a request to stop, and wait for the command to end.
+    """Run a command and wait for its end; if this process is asked to stop, stop the command first.
 
     If this process is killed, the command is asked to stop and holds the lock until it ends.
     """
-    process = subprocess.Popen(
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    with subprocess.Popen(
         [sys.executable, "-m", *arguments],
         env=children.environment(),
         start_new_session=True,
         preexec_fn=children.end_with_parent,
         pass_fds=[lock],
-    )
-    stopped = list[int]()
-
-    def stop(number: int, frame: object) -> None:
-        stopped.append(number)
-        process.terminate()
-
-    before = [(number, signal.signal(number, stop)) for number in (signal.SIGTERM, signal.SIGINT)]
-    try:
-        code = process.wait()
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-    return 128 + stopped[0] if stopped else code
+    ) as process:
+        try:
+            return process.wait()
+        finally:
+            process.terminate()
 
 
 Ended = Callable[[Path, int], object]

@@ -159,7 +159,7 @@ def _finetuned(study: Study, run: Run, folder: Path) -> tuple[Read, str]:
     seeds = study.finetune.seeds_by_task if study.finetune else {}
     wanted = len(ways) * sum(seeds.values())
     for way in ways:
-        if scores := _scores(folder / "scores" / (way.folder or "all")):
+        if scores := _scores(folder / "scores" / way.folder):
             finished += sum(len(figures) - 1 for figures in scores.values())  # but `COLLAPSED`
             both = Arm((*run.arm.levels, *way.levels), way.settings)
             by_seed = DataFrame.from_dict(scores, orient="index")

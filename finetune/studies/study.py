@@ -72,18 +72,17 @@ class FineTuning:
         _check_known("finetune.only", self.only, _levels(self.factors))
         _check_known("finetune.by_task", self.by_task, self.tasks)
         for task, own in self.by_task.items():
-            _check({}, self._seeds(own), f"finetune.by_task.{task}.")
-
-    def _seeds(self, own: OfTask) -> list[int]:
-        return self.seeds if own.seeds is None else own.seeds
+            if own.seeds is not None:
+                _check({}, own.seeds, f"finetune.by_task.{task}.")
 
     @property
-    def groups(self) -> list[tuple[list[str], list[int], Settings]]:
-        """Tasks that are fine-tuned alike, their seeds, and the settings that they have besides."""
+    def groups(self) -> list[tuple[list[str], list[int], list[str]]]:
+        """Tasks that are fine-tuned alike, their seeds, and their own settings as `key=value`."""
         rest = [task for task in self.tasks if task not in self.by_task]
-        groups: list[tuple[list[str], list[int], Settings]]
-        groups = [([task], self._seeds(own), own.settings) for task, own in self.by_task.items()]
-        return [(rest, self.seeds, {}), *groups] if rest else groups
+        groups = [(rest, self.seeds, list[str]())] if rest else []
+        for task, own in self.by_task.items():
+            groups.append(([task], own.seeds or self.seeds, words_of(own.settings)))
+        return groups
 
     @property
     def seeds_by_task(self) -> dict[str, int]:
@@ -149,6 +148,15 @@ def _check(factors: Factors, seeds: Sequence[int], section: str = "") -> None:
         raise ValueError(f"{section}seeds {seeds}: must be different numbers, at least one")
 
 
+def words_of(settings: Settings) -> list[str]:
+    """Return settings as `key=value`."""
+    # In a list, because YAML ends a text that stands alone with a line "...".
+    return [
+        f"{key}={to_yaml([value], default_flow_style=True, width=math.inf).strip()[1:-1]}"
+        for key, value in settings.items()
+    ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Arm:
     """One combination of levels."""
@@ -164,8 +172,8 @@ class Arm:
 
     @property
     def folder(self) -> str:
-        """In the names of folders."""
-        return re.sub(r"[^\w.]+", "-", self.name).strip("-")
+        """In the names of folders; "all" of the only way of fine-tuning."""
+        return re.sub(r"[^\w.]+", "-", self.name).strip("-") or "all"
 
     @property
     def recipe(self) -> str:
@@ -175,12 +183,7 @@ class Arm:
     @property
     def words(self) -> list[str]:
         """The other settings as `key=value`."""
-        # In a list, because YAML ends a text that stands alone with a line "...".
-        return [
-            f"{key}={to_yaml([value], default_flow_style=True, width=math.inf).strip()[1:-1]}"
-            for key, value in self.settings.items()
-            if key != "recipe"
-        ]
+        return words_of({key: value for key, value in self.settings.items() if key != "recipe"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,13 +272,16 @@ def check_arms(study: Study, changes: Sequence[str], device: str = "") -> dict[A
             model = check(config, ranks)
             check_device(config, ranks, device, None)
         found[arm] = Checked(config, model, ranks)
-    chosen = tasks.find(study.finetune.tasks) if study.finetune else []
-    ways = finetuning_arms(study)
-    settings = {way: runs.check_settings(chosen, way.words, device=device) for way in ways}
-    for names, _, own in study.finetune.groups if study.finetune else ():
-        runs.check_settings(tasks.find(names), Arm((), own).words, device=device)
+    groups = study.finetune.groups if study.finetune else []
+    ways = {
+        way: [
+            runs.check_settings(tasks.find(names), [*way.words, *own], device=device)
+            for names, _, own in groups
+        ]
+        for way in finetuning_arms(study)
+    }
     _check_distinct({arm: _resolved(each) for arm, each in found.items()})
-    _check_distinct(settings)
+    _check_distinct(ways)
     return found
 
 

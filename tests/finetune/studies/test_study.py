@@ -187,7 +187,7 @@ def test_some_models_are_fine_tuned_in_more_ways_and_some_tasks_with_other_seeds
 def test_a_task_with_settings_alone_has_the_seeds_of_the_others():
     own = study.OfTask(settings={"epochs": 3})
     section = study.FineTuning(["CoLA", "SST-2"], [4, 5], by_task={"SST-2": own})
-    assert section.groups == [(["CoLA"], [4, 5], {}), (["SST-2"], [4, 5], {"epochs": 3})]
+    assert section.groups == [(["CoLA"], [4, 5], []), (["SST-2"], [4, 5], ["epochs=3"])]
 
 
 def test_a_study_that_is_not_text_is_refused_by_its_name(tmp_path):
