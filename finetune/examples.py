@@ -63,7 +63,7 @@ def read_split(task: Task, data: str, split: str) -> Split:
     elif data == HUB or (Path(data) / task.hub).is_dir():
         result = _from_datasets(task, data, split)
     else:
-        result = _from_tsv(task, _path(task, data, split), split)
+        result = _from_tsv(task, Path(data) / task.name / f"{split}.tsv", split)
     if not result.examples:
         raise ValueError(f"{data}: {task.name} {split}: is empty")
     return result
@@ -101,38 +101,30 @@ def _from_own(path: Path) -> Split:
         return Split([Example(tuple(each["texts"]), each["label"]) for each in records])
 
 
-def _path(task: BenchmarkTask, data: str, split: str) -> Path:
-    names = ("train", *task.dev)
-    folder = Path(data) / task.name
-    if not (folder / f"{split}.tsv").is_file():
-        needed = [f"{name}.tsv" for name in (names if split in names else (split,))]
-        missing = [name for name in needed if not (folder / name).is_file()]
-        raise ValueError(
-            f"{folder}: has no {', '.join(missing)} (a saved dataset "
-            f"{Path(data) / task.hub} or --data {HUB} would do as well)"
-        )
-    return folder / f"{split}.tsv"
-
-
 def _from_tsv(task: BenchmarkTask, path: Path, split: str) -> Split:
-    rows = read_rows(path)
     labelled = split not in task.test
-    header, first = list(task.header), 1
-    if not header or not labelled:
-        header, first = rows.pop(0), 2
+    if not path.is_file():
+        needed = ("train", *task.dev) if labelled else (split,)
+        missing = [f"{name}.tsv" for name in needed if not path.with_name(f"{name}.tsv").is_file()]
+        raise ValueError(
+            f"{path.parent}: has no {', '.join(missing)} (a saved dataset "
+            f"{path.parents[1] / task.hub} or --data {HUB} would do as well)"
+        )
+    rows = [*enumerate(read_rows(path), start=1)]
+    header = task.header if task.header and labelled else rows.pop(0)[1]
     columns = _columns(task, header, labelled, path)
     examples, skipped = [], 0
-    for number, row in enumerate(rows, start=first):
+    for number, row in rows:
         where = f"{path}: line {number}"
-        if len(row) != len(header):
-            if task.skips_ragged and split == "train":
-                skipped += 1
-                continue
+        if len(row) == len(header):
+            values = [row[column] for column in columns]
+            examples.append(_example(task, values, task.labels, where))
+        elif task.skips_ragged and split == "train":
+            skipped += 1
+        else:
             raise ValueError(
                 f"{where}: has {len(row)} tab-separated columns; accepted: {len(header)}"
             )
-        values = [row[column] for column in columns]
-        examples.append(_example(task, values, task.labels, where))
     return Split(examples, skipped)
 
 
