@@ -155,22 +155,21 @@ def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
     """Return each test set: its task, the run that predicts it, its file's name, its examples."""
     pretrained = [result for result in collect(runs) if result["weights"] == "pretrained"]
     kept = [result for result in pretrained if (runs / result["folder"] / MODEL).is_dir()]
-    work, missing = list[tuple[Task, Path, str, list[Example]]](), list[str]()
-    without = list[str]()
-    for task in TASKS.values():
-        own = [result for result in kept if result["task"] == task.name]
-        if not own:
-            without.append(task.name)
-            continue
-        best = max(own, key=lambda result: scores.mean(result["best"], task.official))
-        for split, name in task.test.items():
+    best = {
+        task: max(own, key=lambda result: scores.mean(result["best"], TASKS[task].official))
+        for task in TASKS
+        if (own := [result for result in kept if result["task"] == task])
+    }
+    without = ", ".join(task for task in TASKS if task not in best)
+    missing = [f"no run with a kept model of {without}"] if without else []
+    work = list[tuple[Task, Path, str, list[Example]]]()
+    for task, result in best.items():
+        for split, name in TASKS[task].test.items():
             try:
-                rows = examples.read_split(task, best["plan"]["data"], split).examples
-                work.append((task, runs / best["folder"], name or task.name, rows))
+                rows = examples.read_split(TASKS[task], result["plan"]["data"], split).examples
+                work.append((TASKS[task], runs / result["folder"], name or task, rows))
             except ValueError as error:
                 missing.append(str(error))
-    if without:
-        missing.insert(0, f"no run with a kept model of {', '.join(without)}")
     if missing:
         raise ValueError(
             f"{runs}: nothing was predicted, because GLUE's server requires every test set: "
