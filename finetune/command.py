@@ -6,9 +6,8 @@ Each command's arguments stand above its action. Heavy imports are inside the ac
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +82,7 @@ def _glue(options: argparse.Namespace) -> int:
     from finetune.tasks import find
 
     check_output(options.output)
-    return _run(options, options.data, find(options.tasks), options.protocol)
+    return _run(options, lambda: options.data, find(options.tasks), options.protocol)
 
 
 def _finetune(options: argparse.Namespace) -> int:
@@ -92,24 +91,21 @@ def _finetune(options: argparse.Namespace) -> int:
     example: python -m finetune finetune models/clap --train a.csv --label mood --output scores
     """
     from finetune.custom_task import Request, describe, write
-    from finetune.runs import DATA, PLAN, check_output
+    from finetune.runs import DATA, check_output
 
     check_output(options.output)
     texts, label = tuple(options.text or ["text"]), options.label
     sources = options.train, options.dev, options.test
     own = describe(Request(options.name, *sources, texts, label, options.kind, options.dev_share))
     print("\n".join(own.summary), flush=True)
-    is_new = not options.output.exists()
-    try:
-        return _run(options, str(write(options.output / DATA, own)), [own.task])
-    except ValueError:
-        if is_new and not any(options.output.glob(f"*/{PLAN}")):
-            shutil.rmtree(options.output)
-        raise
+    return _run(options, lambda: str(write(options.output / DATA, own)), [own.task])
 
 
 def _run(
-    options: argparse.Namespace, data: str, tasks: Sequence[Task], protocol: str = "default"
+    options: argparse.Namespace,
+    data: Callable[[], str],
+    tasks: Sequence[Task],
+    protocol: str = "default",
 ) -> int:
     """Execute the unfinished runs of tasks, report, and return the exit code."""
     from finetune.batches import about_length

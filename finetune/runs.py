@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ def is_finished(folder: Path, plan: RunPlan) -> bool:
 
 def plan_runs(
     model: Path,
-    data: str,
+    data: Callable[[], str],
     chosen: Sequence[Task],
     weights: Sequence[str],
     seeds: Sequence[int],
@@ -184,7 +184,8 @@ def plan_runs(
 
     Without `seeds`, use as many as the protocol has. Runs are ordered by seed, so that one whole
     comparison finishes first, and within a seed by length, so that no device is left with a long
-    run at the end. All data is read here, so that errors are found before anything starts.
+    run at the end. All data is read here, so that errors are found before anything starts; `data`,
+    which may write it, is called once the settings and the model are accepted.
 
     Raises:
         ValueError: a bad setting, no such model folder or one that does not fit
@@ -197,7 +198,8 @@ def plan_runs(
     for config in configs.values():
         check_pooling(loaded.model.config, config.pooling)
     model_sha256 = model_digest(loaded)
-    read = read_tasks(data, chosen, configs)
+    place = data()
+    read = read_tasks(place, chosen, configs)
     order = list(seeds) or list(range(1, PROTOCOLS[protocol].seeds + 1))
     plans = [
         RunPlan(
@@ -205,7 +207,7 @@ def plan_runs(
             weights=kind,
             seed=seed,
             model=str(model.resolve()),
-            data=data if data == examples.HUB else str(Path(data).resolve()),
+            data=place if place == examples.HUB else str(Path(place).resolve()),
             model_sha256=model_sha256,
             data_sha256=read[task.name][0],
             config=configs[task.name],

@@ -16,7 +16,7 @@ def plans(model, data, *overrides, seeds=(1,), weights=("pretrained",), names=("
     from finetune import runs, tasks
 
     found = tasks.find(names)
-    return runs.plan_runs(model, str(data), found, weights, seeds, overrides, **more)[0]
+    return runs.plan_runs(model, lambda: str(data), found, weights, seeds, overrides, **more)[0]
 
 
 def train_on(run_ranks, count, plan, folder):

@@ -153,7 +153,7 @@ def test_a_task_is_learned_scored_and_predicted(run_ranks, tiny_model, tmp_path,
     own = describe(Request("mine", test=names["dev"], **names))
     data = str(custom_task.write(tmp_path / "data", own))
     (plan,), _ = runs.plan_runs(
-        tiny_model, data, [own.task], ["pretrained"], [1], [*QUICK, "epochs=6"]
+        tiny_model, lambda: data, [own.task], ["pretrained"], [1], [*QUICK, "epochs=6"]
     )
     folder = tmp_path / plan.name
     (result,) = train_on(run_ranks, 1, plan, folder)
