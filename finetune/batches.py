@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,13 @@ import numpy.typing as npt
 from data_prep.tokenizer import Tokenizer
 from finetune.examples import Example
 from finetune.tasks import Task, truth
-from pretrain.convert.model_folder import LoadedModel
 from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import MicroBatch
-from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import padded
+
+if TYPE_CHECKING:
+    from pretrain.convert.model_folder import LoadedModel
+    from pretrain.model.config import ModelConfig
 
 Ids = npt.NDArray[np.int32]
 
