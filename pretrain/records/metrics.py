@@ -160,11 +160,11 @@ def line_of(record: StepRecord) -> dict[str, Any]:
     """The line of metrics.jsonl for a finished step, without its attempt."""
     result = record.result
     line = {"step": record.step, **vars(result), **vars(record), "blocks": record.batch_digest}
-    line["terms"] = {name: vars(term) for name, term in result.terms.items()}
-    absent = {"result", "batch_digest", "measured", "figures"}
-    absent |= set() if result.terms else {"terms"}
-    known = {name: value for name, value in line.items() if name not in absent}
-    return {**known, **record.figures}
+    for name in ("result", "batch_digest", "measured", "figures", "terms"):
+        del line[name]
+    if result.terms:
+        line["terms"] = {name: vars(term) for name, term in result.terms.items()}
+    return {**line, **record.figures}
 
 
 class MetricsWriter:

@@ -63,28 +63,23 @@ def _draw(axes: Axes, seen: RunView, loss: Callable[[Line], float]) -> None:
         loss: in a line.
     """
 
-    def draw(part: Sequence[Line], values: npt.ArrayLike, **style: Any) -> None:  # noqa: ANN401 - a curve's style
-        axes.plot([line["step"] for line in part], np.asarray(values), **style)
+    def draw(part: Sequence[Line], width: int = 1, **style: Any) -> None:  # noqa: ANN401 - a curve's style
+        axes.plot([line["step"] for line in part], smoothed([*map(loss, part)], width), **style)
 
-    values = [*map(loss, seen.lines)]
-    width = int(_SMOOTHED * len(values)) | 1
+    width = int(_SMOOTHED * len(seen.lines)) | 1
     if width > 1:
-        draw(seen.lines, values, color=pictures.BLUE, lw=0.6, alpha=0.35, label="training loss")
+        draw(seen.lines, color=pictures.BLUE, lw=0.6, alpha=0.35, label="training loss")
     label = f"training loss, mean of {width:,} steps" if width > 1 else "training loss"
-    draw(seen.lines, smoothed(values, width), color=pictures.BLUE, label=label)
+    draw(seen.lines, width, color=pictures.BLUE, label=label)
     # Evaluations of other blocks are not comparable, and are another curve.
     for _, group in itertools.groupby(seen.validation, lambda line: line.get("validation_id")):
-        part = [*group]
-        style = {"color": "black", "lw": 1, "marker": "o", "ms": 3, "label": "validation loss"}
-        draw(part, [*map(loss, part)], **style)
+        draw([*group], color="black", lw=1, marker="o", ms=3, label="validation loss")
     low, high = axes.get_ylim()
     survived = {(line["attempt"], line["step"]) for line in seen.lines}
     left = [line for line in seen.all_lines if (line["attempt"], line["step"]) not in survived]
     for _, group in itertools.groupby(left, lambda line: line["attempt"]):
-        part = [*group]
         # Above the others, and thin: after a crash the same losses are measured again.
-        style = {"color": pictures.RED, "lw": 0.6, "zorder": 2.5, "label": "abandoned steps"}
-        draw(part, [*map(loss, part)], **style)
+        draw([*group], color=pictures.RED, lw=0.6, zorder=2.5, label="abandoned steps")
     # A spike may leave the panel, and does not flatten the rest.
     axes.set_ylim(top=min(axes.get_ylim()[1], 2 * high - low))
 

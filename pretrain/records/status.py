@@ -104,24 +104,15 @@ class RunView:
         order, sizes = run_segments.order_of(self.records)
         place = sizes.first_block(self.step)
         rows = zip(
-            corpora,
+            (corpus["name"] or "corpus" for corpus in corpora),
             order.mixture.counts(place),
             order.epochs(place),
             order.mixture.shares(sizes.first_block(max(0, self.step - 1))),
-            order.lineages,
+            (len(lineage.skipped()[0]) for lineage in order.lineages),
+            (corpus["share_of_tokens"] for corpus in corpora),
             strict=True,
         )
-        return [
-            CorpusUsage(
-                corpus["name"] or "corpus",
-                blocks,
-                epochs,
-                share,
-                len(lineage.skipped()[0]),
-                corpus["share_of_tokens"],
-            )
-            for corpus, blocks, epochs, share, lineage in rows
-        ]
+        return [CorpusUsage(*row) for row in rows]
 
     @property
     def next_command(self) -> str:

@@ -14,13 +14,10 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from data_prep.common import wording
 from pretrain.records.collective import Failure, Gather
-
-if TYPE_CHECKING:
-    from pretrain.records.ledger import Record
+from pretrain.records.ledger import Record
 
 _ROOT = Path(__file__).parents[2]
 _FOLDERS = ("data_prep", "pretrain")

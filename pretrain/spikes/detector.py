@@ -48,7 +48,6 @@ from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.drift import SMALL_NATS, DriftChannel
 from pretrain.spikes.observations import Event, Observation, Seen
 from pretrain.spikes.statistics import TOLERANCE, FlagWindow, Level, LowestLevel, change_point
-from pretrain.spikes.suspicions import Channel, Suspicion
 from pretrain.spikes.validation import ValidationChannel
 
 _SMALLEST_DEVIATION = 0.01
@@ -63,6 +62,47 @@ _RETURNED_DEVIATIONS = 3.0
 _STILL_RISING = 1 / 8
 """Share of a rise that its later half may add where it no longer rises. A rise that doubles within
 as many records as are compared adds 0.29."""
+
+
+@dataclasses.dataclass
+class Suspicion:
+    """A rise of the loss that has neither healed nor been confirmed yet."""
+
+    channel: str
+    onset: int
+    first_record: int
+    """Number of the record of the onset."""
+    deadline: int
+    """Number of the record at which the rise is confirmed."""
+    baseline: float
+    fall: float
+    """Change of the baseline, in nats, while the number of records grows by a factor e."""
+    deviation: float
+    losses: list[float]
+    """Losses from the onset on."""
+    losses_before: int
+    """How many of them came before the suspicion; `LowestLevel` contains these."""
+
+    last_extrapolated: int
+    """Number of the last record to which the baseline is extrapolated: the first deadline. Much
+    further, a loss falls less than its slope predicts, and a rise would seem to grow."""
+
+    def baseline_at(self, record: int) -> float:
+        """The baseline, extrapolated to a record."""
+        record = min(record, self.last_extrapolated)
+        return self.baseline + self.fall * math.log(record / self.first_record)
+
+
+@dataclasses.dataclass
+class Channel:
+    """A channel whose records are flagged, and its suspicion."""
+
+    name: str
+    flags: FlagWindow
+    suspected: bool = False
+    onset: int = 0
+    since: int = 0
+    """Number of the record at which the channel was suspected."""
 
 
 class SpikeDetector:
@@ -319,13 +359,17 @@ class SpikeDetector:
     def _event(self, kind: str, channel: str, observation: Observation, onset: int) -> Event:
         return Event(kind, channel, observation.step, onset, observation.loss, self._baseline())
 
-    def _suspect(self, channel: Channel, observation: Observation) -> list[Event]:
-        channel.suspected, channel.onset, channel.since = True, channel.flags.onset, self._records
-        return [self._event("suspect", channel.name, observation, channel.onset)]
-
-    def _heal(self, channel: Channel, observation: Observation) -> list[Event]:
-        channel.suspected = False
-        return [self._event("healed", channel.name, observation, channel.onset)]
+    def _follow(
+        self, channel: Channel, observation: Observation, begins: bool, ends: bool
+    ) -> list[Event]:
+        """Suspect a channel that is not suspected if `begins`, or heal one that is if `ends`."""
+        if not (ends if channel.suspected else begins):
+            return []
+        channel.suspected = not channel.suspected
+        if channel.suspected:
+            channel.onset, channel.since = channel.flags.onset, self._records
+        kind = "suspect" if channel.suspected else "healed"
+        return [self._event(kind, channel.name, observation, channel.onset)]
 
     def _judge_gradient_norm(self, observation: Observation) -> list[Event]:
         norm, channel = observation.gradient_norm, self._raised_norms
@@ -338,15 +382,14 @@ class SpikeDetector:
         channel.flags.append(observation.step, outlier)
         if not outlier and math.isfinite(value):
             self._norms.append(value)
-        if not channel.suspected:
-            return self._suspect(channel, observation) if channel.flags.is_raised else []
-        expired = self._records - channel.since >= self.config.slow_confirm_steps
+        flags, since = channel.flags, self._records - channel.since
+        expired = channel.suspected and since >= self.config.slow_confirm_steps
+        events = self._follow(channel, observation, flags.is_raised, flags.is_calm or expired)
         if expired:  # the raised norm is the new level
             self._norms = self._new_norms()
-        elif not channel.flags.is_calm:
-            return []
-        channel.flags = FlagWindow(self.config.patience)
-        return self._heal(channel, observation)
+        if events and not channel.suspected:
+            channel.flags = FlagWindow(self.config.patience)
+        return events
 
     def _judge_update(self, observation: Observation) -> list[Event]:
         """Judge whether the update was applied: the channels non-finite and loss-scale."""
@@ -369,9 +412,7 @@ class SpikeDetector:
             flags.append(observation.step, skipped)
             if flags.is_raised:
                 return [self._event("spike", channel.name, observation, flags.onset)]
-        if not channel.suspected:
-            return self._suspect(channel, observation) if skipped else []
-        return self._heal(channel, observation) if channel.flags.is_clear else []
+        return self._follow(channel, observation, skipped, channel.flags.is_clear)
 
     def _judge_overflow(self, observation: Observation) -> list[Event]:
         channel = self._overflows
@@ -381,10 +422,9 @@ class SpikeDetector:
             onsets += [c.flags.onset for c in (channel, self._skips) if not c.flags.is_clear]
             onset = min(onsets, default=observation.step)
             return [self._event("spike", channel.name, observation, onset)]
-        if not channel.suspected:
-            return self._suspect(channel, observation) if channel.flags.is_raised else []
-        if not observation.skipped and channel.flags.is_calm:
-            return self._heal(channel, observation)
-        if self._records - channel.since >= self.config.confirm_steps:
+        settled = channel.flags.is_calm and not observation.skipped
+        events = self._follow(channel, observation, channel.flags.is_raised, settled)
+        lasts = channel.suspected and self._records - channel.since >= self.config.confirm_steps
+        if lasts and not events:
             return [self._event("spike", channel.name, observation, channel.onset)]
-        return []
+        return events

@@ -88,7 +88,10 @@ def read_curve(path: Path) -> list[Seen]:
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the columns of each line, without a truncated last line."""
-    text = _text(path)
+    with open_stream(path) as stream:
+        data = stream.read()
+    with named_errors(f"{path}: is not UTF-8 text"):
+        text = data.decode("utf-8-sig")
     if '"log_history"' in text:
         yield from enumerate(_trainer_history(text, path))
         return
@@ -115,13 +118,6 @@ def _record(line: str, names: list[str]) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError(line)
     return record
-
-
-def _text(path: Path) -> str:
-    with open_stream(path) as stream:
-        data = stream.read()
-    with named_errors(f"{path}: is not UTF-8 text"):
-        return data.decode("utf-8-sig")
 
 
 def _trainer_history(text: str, path: Path) -> list[dict[str, Any]]:

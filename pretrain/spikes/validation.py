@@ -25,9 +25,7 @@ class ValidationChannel:
         self._validation_id = ""
         self._good = (last_step, math.nan)
         """Last step before the last good evaluation, and its loss; NaN where there is none yet."""
-        self._onset: int | None = None
-        self._rise = (-1, math.nan)
-        """Updates before the evaluation that raised the suspicion, and its rise in nats."""
+        self._suspicion: Event | None = None
 
     def judge(self, evaluation: Evaluation) -> list[Event]:
         """Judge an evaluation; the caller begins anew after a spike."""
@@ -37,22 +35,22 @@ class ValidationChannel:
         if is_other:
             self._good = (self._good[0], math.nan)
         last_good, before = self._good
-        suspected = self._onset
+        suspicion = self._suspicion
         # Where there is no evaluation before, every finite value is good.
         if not math.isfinite(value) or value > before + self._limit:
-            onset = self._onset = last_good + 1  # the earliest possible one
+            onset = last_good + 1  # the earliest possible one
             event = Event("suspect", "validation", step, onset, value, before)
-            if suspected is None:
-                self._rise = (evaluation.updates, value - before)
-                return [event]
-            return [dataclasses.replace(event, kind="spike")]
-        if is_other and suspected is not None:
+            if suspicion:
+                return [dataclasses.replace(event, kind="spike")]
+            self._suspicion = event
+            return [event]
+        if is_other and suspicion:
             # The next evaluation is compared with this one. Of the same weights, it has risen too.
-            updates, rise = self._rise
-            risen = rise if updates == evaluation.updates and math.isfinite(rise) else 0.0
+            rise = suspicion.loss - suspicion.baseline
+            risen = rise if suspicion.step == step and math.isfinite(rise) else 0.0
             self._good = (last_good, value - risen)
             return []
-        self._good, self._onset = (step, value), None
-        if suspected is None:
+        self._good, self._suspicion = (step, value), None
+        if suspicion is None:
             return []
-        return [Event("healed", "validation", step, suspected, value, before)]
+        return [Event("healed", "validation", step, suspicion.onset, value, before)]
