@@ -80,8 +80,6 @@ class Suspicion:
     deviation: float
     losses: list[float]
     """Losses from the onset on."""
-    losses_before: int
-    """How many of them came before the suspicion; `LowestLevel` contains these."""
 
     last_extrapolated: int
     """Number of the last record to which the baseline is extrapolated: the first deadline. Much
@@ -277,8 +275,11 @@ class SpikeDetector:
             fall=self._lowest.fall(),
             deviation=deviation,
             losses=losses,
-            losses_before=len(losses),
         )
+        # If the rise heals, the records around it are judged without it.
+        self._outliers = FlagWindow(config.patience)
+        self._trail.clear()
+        self._lowest.forget(len(losses))
         event = self._loss_event("suspect", self._suspicion, step)
         return self._judge_suspicion(self._suspicion, step) or [event]
 
@@ -345,9 +346,6 @@ class SpikeDetector:
 
     def _heal_loss(self, suspicion: Suspicion, step: int) -> Event:
         self._suspicion = None
-        self._outliers = FlagWindow(self.config.patience)
-        self._trail.clear()
-        self._lowest.forget(suspicion.losses_before)
         return self._loss_event("healed", suspicion, step)
 
     def _loss_event(self, kind: str, suspicion: Suspicion, step: int) -> Event:

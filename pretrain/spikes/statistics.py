@@ -196,7 +196,7 @@ class LowestLevel:
         return min(0.0, low - before) / math.log((now - half) / (then - half))
 
     def forget(self, count: int) -> None:
-        """Forget the newest losses, after a rise has healed; the minima stay."""
+        """Forget the newest losses, which rise; the minima stay."""
         for _ in range(min(count, len(self._losses))):
             self._losses.pop()
         self.rise = 0.0
