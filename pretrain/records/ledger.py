@@ -105,13 +105,8 @@ def append(path: Path, kind: str, **fields: object) -> Record:
     records, size, lacks, previous = _read(path)
     if not records:
         fields = {"format_version": FORMAT_VERSION, **fields}
-    record: Record = {
-        "number": len(records),
-        "time": round(time.time(), 3),
-        "kind": kind,
-        **fields,
-        "previous": previous,
-    }
+    head = {"number": len(records), "time": round(time.time(), 3), "kind": kind}
+    record = {**head, **fields, "previous": previous}
     line = lacks + files.strict_json(record).encode() + b"\n"
     with files.naming(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)

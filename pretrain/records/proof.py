@@ -69,14 +69,9 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
         order, sizes = order_of(earlier)
         own = [line for line in lines if line["attempt"] == attempt]
         during = records[record["number"] + 1 : end]
-        found.problems += [
-            f"attempt {attempt}: {problem}"
-            for problem in (
-                *_bad_start(record, order, earlier),
-                *_bad_steps(record, own, order, sizes),
-                *_bad_writers(attempt, during),
-            )
-        ]
+        problems = [*_bad_start(record, order, earlier), *_bad_steps(record, own, order, sizes)]
+        problems += _bad_writers(attempt, during)
+        found.problems += [f"attempt {attempt}: {problem}" for problem in problems]
         done[attempt] = _steps_done(record, during, own)
     found.problems += [
         f"metrics.jsonl has lines of attempt {attempt}, which the ledger does not know"

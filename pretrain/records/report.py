@@ -15,7 +15,7 @@ from data_prep.common.wording import duration
 from pretrain.config.load import public
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten
-from pretrain.records import ledger, metrics
+from pretrain.records import metrics
 from pretrain.records.diff import machine
 from pretrain.records.history import sentences
 from pretrain.records.metrics import Line
@@ -40,7 +40,7 @@ def write_report(run: Path) -> Path:
     state = seen.state
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
     new_levels = sum(record["kind"] == "new-level" for record in seen.records)
-    rows |= costs(seen.records, seen.all_lines, seen.lines)
+    rows |= costs(seen)
     rows["attempts; loss spikes; rollbacks; new levels of the loss"] = (
         f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}; {new_levels}"
     )
@@ -64,21 +64,18 @@ def write_report(run: Path) -> Path:
     return run / REPORT
 
 
-def costs(
-    records: Sequence[ledger.Record], lines: Sequence[Line], surviving: Sequence[Line]
-) -> dict[str, str]:
+def costs(seen: RunView) -> dict[str, str]:
     """Return the rows of the report about the cost of a run, and the part that was lost.
 
     Args:
-        records: of its ledger.
-        lines: of metrics.jsonl, at least one.
-        surviving: those of the surviving steps.
+        seen: the run, with at least one step.
     """
-    lost = len(lines) - len(surviving)
-    elapsed = records[-1]["time"] - records[0]["time"]
-    speed = statistics.median(line["tokens"] / line["seconds"] for line in surviving)
+    lines = seen.all_lines
+    lost = len(lines) - len(seen.lines)
+    elapsed = seen.records[-1]["time"] - seen.records[0]["time"]
+    speed = statistics.median(line["tokens"] / line["seconds"] for line in seen.lines)
     return {
-        "tokens read by the surviving steps": f"{sum(line['tokens'] for line in surviving):,}",
+        "tokens read by the surviving steps": f"{sum(line['tokens'] for line in seen.lines):,}",
         "tokens/s, median": f"{speed:,.0f}",
         "steps computed; lost to rollbacks and crashes": (
             f"{len(lines):,}; {lost:,} ({lost / len(lines):.1%})"

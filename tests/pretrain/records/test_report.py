@@ -1,5 +1,7 @@
 """The report of a run."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from pretrain import __main__ as command_line
@@ -47,7 +49,8 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
 
 def test_the_speed_is_the_median_also_of_an_even_number_of_steps():
     lines = [{"tokens": tokens, "seconds": 1.0} for tokens in (100, 300)]
-    assert report.costs([{"time": 0.0}], lines, lines)["tokens/s, median"] == "200"
+    seen = SimpleNamespace(records=[{"time": 0.0}], all_lines=lines, lines=lines)
+    assert report.costs(seen)["tokens/s, median"] == "200"
 
 
 def test_a_report_of_several_terms_gives_each_and_no_perplexity_of_their_sum(history, tmp_path):

@@ -460,6 +460,12 @@ def test_windows_of_a_few_records_work(window):
     assert of([3.0] * 50 + [9.0] * 50, policy)[-1].kind == "spike"
 
 
+def test_overflows_that_the_loss_scale_answers_cause_no_event():
+    assert (
+        events(observed(decay(600), skipped=lambda s: s % 3 == 0, loss_scale=lambda s: 8.0)) == []
+    )
+
+
 def test_a_loss_scale_that_keeps_falling_is_a_spike_and_one_that_settles_heals():
     settles = observed(decay(600), skipped=lambda s: 200 <= s < 208, loss_scale=lambda s: 8.0)
     assert kinds(events(settles)) == [("suspect", "loss-scale"), ("healed", "loss-scale")]

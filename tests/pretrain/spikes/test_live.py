@@ -1,6 +1,7 @@
 """The input of the detector, live and after a restart, leads to the same events."""
 
 import dataclasses
+import math
 import random
 
 import pytest
@@ -9,7 +10,8 @@ from pretrain.config.run import RunConfig
 from pretrain.config.sections import DataConfig, PhaseConfig, SpikeConfig
 from pretrain.records import metrics
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
+from pretrain.spikes.live import SpikeWatch, declared_changes, history_before, observation
+from pretrain.spikes.observations import Observation
 from tests.pretrain.builders import step_record
 
 CONFIG = SpikeConfig(window=32, deviations=4.0, patience=3, confirm_steps=12)
@@ -38,6 +40,12 @@ def curve(seed, steps=160):
             )
         )
     return records
+
+
+def test_the_detector_sees_a_step_as_its_line_has_it():
+    record = step_record(7, 2.5, None, loss_scale=8.0, skipped=True, scale_exhausted=True)
+    seen = Observation(7, 2.5, math.nan, 8.0, skipped=True, scale_exhausted=True)
+    assert repr(observation(metrics.line_of(record))) == repr(seen)
 
 
 def validation_after(step):

@@ -43,19 +43,7 @@ def spike(onset):
 
 
 def as_record(answer, onset):
-    return (
-        "segment",
-        {
-            "why": "spike",
-            "step": answer.step,
-            "seed": answer.seed,
-            "rung": answer.rung,
-            "onset": onset,
-            "skip": answer.skip,
-            "learning_rate_factor": answer.learning_rate_factor,
-            "learning_rate_steps": answer.learning_rate_steps,
-        },
-    )
+    return ("segment", {"why": "spike", "onset": onset, **dataclasses.asdict(answer)})
 
 
 def test_a_spike_is_answered_once_and_climbs_the_ladder_when_it_recurs():
