@@ -57,7 +57,7 @@ def not_a_run(run: Path, missing: str) -> ValueError:
     )
 
 
-def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
+def lock(run: Path, name: str = LOCK, facts: Mapping[str, object] = {}) -> contextlib.ExitStack:
     """Lock a run against other processes until the result is closed.
 
     Some file systems lock a file on one machine only. The holder therefore also writes its host,
@@ -67,6 +67,7 @@ def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
     Args:
         run: the run's folder.
         name: LOCK or SUPERVISOR_LOCK.
+        facts: what the control file says besides.
 
     Raises:
         ValueError: another process holds it; the message names it.
@@ -76,12 +77,12 @@ def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
     def renew() -> None:
         sign = {"host": socket.gethostname(), "process": os.getpid(), "time": time.time()}
         with contextlib.suppress(OSError):  # tried again
-            files.replace_json(_sign(run, name), sign)
+            files.replace_json(sign_of(run, name), {**sign, **facts})
 
     def remove() -> None:
-        sign = control.read_json(_sign(run, name)) or {}
+        sign = control.read_json(sign_of(run, name)) or {}
         if (sign.get("host"), sign.get("process")) == (socket.gethostname(), os.getpid()):
-            _sign(run, name).unlink(missing_ok=True)
+            sign_of(run, name).unlink(missing_ok=True)
 
     def unless_refused(action: Callable[[], object]) -> None:
         with contextlib.suppress(OSError):  # the file system is unavailable
@@ -100,7 +101,8 @@ def lock(run: Path, name: str = LOCK) -> contextlib.ExitStack:
     return held
 
 
-def _sign(run: Path, name: str) -> Path:
+def sign_of(run: Path, name: str) -> Path:
+    """Return the control file that the holder of a lock renews every few seconds."""
     return control.folder_of(run) / f"{name}.json"
 
 
@@ -109,7 +111,7 @@ def holder(run: Path, name: str = LOCK) -> str:
 
     The clock of another machine may be wrong by less than a minute.
     """
-    sign = control.read_json(_sign(run, name))
+    sign = control.read_json(sign_of(run, name))
     if sign is None:
         return ""
     if sign["host"] == socket.gethostname():
@@ -132,7 +134,7 @@ def check_not_elsewhere(run: Path, name: str = LOCK) -> None:
     Raises:
         ValueError: one does; it is named.
     """
-    before, path = control.read_json(_sign(run, name)), _sign(run, name)
+    before, path = control.read_json(sign_of(run, name)), sign_of(run, name)
     if before is None or before["host"] == socket.gethostname():
         return
     # The other clock may be wrong, but not by hours.

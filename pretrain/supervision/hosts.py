@@ -7,7 +7,6 @@ only starts them. `pretrain.supervision.reach` checks the machines first.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -18,16 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common import children
 from data_prep.common.files import named_errors, strict_json
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching
-from pretrain.records import control
 from pretrain.supervision import nodes
-from pretrain.supervision.nodes import Node, OtherNodes
+from pretrain.supervision.nodes import Node
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 SSH_FAILED = 255
@@ -230,35 +228,6 @@ class Agents:
         if text != self._printed.get(node):
             self._write(f"{text}; trying again")
             self._printed[node] = text
-
-    @contextlib.contextmanager
-    def kept(self, others: OtherNodes, address: str) -> Iterator[None]:
-        """Send the agents a heartbeat of node 0, start them and read their reports.
-
-        A thread does so until this block ends.
-
-        Args:
-            others: the other nodes.
-            address: of this one, where they can connect to its `Listener`.
-        """
-        if not others.count:
-            yield
-            return
-        listener, every = nodes.Listener(), nodes.Interval()
-        lost: list[int] = []
-
-        def act() -> None:
-            if every.due(nodes.QUIET_SECONDS):
-                nodes.show_life(self._run, address, listener.port, listener.key)
-                others.read()
-                lost[:] = others.silent()
-            for report in listener.accept():
-                others.take(report)
-            with contextlib.suppress(OSError):  # tried again in a second
-                self.keep(lost)
-
-        with contextlib.closing(listener), control.repeated(1.0, act):
-            yield
 
     def close(self, seconds: float) -> None:
         """Give the agents, which were told to exit, this time to do so."""

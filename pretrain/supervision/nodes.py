@@ -1,8 +1,8 @@
 """The nodes of a run: which one this is, and how node 0 and the others monitor each other.
 
-Each node has an agent, and node 0 has the supervisor. They write heartbeats into the run's folder,
-which all nodes share: agents rename their report files, the supervisor rewrites its file. A node
-counts as alive while its files keep changing, by the reader's clock.
+Each node has an agent, and node 0 has the supervisor. Their heartbeats are files in the run's
+folder, which all nodes share: an agent renews its report, the supervisor the control file of its
+lock. A node counts as alive while its files keep changing, by the reader's clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import re
 import secrets
 import socket
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 from data_prep.common import files
 from pretrain.records import control, heartbeat
+from pretrain.records.folder import SUPERVISOR_LOCK, sign_of
 from pretrain.supervision.decide import CRASH, HANG, Problem
 
 READY, RUNNING, ENDED = "ready", "running", "ended"
@@ -32,8 +32,7 @@ _MAX_REPORT = 1 << 16
 SILENCE_SECONDS = 60.0
 """The death of another node's agent, or of node 0, is noticed within this time."""
 QUIET_SECONDS = 6.0
-"""Between two heartbeats of a node whose report is unchanged; each renames a shared file."""
-_REPORT = re.compile(r"node-(?P<node>\d+)-(?P<version>\d+)-\d+\.json")
+"""Between two heartbeats of a node whose report is unchanged; each replaces a shared file."""
 
 
 class Interval:
@@ -104,51 +103,32 @@ class Report:
     """Token of the supervisor's start that this agent serves; "" if it serves any."""
 
 
-class Reporter:
-    """Writes the report of an agent, and shows that the agent is alive.
+def _report_path(run: Path, node: int) -> Path:
+    return control.folder_of(run) / f"node-{node:03d}.json"
 
-    The file's name has the version of the report and the number of heartbeats since:
-    `node-NNN-VERSION-BEAT.json`. A heartbeat is a rename, so node 0 reads those of all nodes by
-    listing one folder, and opens only new reports. A network file system may cache for a minute the
-    attributes of a file that another machine writes, but lists an opened folder anew.
-    """
+
+class Reporter:
+    """Writes the report of an agent, and shows that the agent is alive."""
 
     def __init__(self, run: Path, node: int) -> None:
         """Prepare the reports of a node without writing any."""
-        self._path, self._node = control.folder_of(run) / "none", node
+        self._path, self._next = _report_path(run, node), Interval()
         self._written: Report | None = None
-        self._sign, self._next = 0, Interval()
 
     def write(self, report: Report) -> None:
-        """Replace the last report; if it has not changed, send a heartbeat if one is due.
-
-        The report is written again if its file is gone.
-        """
-        if report == self._written:
-            if self._next.due(QUIET_SECONDS):
-                self._show_life()
+        """Replace the last report if this one differs, or a heartbeat is due."""
+        if not self._next.due(QUIET_SECONDS) and report == self._written:
             return
-        stem, self._written = f"node-{self._node:03d}", None
-        sender = {"pid": os.getpid(), "host": socket.gethostname()}
+        # The time makes each file differ from the previous one.
+        sender = {"pid": os.getpid(), "host": socket.gethostname(), "time_ns": time.time_ns()}
         with contextlib.suppress(OSError):  # the reader notices the silence
-            for path in self._path.parent.glob(f"{stem}-*"):
-                path.unlink(missing_ok=True)
-            self._path, self._sign = self._path.with_name(f"{stem}-{time.time_ns()}-0.json"), 0
             files.replace_json(self._path, {**dataclasses.asdict(report), **sender})
             self._written = report
 
-    def _show_life(self) -> None:
-        self._sign += 1
-        version = self._path.name.rpartition("-")[0]
-        try:
-            self._path = self._path.rename(self._path.with_name(f"{version}-{self._sign}.json"))
-        except OSError:
-            self._written = None
-
 
 def send_report(run: Path, node: int, report: Report) -> None:
-    """Send a report to node 0's `Listener`, from a machine that cannot write to the folder."""
-    if not (endpoint := control.read_json(_supervisor_path(run))):
+    """Send a report to the `Listener` of node 0, from a machine that cannot write to the folder."""
+    if not (endpoint := control.read_json(sign_of(run, SUPERVISOR_LOCK))):
         return
     sender = {"host": socket.gethostname(), "node": node, "key": endpoint["key"]}
     data = files.strict_json({**dataclasses.asdict(report), **sender}).encode()
@@ -158,28 +138,21 @@ def send_report(run: Path, node: int, report: Report) -> None:
             connection.sendall(data)
 
 
-def show_life(run: Path, address: str = "", port: int = 0, key: str = "") -> None:
-    """Write the supervisor's heartbeat for the agents, with the endpoint of its `Listener`."""
-    # The time makes each file differ from the previous one.
-    values = {"address": address, "port": port, "key": key, "time_ns": time.monotonic_ns()}
-    with contextlib.suppress(OSError):  # the reader notices the silence
-        files.replace_json(_supervisor_path(run), {**values, "pid": os.getpid()})
-
-
 class Listener:
     """A port of node 0. A node that can connect to it has a network for its ranks."""
 
-    def __init__(self) -> None:
-        """Listen on a free port, on all interfaces."""
-        self.key = secrets.token_hex(16)
-        """Known to those who can read the run's folder; reports with another key are ignored."""
+    def __init__(self, address: str) -> None:
+        """Listen on a free port, on all interfaces; `address` is this machine's for the others."""
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         self._socket = socket.create_server(
             ("", 0), family=family, backlog=1024, dualstack_ipv6=both
         )
         self._socket.setblocking(False)
-        self.port = int(self._socket.getsockname()[1])
+        port = int(self._socket.getsockname()[1])
+        self.endpoint = {"address": address, "port": port, "key": secrets.token_hex(16)}
+        """The key is known to those who can read the run's folder; reports with another one are
+        ignored."""
 
     def accept(self) -> list[dict[str, Any]]:
         """Accept and close the waiting connections; return the reports received."""
@@ -190,7 +163,7 @@ class Listener:
                 with connection, contextlib.suppress(OSError):
                     connection.settimeout(_RECEIVE_SECONDS)
                     reports.append(control.parse_object(connection.recv(_MAX_REPORT)) or {})
-        return [report for report in reports if report.get("key") == self.key]
+        return [report for report in reports if report.get("key") == self.endpoint["key"]]
 
     def close(self) -> None:
         """Stop listening."""
@@ -209,10 +182,6 @@ def connect_problem(address: str, port: int) -> str:
     return ""
 
 
-def _supervisor_path(run: Path) -> Path:
-    return control.folder_of(run) / "supervisor.json"
-
-
 class SupervisorLiveness:
     """The heartbeats of node 0: those of its supervisor and of rank 0.
 
@@ -221,7 +190,7 @@ class SupervisorLiveness:
 
     def __init__(self, run: Path) -> None:
         """Start now; node 0 counts as silent after SILENCE_SECONDS."""
-        self._paths = (_supervisor_path(run), control.folder_of(run) / heartbeat.FILE_NAME)
+        self._paths = (sign_of(run, SUPERVISOR_LOCK), control.folder_of(run) / heartbeat.FILE_NAME)
         self._known = [control.read_json(path) for path in self._paths]
         self._last = time.monotonic()
         self.endpoint: tuple[str, int] | None = None
@@ -247,49 +216,38 @@ class SupervisorLiveness:
 class OtherNodes:
     """State of the other nodes, as the supervisor on node 0 knows it."""
 
-    def __init__(self, run: Path, count: int, start: str) -> None:
+    def __init__(self, run: Path, count: int, start: str, listener: Listener | None = None) -> None:
         """Start without heartbeats: a report that already exists may be an old one.
 
         Args:
             run: the run's folder.
             count: number of nodes.
             start: token of the supervisor's start, which its own agents serve.
+            listener: where nodes that cannot write to the folder send their reports.
         """
-        self._folder, self._start = control.folder_of(run), start
-        self.count = count - 1
-        self._reports: dict[int, dict[str, Any]] = {node: {} for node in range(1, count)}
-        self._versions: dict[int, str] = {}
-        self._names: set[str] = set()
+        self._start, self._listener = start, listener
+        self._paths = {node: _report_path(run, node) for node in range(1, count)}
+        self._files = {node: control.read_json(path) or {} for node, path in self._paths.items()}
+        """What the file of each node was at the last read."""
+        self._reports = {**self._files}
         self._last_change: dict[int, float] = {}
         self._started = self._read_at = time.monotonic()
-        self.read()
-        self._last_change.clear()
 
     def read(self) -> None:
-        """List the reports of all nodes, and open those that are new."""
+        """Read the reports of all nodes."""
         # The time before reading, which may wait for an unavailable file system.
         self._read_at = time.monotonic()
-        with contextlib.suppress(OSError):
-            names = sorted(os.listdir(self._folder))
-            self._names = {name for name in names if name in self._names or self._read_sign(name)}
+        for node, path in self._paths.items():
+            newest = control.read_json(path)
+            if newest is not None and newest != self._files[node]:
+                self._files[node] = newest
+                self._take(node, newest)
+        for report in self._listener.accept() if self._listener else ():
+            if report["node"] in self._paths:
+                self._take(report["node"], report)
 
-    def take(self, report: dict[str, Any]) -> None:
-        """Store a report that the `Listener` received."""
-        if (node := int(report["node"])) in self._reports:
-            self._reports[node], self._last_change[node] = report, time.monotonic()
-
-    def _read_sign(self, name: str) -> bool:
-        """Count a new file name as a heartbeat; return whether it is one."""
-        found = _REPORT.fullmatch(name)
-        if not found or (node := int(found["node"])) not in self._reports:
-            return False
-        if found["version"] != self._versions.get(node):
-            report = control.read_json(self._folder / name)
-            if report is None:  # its next name is there already, or it cannot be read now
-                return False
-            self._reports[node], self._versions[node] = report, found["version"]
-        self._last_change[node] = time.monotonic()
-        return True
+    def _take(self, node: int, report: dict[str, Any]) -> None:
+        self._reports[node], self._last_change[node] = report, time.monotonic()
 
     def silent(self) -> list[int]:
         """Return the nodes that counted as silent at the last read.

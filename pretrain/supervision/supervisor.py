@@ -79,12 +79,19 @@ class Supervisor:
         )
         self._stop_requests, self._printed = control.StopRequests(), ""
         run_folder.check_not_elsewhere(self.run_folder)  # before it is told to stop
-        self._lock = run_folder.lock(self.run_folder, run_folder.SUPERVISOR_LOCK)
+        listener = nodes.Listener(node.address) if node.count > 1 else None
+        facts = listener.endpoint if listener else {}
+        self._lock = run_folder.lock(self.run_folder, run_folder.SUPERVISOR_LOCK, facts)
+        if listener:
+            self._lock.callback(listener.close)
         self._found = control.read_control_file(self.run_folder)
         """The control file of the supervisor before."""
         dump(config, self.run_folder / run_folder.SUPERVISED)
         self._agents = hosts.Agents(machines, self.run_folder, self._print)
-        self._other_nodes = OtherNodes(self.run_folder, node.count, start=self._agents.start)
+        self._other_nodes = OtherNodes(
+            self.run_folder, node.count, start=self._agents.start, listener=listener
+        )
+        self._reads = nodes.Interval()
         self._records_printed = len(ledger.read_ledger(self.ledger))
         self._sizes = {path: _size(path) for path in (self.ledger, self._validation)}
         """Sizes of the files whose new lines are printed."""
@@ -102,8 +109,7 @@ class Supervisor:
             processes.adopt_orphans()
             code = EXIT_USAGE  # of a ValueError
             try:
-                with self._agents.kept(self._other_nodes, self._node.address):
-                    code = self._supervise()
+                code = self._supervise()
             except OSError as error:
                 self._print(f"stopped: {error}; restart it when this is fixed")
                 code = EXIT_PREEMPTED if self._stop_requests.count else EXIT_FAILED
@@ -204,17 +210,18 @@ class Supervisor:
         def refused() -> str:
             return others.messages(nodes.REFUSED) or self._agents.fatal_error
 
-        came = self._wait_until(decided, seconds)
-        if self._stop_requests.count:
+        self._wait_until(decided, seconds)
+        missing = others.unavailable()
+        if self._stop_requests.count or not missing:
             return ""
-        if came:
-            return refused() if others.unavailable() else ""
-        missing = ", ".join(map(others.name, others.unavailable()))
-        reason = f"node {missing} did not report, or did not end its processes, in {seconds:.0f} s"
-        return "; ".join(filter(None, (reason, others.messages(nodes.UNREACHABLE))))
+        names = ", ".join(map(others.name, missing))
+        reason = f"node {names} did not report, or did not end its processes, in {seconds:.0f} s"
+        reasons = (reason, others.messages(nodes.UNREACHABLE))
+        return refused() or "; ".join(filter(None, reasons))
 
     def _wait_for_room(self) -> None:
         """Wait until the disk has room for the next attempt."""
+        self._check_not_replaced()
         for left in self.run_folder.glob("checkpoints/*.partial"):  # of an attempt that was ended
             shutil.rmtree(left, ignore_errors=True)
         if lack := self._lack_of_room():
@@ -230,15 +237,20 @@ class Supervisor:
         text = f"{self.run_folder}: has {free:,} bytes free and needs {needed:,}"
         return text if free < needed else ""
 
-    def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for a condition, `seconds` or a stop request; return whether the condition held."""
+    def _wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait for a condition, `seconds` or a stop request."""
         deadline = time.monotonic() + seconds
-        while not condition():
-            self._check_not_replaced()
-            if self._stop_requests.count or time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
+        while not (condition() or self._stop_requests.count or time.monotonic() >= deadline):
+            self._poll()
+
+    def _poll(self) -> None:
+        """Wait for a moment in which the agents are kept running and their reports are read."""
+        self._check_not_replaced()
+        if self._reads.due(nodes.QUIET_SECONDS):
+            self._other_nodes.read()
+        with contextlib.suppress(OSError):  # tried again
+            self._agents.keep(self._other_nodes.silent())
+        time.sleep(_POLL_SECONDS)
 
     def _launch(self) -> int | None:
         """Launch the next attempt and run it to its end."""
@@ -261,7 +273,7 @@ class Supervisor:
         # Their ranks may still write down why they ended. `_wait_for_nodes` waits longer.
         deadline = time.monotonic() + processes.GRACE_SECONDS
         while self._other_nodes.busy() and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+            self._poll()
         return self._conclude(job, problem)
 
     def _watch(self, job: Job) -> Problem | None:
@@ -270,8 +282,7 @@ class Supervisor:
         watch = Watch(self.run_folder, job.control_file, self._settings, phases)
         deadline = math.inf
         while not job.ended():
-            time.sleep(_POLL_SECONDS)
-            self._check_not_replaced()
+            self._poll()
             if self._stop_requests.count:
                 deadline = self._request_stop(job, deadline)
             if problem := self._problem(job, watch, deadline):
@@ -340,7 +351,7 @@ class Supervisor:
         control.write(self.run_folder, dataclasses.replace(control_file, start=self._agents.start))
 
     def _check_not_replaced(self) -> None:
-        """Raise if another supervisor has taken the run over, before anything is written.
+        """Raise if another supervisor has taken the run over, before anything is changed.
 
         Where locks do not hold between machines, or not longer than a machine is silent, one may
         do so while this machine stands still.

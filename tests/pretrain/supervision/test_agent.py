@@ -17,19 +17,15 @@ from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import processes
 from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
+from pretrain.records.folder import SUPERVISOR_LOCK, sign_of
 from pretrain.supervision import agent, launch, nodes, supervisor
 from pretrain.supervision.agent import Agent
-from pretrain.supervision.nodes import Node, Report, Reporter, show_life
+from pretrain.supervision.nodes import Node, Report, Reporter
 from tests.pretrain.builders import slow
 from tests.pretrain.supervision.test_supervisor import HEAD
 from tests.running import wait_until
 
 PATIENCE = 60.0
-
-
-def read_report(run, node):
-    paths = control.folder_of(run).glob(f"node-{node:03d}-*")
-    return next(filter(None, map(control.read_json, paths)), {})
 
 
 class Stage:
@@ -43,7 +39,7 @@ class Stage:
         # Only the main thread can handle signals.
         monkeypatch.setattr(control, "_STOP_SIGNALS", ())
         self.agent = self.thread = None
-        self.listener = nodes.Listener()
+        self.listener = nodes.Listener("127.0.0.1")
 
     def command(self, run, control_file, node=0):
         script = self.scripts[control_file.attempt, node]
@@ -69,13 +65,17 @@ class Stage:
         control.write(self.run, ControlFile("a", 1, control.RUN, nodes=2))
         self.wait_for_state("a", nodes.RUNNING)
 
+    def beat(self, listener):
+        """As the supervisor does that holds its lock."""
+        files.replace_json(sign_of(self.run, SUPERVISOR_LOCK), listener.endpoint)
+
     def supervisor(self, count=2, **limits):
         """The supervisor of an agent's run, which is node 0 of so many."""
         config, node = self.config(**limits), Node(0, count)
         return supervisor.Supervisor(config, node)
 
     def report(self):
-        return read_report(self.run, 1)
+        return control.read_json(control.folder_of(self.run) / "node-001.json") or {}
 
     def wait_for_state(self, token, state):
         wait_until(
@@ -232,7 +232,7 @@ def test_an_agent_of_an_earlier_start_starts_nothing(stage):
     stage.scripts[1, 1] = "time.sleep(60)"
     control.write(stage.run, ControlFile("old", 0, control.EXIT, start="s0"))
     stage.start("s1")
-    show_life(stage.run, "127.0.0.1", stage.listener.port)
+    stage.beat(stage.listener)
     stage.wait_for_state("old", nodes.ENDED)
     control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2, start="s2"))
     wait_until(lambda: stage.report().get("state") == nodes.READY)
@@ -241,19 +241,18 @@ def test_an_agent_of_an_earlier_start_starts_nothing(stage):
 
 
 def test_an_agent_says_whether_its_ranks_could_connect_to_node_0(stage):
-    listener = nodes.Listener()
     stage.start("s1")
-    show_life(stage.run, "127.0.0.1", listener.port)
+    stage.beat(stage.listener)
     stage.wait_for_state("", nodes.READY)
-    listener.close()
+    stage.listener.close()
     control.write(stage.run, ControlFile("a", 1, control.STOP, start="s1"))
     stage.wait_for_state("", nodes.UNREACHABLE)
-    assert f"cannot connect to port {listener.port} of 127.0.0.1" in stage.report()["problem"]
-    listener = nodes.Listener()
-    show_life(stage.run, "127.0.0.1", listener.port)
+    port = stage.listener.endpoint["port"]
+    assert f"cannot connect to port {port} of 127.0.0.1" in stage.report()["problem"]
+    stage.listener = nodes.Listener("127.0.0.1")
+    stage.beat(stage.listener)
     stage.wait_for_state("", nodes.READY)
-    listener.accept()
-    listener.close()
+    stage.listener.accept()
 
 
 def test_a_node_has_only_one_agent(stage):

@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from pretrain.records import control
+from data_prep.common import files
+from pretrain.records import control, folder
 from pretrain.records.heartbeat import Heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
 from pretrain.supervision.nodes import (
@@ -23,7 +24,6 @@ from pretrain.supervision.nodes import (
     Reporter,
     SupervisorLiveness,
     send_report,
-    show_life,
     this_node,
 )
 
@@ -109,44 +109,21 @@ def test_a_silent_node_and_one_whose_launcher_ended_are_problems(tmp_path, now, 
     assert problem(others, "another") is None
 
 
-@pytest.fixture
-def opened(monkeypatch):
-    """The reports that were opened."""
-    names, read = [], control.read_json
-    monkeypatch.setattr(control, "read_json", lambda path: names.append(path.name) or read(path))
-    return names
-
-
-def test_a_sign_of_life_is_a_rename_and_only_a_report_that_is_new_is_opened(
-    tmp_path, now, others, opened
-):
+def test_a_report_is_renewed_when_it_changes_and_as_a_sign_of_life(tmp_path, now, others):
     reporter = Reporter(tmp_path, 1)
-    reporter.write(Report("t", RUNNING))
     write_report(tmp_path, 2, Report("t", RUNNING))
-    others.read()
-    assert len(opened) == 2
     for _ in range(9):
-        now[0] += 30
         reporter.write(Report("t", RUNNING))
         others.read()
         assert 1 not in others.silent()
-    assert (len(opened), others.silent()) == (2, [2])
+        before = control.folder_of(tmp_path).joinpath("node-001.json").read_bytes()
+        reporter.write(Report("t", RUNNING))
+        assert control.folder_of(tmp_path).joinpath("node-001.json").read_bytes() == before
+        now[0] += 30
+    assert others.silent() == [2]
+    reporter.write(Report("t", RUNNING))
     reporter.write(Report("t", READY))
     assert others.busy() == []
-    assert len(opened) == 3
-    assert len([*control.folder_of(tmp_path).glob("node-001*")]) == 1
-
-
-def test_a_report_that_is_gone_is_written_again(tmp_path, now, others):
-    reporter = Reporter(tmp_path, 1)
-    for _ in range(2):
-        reporter.write(Report("t", READY))
-    for path in control.folder_of(tmp_path).iterdir():
-        path.unlink()
-    now[0] += QUIET_SECONDS
-    for _ in range(2):
-        reporter.write(Report("t", READY))
-    assert others.unavailable() == [2]
 
 
 def test_a_new_report_that_cannot_be_read_yet_is_not_a_sign_of_life(tmp_path, others, monkeypatch):
@@ -208,10 +185,16 @@ def test_a_new_supervisor_gives_the_other_nodes_time_to_report(tmp_path, now, ot
     assert problem(OtherNodes(tmp_path, 1, ""), "t") is None
 
 
-def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(tmp_path, now):
+def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(
+    tmp_path, now, monkeypatch
+):
     liveness = SupervisorLiveness(tmp_path)
-    beat = Heartbeat(tmp_path, "t")
-    for sign in (lambda: show_life(tmp_path), lambda: beat.beat("step", 1), lambda: None):
+    beat, renew = Heartbeat(tmp_path, "t"), []
+    monkeypatch.setattr(
+        control, "repeated", lambda _, act: renew.append(act) or contextlib.nullcontext()
+    )
+    held = folder.lock(tmp_path, folder.SUPERVISOR_LOCK)
+    for sign in (lambda: renew[0](), lambda: beat.beat("step", 1), lambda: None):
         assert liveness.silence() == ""
         now[0] += 50
         sign()
@@ -219,24 +202,27 @@ def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(tmp_pat
     now[0] += 11
     liveness.listen()
     assert liveness.silence() == "it received no heartbeat from node 0 for 60 s"
-    show_life(tmp_path)
+    renew[0]()
     assert liveness.silence() != ""  # it has to listen
     liveness.listen()
     assert liveness.silence() == ""
+    held.close()
 
 
 def test_a_node_that_cannot_write_sends_its_report_and_only_with_the_key_of_the_folder(
-    tmp_path, others
+    tmp_path,
 ):
     refused = Report("", REFUSED, "is refused: Read-only file system")
     send_report(tmp_path, 2, refused)  # node 0 is not there yet
-    with contextlib.closing(Listener()) as listener:
-        for key in ("another", listener.key):
-            show_life(tmp_path, "127.0.0.1", listener.port, key)
+    with contextlib.closing(Listener("127.0.0.1")) as listener:
+        others = OtherNodes(tmp_path, 3, "", listener)
+        for key in ("another", listener.endpoint["key"]):
+            assert others.messages(REFUSED) == ""
+            path = folder.sign_of(tmp_path, folder.SUPERVISOR_LOCK)
+            files.replace_json(path, {**listener.endpoint, "key": key})
             send_report(tmp_path, 2, refused)
-        with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
-            stranger.sendall(b"[" * 60_000)
-        (report,) = listener.accept()
-    others.take(report)
-    assert others.unavailable() == [1, 2]
+            address = listener.endpoint["address"], listener.endpoint["port"]
+            with socket.create_connection(address) as stranger:
+                stranger.sendall(b"[" * 60_000)
+            assert others.unavailable() == [1, 2]
     assert others.messages(REFUSED) == f"node 2 ({HOST}) is refused: Read-only file system"

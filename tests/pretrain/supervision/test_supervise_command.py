@@ -60,8 +60,7 @@ def test_a_node_that_is_refused_tells_node_0_why(supervise, tmp_path):
     (tmp_path / "run").mkdir()  # node 0 does
     code, _, error = supervise(*words, f"data.corpus={tmp_path / 'nowhere'}")
     assert (code, str(tmp_path / "nowhere") in error) == (2, True)
-    (path,) = (tmp_path / "run" / "control").glob("node-001-*")
-    report = control.read_json(path)
+    report = control.read_json(tmp_path / "run" / "control" / "node-001.json")
     assert report["state"] == nodes.REFUSED
     assert report["problem"] == "is refused: " + error.partition("error: ")[2].strip()
 
