@@ -224,8 +224,7 @@ class Agents:
         text = f"{text}: {said}"
         if code != SSH_FAILED and is_permanent(said):
             self.fatal_error = text
-            return
-        if text != self._printed.get(node):
+        elif text != self._printed.get(node):
             self._write(f"{text}; trying again")
             self._printed[node] = text
 

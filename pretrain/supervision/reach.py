@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,22 +59,6 @@ def _is_local(name: str) -> bool:
     return True
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """A machine's description of itself."""
-
-    versions: dict[str, str]
-    """See `pretrain.records.versions`."""
-    seen: str
-    """Content of the requested file; "" if it does not have it."""
-    corpora: dict[str, str]
-    """Hash of each corpus's manifest by the corpus's path; "" if it does not have it."""
-    unwritable: str = ""
-    """Why it cannot write beside that file; "" if it can."""
-    client: str = ""
-    """Address of this machine, as the other one sees it."""
-
-
 def connect(
     names: Sequence[str],
     run: Path,
@@ -99,25 +82,21 @@ def connect(
     check_first_machine(names)
     if len(names) == 1:
         return Node()
-    near, own = capacity.existing_folder(run), _hashes(corpora)
-    missing, answers = {name: "" for name in names[1:]}, dict[str, Answer]()
+    expected = strict_json([versions(), _hashes(corpora)])
+    near, clients = capacity.existing_folder(run), dict[str, str]()
     deadline, printed = time.monotonic() + wait_seconds, ""
     with tempfile.NamedTemporaryFile("w", prefix=".hosts-", dir=near) as file:
         token = secrets.token_hex(8)
         file.write(token)
         file.flush()
         while True:
+            missing = [name for name in names[1:] if name not in clients]
             with ThreadPoolExecutor(len(missing)) as pool:
-                found = pool.map(_ask, missing, itertools.repeat([file.name, *own]))
-                results = dict(zip(missing, found, strict=True))
-            missing = {name: text for name, text in results.items() if isinstance(text, str)}
-            for name, answer in results.items():
-                if isinstance(answer, Answer):
-                    _check_machine(name, answer, Answer(versions(), token, own), near)
-                    answers[name] = answer
-            if not missing:
-                return Node(0, len(names), answers[names[1]].client)
-            text = "; ".join(missing.values())
+                found = pool.map(_ask, missing, itertools.repeat([file.name, token, expected]))
+                answers = dict(zip(missing, found, strict=True))
+            clients |= {name: client for name, (client, problem) in answers.items() if not problem}
+            if not (text := "; ".join(problem for _, problem in answers.values() if problem)):
+                return Node(0, len(names), clients[names[1]])
             if time.monotonic() >= deadline:
                 raise ValueError(f"supervision.hostfile: {text}")
             if text != printed:
@@ -126,11 +105,11 @@ def connect(
             time.sleep(min(hosts.RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
 
 
-def _ask(name: str, arguments: Sequence[str]) -> Answer | str:
-    """Query a machine; return why it was not reached if that may change.
+def _ask(name: str, arguments: Sequence[str]) -> tuple[str, str]:
+    """Query a machine; return this one's address as it sees it, or why it was not reached yet.
 
     Raises:
-        ValueError: A permanent error.
+        ValueError: It differs from this machine, or cannot be reached for good.
     """
     words = ("pretrain.supervision.reach", *arguments)
     try:
@@ -144,10 +123,10 @@ def _ask(name: str, arguments: Sequence[str]) -> Answer | str:
     except FileNotFoundError as error:
         raise ValueError("supervision.hostfile: no `ssh` on PATH; install OpenSSH") from error
     except subprocess.TimeoutExpired:
-        return f"{name} did not answer in {_CHECK_SECONDS:.0f} s"
+        return "", f"{name} did not answer in {_CHECK_SECONDS:.0f} s"
     said = (done.stderr.strip().splitlines() or [f"ssh ended with code {done.returncode}"])[-1]
     if done.returncode == hosts.SSH_FAILED and not hosts.is_permanent(done.stderr):
-        return f"{name} cannot be reached: {said}"
+        return "", f"{name} cannot be reached: {said}"
     if done.returncode:
         raise ValueError(f"supervision.hostfile: {name}: {said}")
     first, last = map(re.escape, _MARKS)
@@ -157,29 +136,10 @@ def _ask(name: str, arguments: Sequence[str]) -> Answer | str:
             f"supervision.hostfile: {name} did not run the command that ssh sent; it printed "
             f"{printed[-_MOST_QUOTED:]!r}. Is a command forced in its authorized_keys?"
         )
-    return Answer(**json.loads(found[1]))
-
-
-def _check_machine(name: str, answer: Answer, own: Answer, folder: Path) -> None:
-    """Raise ValueError if a machine's answers differ from those of this one."""
-    who, where = f"supervision.hostfile: {name}", folder.resolve()
-    if answer.seen != own.seen:
-        raise ValueError(
-            f"{who} does not have the folder {where} of this machine; the run's folder must be on "
-            "a file system that all machines share"
-        )
-    if answer.unwritable:
-        raise ValueError(f"{who} cannot write to the folder {where}: {answer.unwritable}")
-    for path, digest in own.corpora.items():
-        if answer.corpora[path] != digest:
-            what = "has another corpus at" if answer.corpora[path] else "does not have the corpus"
-            raise ValueError(f"{who} {what} {path}; give it the corpus that this machine has")
-    for what, version in own.versions.items():
-        if (other := answer.versions.get(what, "no")) != version:
-            raise ValueError(
-                f"{who} has {what} {other}, and this machine {version}; install the same "
-                "environment on all machines"
-            )
+    client, difference = json.loads(found[1])
+    if difference:
+        raise ValueError(f"supervision.hostfile: {name} {difference}")
+    return client, ""
 
 
 def _hashes(corpora: Iterable[str]) -> dict[str, str]:
@@ -188,22 +148,44 @@ def _hashes(corpora: Iterable[str]) -> dict[str, str]:
     return {path: sha256_of(file) if file.is_file() else "" for path, file in files.items()}
 
 
+def _difference(
+    file: Path, content: str, expected: Mapping[str, str], corpora: Mapping[str, str]
+) -> str:
+    """Describe how this machine differs from the one that asks, if it does; see `main`."""
+    if not file.is_file() or file.read_text() != content:
+        return (
+            f"does not have the folder {file.parent} of this machine; the run's folder must be on "
+            "a file system that all machines share"
+        )
+    try:
+        tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        return f"cannot write to the folder {file.parent}: {error.strerror}"
+    for path, digest in _hashes(corpora).items():
+        if digest != corpora[path]:
+            what = "has another corpus at" if digest else "does not have the corpus"
+            return f"{what} {path}; give it the corpus that this machine has"
+    own = versions()
+    for what, version in expected.items():
+        if own.get(what) != version:
+            return (
+                f"has {what} {own.get(what, 'no')}, and this machine {version}; install the same "
+                "environment on all machines"
+            )
+    return ""
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Print this machine's answer to `connect` as a line of JSON.
+    """Print the address of the machine that asks, and how this one differs, as a line of JSON.
 
     Args:
-        arguments: the file to look for, and the paths of corpora.
+        arguments: a file in the folder that both should have, its content, and JSON with the
+            `versions` of the machine that asks and the hash of each corpus's manifest by path.
     """
-    file, unwritable = Path(arguments[0]), ""
-    seen = file.read_text() if file.is_file() else ""
-    try:
-        if seen:
-            tempfile.TemporaryFile(dir=file.parent).close()
-    except OSError as error:
-        unwritable = str(error.strerror)
+    file, content, expected = arguments
     client = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
-    answer = Answer(versions(), seen, _hashes(arguments[1:]), unwritable, client)
-    sys.stdout.write(strict_json(dataclasses.asdict(answer)).join(_MARKS) + "\n")
+    difference = _difference(Path(file), content, *json.loads(expected))
+    sys.stdout.write(strict_json([client, difference]).join(_MARKS) + "\n")
     return 0
 
 
