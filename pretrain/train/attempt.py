@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_PREEMPTED
-from pretrain.config.run import Segment
 from pretrain.data.batches import SegmentedBatches
 from pretrain.data.prefetch import prefetched
 from pretrain.loop.loop import Hook
@@ -57,12 +56,10 @@ class Attempt:
         self._load_checkpoint()
         self.log = RunLog(setup)
         self.saver = Saver(setup, self.log, self.engine.save)
-        self.segment = setup.segments.at(max(0, self.start.step - 1))
-        self.left = [part for part in setup.segments.parts if part.end_step > self.start.step]
-        self.pipelines = {
-            part.first_step: DataPipeline(setup, part) for part in (self.segment, *self.left)
-        }
-        self.pipeline = self.pipelines[self.segment.first_step]
+        # The first one may be that of the step before, which may have an evaluation to be done.
+        parts = [part for part in setup.segments.parts if part.end_step >= self.start.step]
+        self.pipelines = [DataPipeline(setup, part) for part in parts]
+        self.pipeline = self.pipelines[0]
         self.supervisor.report_setup()
         self.group.on_rank_0(self.log.open)
         self.profiler = Profiler(
@@ -91,12 +88,12 @@ class Attempt:
         """
         verdict = self._evaluate_if_missed()
         self.profiler.advance(self.start.step)
-        parts = [(each.segment.end_step, each.batches) for each in self.pipelines.values()]
+        parts = [(each.segment.end_step, each.batches) for each in self.pipelines]
         workers = self.setup.config.training.data_workers
         with prefetched(SegmentedBatches(parts), workers) as batches:
-            for segment in self.left:
-                if verdict == GO_ON:
-                    verdict = self._train(segment, batches)
+            for pipeline in self.pipelines:
+                if verdict == GO_ON and pipeline.segment.end_step > self.start.step:
+                    verdict = self._train(pipeline, batches)
         self.profiler.close()
         self.log.close()
         if verdict == GO_ON:
@@ -109,22 +106,20 @@ class Attempt:
             self.group.on_rank_0(lambda: self.log.record("preempted", step=step, reason=reason))
         return verdict
 
-    def _train(self, segment: Segment, batches: Batches) -> int:
+    def _train(self, pipeline: DataPipeline, batches: Batches) -> int:
         """Train to the end of a segment; returns the loop's verdict."""
+        segment, before, self.pipeline = pipeline.segment, self.pipeline.validation_id, pipeline
         training, first = segment.config.training, max(segment.first_step, self.start.step)
-        if segment is not self.segment:
-            before, self.segment = self.pipeline.validation_id, segment
-            self.pipeline = self.pipelines[segment.first_step]
-            # Where it validates on other data, this is what its losses begin at.
-            if self.pipeline.validation_id != before and (verdict := self._evaluate(first)):
-                return verdict
+        # Where it validates on other data, this is what its losses begin at.
+        if pipeline.validation_id != before and (verdict := self._evaluate(first)):
+            return verdict
         if len(self.setup.segments.parts) > 1:
             text = f"{segment.name or 'the recipe'}: steps {first} to {segment.end_step}"
             self.group.on_rank_0(lambda: self.log.say(text))
         return run_loop(
             self.engine,
             batches,
-            self.pipeline.objective,
+            pipeline.objective,
             learning_rate=self.setup.learning_rate,
             steps=range(first, segment.end_step),
             observers=[
@@ -171,8 +166,9 @@ class Attempt:
         same step. It is done here, before the next step, where the detector expects it. So is that
         of step 0, where the run continues another model.
         """
-        step, interval = self.start.step, self.segment.config.training.evaluation_interval
-        is_due = Hook(interval, self._evaluate).is_due(step, self.segment.end_step)
+        step, segment = self.start.step, self.pipeline.segment
+        hook = Hook(segment.config.training.evaluation_interval, self._evaluate)
+        is_due = hook.is_due(step, segment.end_step)
         if is_due and (step or self.setup.config.model.init_from):
             return self._evaluate(step)
         return GO_ON
