@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -102,7 +102,9 @@ def end_all(
         known |= {member.pid: member.process for member in members(run, node)}
         # An exiting process loses its environment first and its file locks later.
         alive = [pid for pid, process in known.items() if is_alive(process)]
-        reap({*known} - {launcher})
+        for pid in {*known} - {launcher}:
+            with contextlib.suppress(ChildProcessError):  # not our child
+                os.waitpid(pid, os.WNOHANG)
         if not alive:
             return
         waited = time.monotonic() - started
@@ -133,10 +135,3 @@ def adopt_orphans() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def reap(pids: Iterable[int]) -> None:
-    """Reap those of these processes that are exited children of this process."""
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)

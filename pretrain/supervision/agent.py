@@ -110,13 +110,12 @@ class Agent:
             self._set_report(nodes.RUNNING, token=self._job.control_file.token)
             return
         if found:
-            self._set_report(nodes.ENDED, "its agent was restarted", found.token)
+            self._set_report(nodes.ENDED, "its agent was restarted", token=found.token)
         self._end_job()
 
-    def _set_report(self, state: str, problem: str = "", token: str | None = None) -> None:
+    def _set_report(self, state: str, problem: str = "", **token: str) -> None:
         """Set the report, by default on the same attempt."""
-        token = self._report.token if token is None else token
-        self._report = Report(token, state, problem, self._start)
+        self._report = dataclasses.replace(self._report, state=state, problem=problem, **token)
 
     def _poll(self) -> int | None:
         """Follow the control file, check the launcher, report; return an exit code to stop."""
@@ -152,7 +151,7 @@ class Agent:
             self._job = jobs.start(self._run, control_file, self._node)
         except (OSError, ValueError) as error:  # such as too few GPUs on this node
             self._print(f"{attempt} could not be started: {error}")
-            self._set_report(nodes.ENDED, f"it could not be started: {error}", token)
+            self._set_report(nodes.ENDED, f"it could not be started: {error}", token=token)
         else:
             self._print(f"{attempt} started  (log: {self._job.log})")
             self._set_report(nodes.RUNNING, token=token)
@@ -189,7 +188,7 @@ class Agent:
             self._print(reason)
             self._set_report(nodes.ENDED, reason)
         else:
-            self._report = dataclasses.replace(self._report, problem=self._stopped.describe())
+            self._set_report(nodes.RUNNING, self._stopped.describe())
 
     def _check_network(self) -> None:
         """Between attempts, report whether ranks of this node could connect to node 0."""

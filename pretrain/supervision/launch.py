@@ -113,20 +113,15 @@ def environment(run: Path, control_file: ControlFile, node: int = 0) -> dict[str
         processes.RUN_VARIABLE: processes.mark(run, node),
         control.TOKEN_VARIABLE: control_file.token,
     }
-    result = {**children.environment(), **marks, **accelerator(os.environ)}
-    if control_file.nodes > 1 and device == "cpu":
-        result.setdefault("OMP_NUM_THREADS", str(control_file.threads))
+    result = {**children.environment(), **marks}
+    if device == "cpu":
+        result["DS_ACCELERATOR"] = device  # DeepSpeed's own choice may be another
+        if control_file.nodes > 1:
+            result.setdefault("OMP_NUM_THREADS", str(control_file.threads))
     return result
-
-
-def accelerator(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that makes DeepSpeed use the CPU, if this machine shows no GPU."""
-    if "DS_ACCELERATOR" in environ or gpus.visible_gpus(environ):
-        return {}
-    return {"DS_ACCELERATOR": "cpu"}
 
 
 def device_type(environ: Mapping[str, str]) -> str:
     """Return the device that ranks on this machine use, "cpu" or "cuda"."""
-    chosen = accelerator(environ) or environ
-    return "cpu" if chosen.get("DS_ACCELERATOR") == "cpu" else "cuda"
+    chosen = environ.get("DS_ACCELERATOR") or ("cuda" if gpus.visible_gpus(environ) else "cpu")
+    return "cpu" if chosen == "cpu" else "cuda"

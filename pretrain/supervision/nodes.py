@@ -190,18 +190,18 @@ class SupervisorLiveness:
 
     def __init__(self, run: Path) -> None:
         """Start now; node 0 counts as silent after SILENCE_SECONDS."""
-        self._paths = (sign_of(run, SUPERVISOR_LOCK), control.folder_of(run) / heartbeat.FILE_NAME)
-        self._known = [control.read_json(path) for path in self._paths]
+        paths = (sign_of(run, SUPERVISOR_LOCK), control.folder_of(run) / heartbeat.FILE_NAME)
+        self._known = {path: control.read_json(path) for path in paths}
         self._last = time.monotonic()
         self.endpoint: tuple[str, int] | None = None
         """Address and port of the `Listener` of the last supervisor seen alive."""
 
     def listen(self) -> None:
         """Read the files until one is new; may block while their file system is unavailable."""
-        for index, path in enumerate(self._paths):
+        for path, known in self._known.items():
             newest = control.read_json(path)
-            if newest is not None and newest != self._known[index]:
-                self._known[index], self._last = newest, time.monotonic()
+            if newest is not None and newest != known:
+                self._known[path], self._last = newest, time.monotonic()
                 if newest.get("port"):
                     self.endpoint = str(newest["address"]), int(newest["port"])
                 return

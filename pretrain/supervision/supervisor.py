@@ -77,7 +77,7 @@ class Supervisor:
             prefix=_PREFIX,
             renews=sys.stdout.isatty(),
         )
-        self._stop_requests, self._printed = control.StopRequests(), ""
+        self._stop_requests, self._saved_by, self._printed = control.StopRequests(), math.inf, ""
         run_folder.check_not_elsewhere(self.run_folder)  # before it is told to stop
         listener = nodes.Listener(node.address) if node.count > 1 else None
         facts = listener.endpoint if listener else {}
@@ -127,30 +127,25 @@ class Supervisor:
         Raises:
             OSError: a stop was requested, or the disk has failed for too long.
         """
-        taken_over, failing_since = False, math.inf
+        failing_since = math.inf
         while True:
             try:
-                if not self.run_folder.is_dir():  # must not be created anew
-                    gone = "is gone: it was moved or deleted, or its disk is not mounted"
-                    raise FileNotFoundError(errno.ENOENT, gone, str(self.run_folder))
-                code = self._next() if taken_over else self._take_over()
+                code = self._take_over()
+                while code is None:
+                    code = self._next()
+                    failing_since, self._printed = math.inf, ""
+                return code
             except OSError as error:
                 failing_since = min(failing_since, time.monotonic())
                 limit = math.inf if error.errno in _NO_ROOM else _DISK_SECONDS
                 if self._stop_requests.count or time.monotonic() - failing_since >= limit:
                     raise
                 self._print_once(f"{error}; trying again")
-                taken_over = False
                 time.sleep(_POLL_SECONDS)
-                continue
-            if code is not None:
-                return code
-            if taken_over:
-                failing_since, self._printed = math.inf, ""
-            taken_over = True
 
     def _take_over(self) -> int | None:
         """Continue an attempt that has lost its supervisor, or clean up after it."""
+        self._check_folder()
         control_file = control.read_control_file(self.run_folder)
         if job := jobs.find(self.run_folder, control_file):
             self._print(f"attempt {job.control_file.attempt} still runs; watching it")
@@ -172,6 +167,7 @@ class Supervisor:
 
     def _next(self) -> int | None:
         """Take the next action that the ledger requires; return an exit code to stop."""
+        self._check_folder()
         decision = decide.decide(self._records(), self.config)
         if isinstance(decision, decide.Finished):
             self._print("finished")
@@ -189,6 +185,12 @@ class Supervisor:
             return self._give_up(missing)
         self._wait_for_room()
         return EXIT_PREEMPTED if self._stop_requests.count else self._launch()
+
+    def _check_folder(self) -> None:
+        """Raise OSError if the run's folder is gone, which must not be created anew."""
+        if not self.run_folder.is_dir():
+            gone = "is gone: it was moved or deleted, or its disk is not mounted"
+            raise FileNotFoundError(errno.ENOENT, gone, str(self.run_folder))
 
     def _give_up(self, reason: str) -> int:
         self._record("gave-up", reason=reason)
@@ -280,36 +282,34 @@ class Supervisor:
         """Wait for the launcher's end; return early if there is a problem."""
         phases = [part.first_step for part in self.config.segments.parts]
         watch = Watch(self.run_folder, job.control_file, self._settings, phases)
-        deadline = math.inf
         while not job.ended():
             self._poll()
             if self._stop_requests.count:
-                deadline = self._request_stop(job, deadline)
-            if problem := self._problem(job, watch, deadline):
+                self._request_stop(job)
+            if problem := self._problem(job, watch):
                 return problem
             if watch.lines:
                 self._progress.show(watch.lines)
             self._print_news()
         return None
 
-    def _problem(self, job: Job, watch: Watch, deadline: float) -> Problem | None:
+    def _problem(self, job: Job, watch: Watch) -> Problem | None:
         """Return why the attempt has to be ended, if it has to."""
-        if self._stop_requests.count > 1 or time.monotonic() > deadline:
+        if self._stop_requests.count > 1 or time.monotonic() > self._saved_by:
             return Problem(CRASH, "it was asked to stop, and the time to save ran out")
         return self._other_nodes.problem(job.control_file.token) or watch.problem()
 
-    def _request_stop(self, job: Job, deadline: float) -> float:
-        """Ask the ranks to save and exit; return the time at which they must have done so."""
+    def _request_stop(self, job: Job) -> None:
+        """Ask the ranks to save and exit, in a limited time."""
         with contextlib.suppress(OSError):  # asked again at the next check
             control.request_stop(self.run_folder, job.control_file.token)
-        if deadline < math.inf:
-            return deadline
-        self._print(
-            f"asked to stop: attempt {job.control_file.attempt} finishes its current step and "
-            f"saves, which may take up to {_SAVE_SECONDS:.0f} s; ask again to stop at once, and "
-            "lose the steps since the last checkpoint"
-        )
-        return time.monotonic() + _SAVE_SECONDS
+        if self._saved_by == math.inf:
+            self._saved_by = time.monotonic() + _SAVE_SECONDS
+            self._print(
+                f"asked to stop: attempt {job.control_file.attempt} finishes its current step and "
+                f"saves, which may take up to {_SAVE_SECONDS:.0f} s; ask again to stop at once, "
+                "and lose the steps since the last checkpoint"
+            )
 
     def _conclude(self, job: Job, problem: Problem | None) -> int | None:
         """Record how an attempt ended; return an exit code if the supervisor has to stop."""
