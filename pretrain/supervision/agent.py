@@ -25,7 +25,7 @@ from pretrain.processes import launching, processes
 from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
 from pretrain.records.folder import SUPERVISED
-from pretrain.supervision import decide, jobs, launch, nodes
+from pretrain.supervision import decide, launch, nodes
 from pretrain.supervision.nodes import Node, Report, SupervisorLiveness
 from pretrain.supervision.watch import StoppedProcesses
 
@@ -62,7 +62,7 @@ class Agent:
         lock = folder / f"agent-{self._node:03d}.lock"
         self._lock = files.lock(lock, f"node {self._node} has an agent already")
         self._control_file: ControlFile | None = None
-        self._job: jobs.Job | None = None
+        self._job: launch.Job | None = None
         self._start, self._report = start, Report("", nodes.READY, start=start)
         self._stopped = StoppedProcesses(self._run, self._node, self._settings.hang_seconds)
         self._supervisor = SupervisorLiveness(self._run)
@@ -102,7 +102,7 @@ class Agent:
         node has lost its part of the attempt.
         """
         found = control.read_control_file(self._run)
-        self._job = jobs.find(self._run, found, self._node)
+        self._job = launch.find(self._run, found, self._node)
         if found and found.state == control.EXIT and found.start == self._start != "":
             return  # its supervisor left while it was starting: it follows this one
         self._control_file = found
@@ -148,7 +148,7 @@ class Agent:
         # Stopped processes found in the last attempt would end this one, too.
         self._stopped = StoppedProcesses(self._run, self._node, self._settings.hang_seconds)
         try:
-            self._job = jobs.start(self._run, control_file, self._node)
+            self._job = launch.start(self._run, control_file, self._node)
         except (OSError, ValueError) as error:  # such as too few GPUs on this node
             self._print(f"{attempt} could not be started: {error}")
             self._set_report(nodes.ENDED, f"it could not be started: {error}", token=token)
@@ -215,7 +215,7 @@ class Agent:
         self._job = None
 
     def _print(self, text: str) -> None:
-        jobs.write_stdout(f"[node {self._node}] {text}\n")
+        console.write_stdout(f"[node {self._node}] {text}\n")
 
 
 def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
@@ -227,7 +227,7 @@ def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
         reason: why it is refused.
     """
     run, before = Path(config.folder), control.try_read(Path(config.folder))
-    jobs.write_stdout(
+    console.write_stdout(
         f"[node {node.rank}] refused; reporting to node 0 (Ctrl-C to stop): {reason}\n"
     )
     deadline = time.monotonic() + config.supervision.node_wait_seconds

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from data_prep.common import console
 from data_prep.common.arguments import as_invoked
 from data_prep.common.exit_codes import EXIT_DONE
 from pretrain.checks import capacity
@@ -22,7 +23,7 @@ from pretrain.records.metrics import METRICS
 from pretrain.records.report import write_report
 from pretrain.records.segments import Course, Source
 from pretrain.records.status import view
-from pretrain.supervision import hosts, jobs, launch, notify
+from pretrain.supervision import hosts, launch, notify
 from pretrain.supervision.agent import Agent, tell_refusal
 from pretrain.supervision.nodes import Node
 from pretrain.supervision.reach import connect
@@ -70,7 +71,7 @@ def run_supervised(
         wait_seconds = config.supervision.node_wait_seconds
         corpora = [each.path for each in course.segments.sources]
         node = connect(
-            machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"), corpora
+            machines, run, wait_seconds, lambda text: console.write_stdout(f"{text}\n"), corpora
         )
     folder.check_corpora(course.segments, course.manifests)
     if course.why in (USER, FORK):  # before the supervisor prints what is new in the ledger

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from data_prep.common.wording import count
 from pretrain.checks import capacity
@@ -29,9 +30,9 @@ from pretrain.records import control, failures, history, ledger, metrics, progre
 from pretrain.records import folder as run_folder
 from pretrain.records.control import ControlFile
 from pretrain.spikes.policy import GiveUp, Rollback
-from pretrain.supervision import decide, hosts, jobs, launch, nodes, notify
+from pretrain.supervision import decide, hosts, launch, nodes, notify
 from pretrain.supervision.decide import CRASH, Problem
-from pretrain.supervision.jobs import Job
+from pretrain.supervision.launch import Job
 from pretrain.supervision.nodes import Node, OtherNodes
 from pretrain.supervision.watch import Watch
 
@@ -73,7 +74,7 @@ class Supervisor:
         self._validation = self.run_folder / metrics.VALIDATION
         self._progress = progress.ProgressPrinter(
             config.training.steps,
-            write=jobs.write_stdout,
+            write=console.write_stdout,
             prefix=_PREFIX,
             renews=sys.stdout.isatty(),
         )
@@ -147,7 +148,7 @@ class Supervisor:
         """Continue an attempt that has lost its supervisor, or clean up after it."""
         self._check_folder()
         control_file = control.read_control_file(self.run_folder)
-        if job := jobs.find(self.run_folder, control_file):
+        if job := launch.find(self.run_folder, control_file):
             self._print(f"attempt {job.control_file.attempt} still runs; watching it")
             return self._run_to_end(job)
         if control_file and control_file.state != control.EXIT:
@@ -259,7 +260,7 @@ class Supervisor:
         run = self.run_folder
         control_file = launch.next_control_file(self.config, self._node, self._records())
         self._write_control_file(control_file)
-        job = jobs.start(run, control_file, 0)
+        job = launch.start(run, control_file, 0)
         ranks = launch.world_size(self._settings, self._node.count)
         started = f"{count(ranks, 'rank')} through deepspeed"
         self._print(f"attempt {control_file.attempt}: {started}  (log: {job.log})")
@@ -409,7 +410,7 @@ class Supervisor:
 
     def _print(self, text: str) -> None:
         self._progress.leave()
-        jobs.write_stdout(f"{_PREFIX}{text}\n")
+        console.write_stdout(f"{_PREFIX}{text}\n")
 
 
 def _size(path: Path) -> int:
@@ -426,7 +427,7 @@ def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
     launch.check(config.supervision)
     run = Path(config.folder)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
-    if job := jobs.find(run, control.read_control_file(run)):
+    if job := launch.find(run, control.read_control_file(run)):
         return f"next: watch attempt {job.control_file.attempt}, which is running\n"
     decision = decide.decide(records, config)
     if isinstance(decision, Rollback):

@@ -15,14 +15,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.common import files
+from data_prep.common import console, files
 from data_prep.common.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import NotifyConfig, SupervisionConfig
 from pretrain.processes import processes
 from pretrain.records import checkpoints, control, failures, heartbeat, ledger, metrics, progress
 from pretrain.records import folder as run_folder
-from pretrain.supervision import jobs, launch, supervisor
+from pretrain.supervision import launch, supervisor
 from pretrain.supervision.decide import Problem
 from tests.pretrain.builders import commit_checkpoint, failing
 from tests.running import python
@@ -58,7 +58,7 @@ class Stage:
         run.mkdir()
         monkeypatch.setattr(launch, "command", self.command)
         monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.05)
-        monkeypatch.setattr(jobs, "write_stdout", self.write)
+        monkeypatch.setattr(console, "write_stdout", self.write)
 
     def command(self, run, control_file, node=0):
         self.started = control_file.attempt
@@ -196,7 +196,7 @@ def test_progress_is_printed_once_for_a_step_and_an_adopted_launcher_has_no_exit
         f"record('attempt'); (run / 'metrics.jsonl').write_text({line_of(7)!r} + chr(10))\n"
         "time.sleep(1.5)"
     )
-    monkeypatch.setattr(jobs.Job, "code", lambda self: None)
+    monkeypatch.setattr(launch.Job, "code", lambda self: None)
     monkeypatch.setattr(progress, "_SECONDS", 0.1)
     assert stage.supervise(script, ENDS_WELL) == 0
     assert re.findall(r"step +(\d+)/", stage.text) == ["8"]
@@ -381,7 +381,7 @@ def test_a_supervisor_that_stood_still_leaves_the_run_to_one_that_took_it_over_e
                 time.sleep(0.05)
             with monkeypatch.context() as elsewhere:  # it sees neither the lock nor the processes
                 elsewhere.setattr(run_folder, "lock", lambda *_: contextlib.ExitStack())
-                elsewhere.setattr(jobs, "find", lambda *_: None)
+                elsewhere.setattr(launch, "find", lambda *_: None)
                 elsewhere.setattr(processes, "end_all", lambda *_: None)
                 stage.open()._take_over()
             saving.mkdir(parents=True)
@@ -435,7 +435,7 @@ def test_what_the_disk_refuses_for_a_while_ends_the_processes_and_is_a_crash(
     """No launcher may be left running, and no attempt without a record of its end."""
     left = []
 
-    def find_problem(self, job, watch, deadline):
+    def find_problem(self, job, watch):
         if job.control_file.attempt > 1 or not (stage.run / "begun").exists():
             return None
         left[:] = [errno.ENOSPC] * 4
