@@ -134,7 +134,7 @@ def _checked(course: Course, records: Sequence[Record]) -> Course:
     sources, found = course.segments.sources, dict[str, CorpusManifest]()
     named: dict[tuple[object, ...], str] = {}
     for source in sources:
-        manifest = found[source.name] = load_manifest(Path(source.path))
+        manifest = found[source.path] = load_manifest(Path(source.path))
         alike = manifest.digest(), source.sequence_length, source.packing
         other = named.setdefault(alike, source.path)
         if other != source.path:
@@ -144,7 +144,7 @@ def _checked(course: Course, records: Sequence[Record]) -> Course:
         order, sizes = run_segments.order_of(records)
         then = then[: order.drawn_from(sizes.first_block(course.source.step))]
     for old, (source, cut) in zip(then, now, strict=False):
-        digest = found[source.name].digest()
+        digest = found[source.path].digest()
         if old["digest"] != digest:
             raise ValueError(
                 f"{source.path}: is not the corpus that the run has read: digest "

@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from data_prep.common.files import named_errors
 from data_prep.common.records import OneOf, decode
@@ -210,12 +210,6 @@ class Segments:
         """
         return named([*dict.fromkeys(itertools.chain(*self._weights))])
 
-    @property
-    def source_names(self) -> list[list[str]]:
-        """For each segment, the name of the source of each of its corpora."""
-        names = {source: source.name for source in self.sources}
-        return [[names[source] for source in own] for own in self._weights]
-
     def weights(self) -> list[tuple[int, list[float]]]:
         """(first step, weight of each of `sources`) of each segment."""
         return [
@@ -234,15 +228,13 @@ def resolve(config: RunConfig) -> tuple[Segment, ...]:
     steps = config.training.steps
     if not config.phases:
         return (Segment("", 0, steps, config, 0, steps),)
-    base = dataclasses.asdict(config)
-    del base["phases"]
     found: list[Segment] = []
     first = 0
     for number, settings in enumerate(config.phases, start=1):
         name = f"phase {number}" + (f" ({settings.name})" if settings.name else "")
-        last = number == len(config.phases)
         with named_errors(name):
-            found.append(_resolve_one(config, base, settings, name, first, last))
+            last = number == len(config.phases)
+            found.append(_resolve_one(config, settings, name, first, last))
         first = found[-1].end_step
     if first != steps:
         raise ValueError(
@@ -262,15 +254,10 @@ def resolve(config: RunConfig) -> tuple[Segment, ...]:
 
 
 def _resolve_one(
-    config: RunConfig,
-    base: Mapping[str, Any],
-    settings: sections.PhaseConfig,
-    name: str,
-    first: int,
-    last: bool,
+    config: RunConfig, settings: sections.PhaseConfig, name: str, first: int, last: bool
 ) -> Segment:
     """Return the segment of the phase that begins at step `first`."""
-    delta = settings.delta
+    base, delta = {**dataclasses.asdict(config), "phases": []}, settings.delta
     before = flatten(base)
     for key, value in flatten(delta).items():
         fits = any(is_within(key, name) for name in PHASES_MAY_CHANGE) and key != "objective.name"

@@ -18,7 +18,6 @@ import psutil
 from data_prep import contents
 from data_prep.common import files
 from data_prep.manifest import CorpusManifest
-from pretrain.config.run import Segments
 from pretrain.records import checkpoints, control, ledger, metrics
 
 LOCK = "train.lock"
@@ -196,21 +195,20 @@ def check_ledger_is_there(
         )
 
 
-def check_corpora(segments: Segments, manifests: Mapping[str, CorpusManifest]) -> None:
+def check_corpora(manifests: Mapping[str, CorpusManifest]) -> None:
     """Check that the files of a run's corpora are those that their manifests list.
 
     Files that may have changed since the last check are hashed, which takes about a second a GB;
     of the others, some places are.
 
     Args:
-        segments: of the run.
-        manifests: of its corpora, by name.
+        manifests: of its corpora, by path.
 
     Raises:
         ValueError: a file is another one; it is named.
     """
-    for path, name in {source.path: source.name for source in segments.sources}.items():
-        contents.check(Path(path), manifests[name])
+    for path, manifest in manifests.items():
+        contents.check(Path(path), manifest)
 
 
 def reject_damaged_result(run: Path, state: ledger.RunState) -> str:

@@ -67,7 +67,7 @@ class Course:
     """The newest recipe."""
     segments: Segments
     manifests: Mapping[str, CorpusManifest]
-    """Of `segments.sources`, by name."""
+    """Of the corpora of `segments.sources`, by path."""
     why: str = ""
     """Of a segment that has to be recorded first; empty if there is none."""
     source: Source = Source(0)
@@ -194,7 +194,7 @@ def begin(course: Course, take_weights: Callable[[], Mapping[str, object]] | Non
     fields["corpora"] = [
         {
             "name": source.name,
-            "digest": course.manifests[source.name].digest(),
+            "digest": course.manifests[source.path].digest(),
             "cut": cut,
             "blocks": len(blocks := open_source(source, "train")),
             "share_of_tokens": blocks.share_of_tokens,

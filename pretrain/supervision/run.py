@@ -68,12 +68,11 @@ def run_supervised(
         return _agent(config, node).run()
     run = Path(config.folder)
     if machines:
-        wait_seconds = config.supervision.node_wait_seconds
-        corpora = [each.path for each in course.segments.sources]
+        wait = config.supervision.node_wait_seconds
         node = connect(
-            machines, run, wait_seconds, lambda text: console.write_stdout(f"{text}\n"), corpora
+            machines, run, wait, lambda text: console.write_stdout(f"{text}\n"), course.manifests
         )
-    folder.check_corpora(course.segments, course.manifests)
+    folder.check_corpora(course.manifests)
     if course.why in (USER, FORK):  # before the supervisor prints what is new in the ledger
         with folder.lock(run):
             segments.begin(course)

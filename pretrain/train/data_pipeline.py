@@ -7,6 +7,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.config.run import Segment
@@ -28,11 +29,9 @@ class DataPipeline:
         self.setup, self.segment = setup, segment
         architecture, blocks, segments = setup.architecture, setup.blocks, setup.segments
         config = segment.config
-        names = segments.source_names[segments.parts.index(segment)]
         data, training = config.data, config.training
-        self._corpora = dict(
-            zip(data.named_corpora, map(setup.course.manifests.__getitem__, names), strict=True)
-        )
+        manifests = setup.course.manifests
+        self._corpora = {n: manifests[str(Path(c.path))] for n, c in data.named_corpora.items()}
         (manifest, *_), corpus = self._corpora.values(), blocks.sources[0].corpus.folder
         vocabulary = Vocabulary(manifest.vocab_size, architecture.vocab_size, corpus)
         self.objective = config.objective.build(vocabulary)

@@ -67,7 +67,7 @@ def enter(course: Course, architecture: ModelConfig) -> tuple[ledger.RunState, s
     run, token = Path(course.config.folder), control.token_of(os.environ)
     control.check_not_superseded(run, token)
     folder.lock(run)
-    folder.check_corpora(course.segments, course.manifests)
+    folder.check_corpora(course.manifests)
     run_segments.begin(course, copy if course.config.model.init_from else None)
     state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
     if reason := folder.reject_damaged_result(run, state):

@@ -108,7 +108,6 @@ def test_a_corpus_goes_on_where_it_was_cut_alike(phased):
     )
     names = ["web@128", "books@128", "web@256", "books@64"]
     assert [source.name for source in config.segments.sources] == names
-    assert config.segments.source_names == [[names[0]], names[:2], [names[2]], [names[3]]]
     assert config.segments.weights() == [
         (0, [1, 0, 0, 0]),
         (20, [1, 3, 0, 0]),

@@ -127,14 +127,14 @@ def test_kept_tables_of_blocks_are_compared_with_their_hashes_once(
     manifests = check_run(config).manifests
     file, *_ = folder.glob(f"blocks/train-*-{config.data.sequence_length}-*/ranges.npy")
     if is_known:
-        run_folder.check_corpora(config.segments, manifests)
+        run_folder.check_corpora(manifests)
         with monkeypatch.context() as patch:
             patch.setattr(cache, "sha256_of", None)
             patch.setattr(contents, "sha256_of", None)
-            run_folder.check_corpora(config.segments, manifests)
+            run_folder.check_corpora(manifests)
     np.save(file, np.load(file)[::-1])
     for _ in range(2):
         with pytest.raises(ValueError, match=f"{file}: is damaged; delete {file.parent}"):
-            run_folder.check_corpora(config.segments, manifests)
+            run_folder.check_corpora(manifests)
     shutil.rmtree(file.parent)
-    run_folder.check_corpora(config.segments, manifests)
+    run_folder.check_corpora(manifests)
