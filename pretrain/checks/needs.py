@@ -169,15 +169,12 @@ def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tupl
     stage = deepspeed_settings.stage_of(settings)
     moments = 1.0 if config.optimizer.name == "muon" else 2.0
     weights, gradients, optimizer, _ = states(count, stage, world_size, settings, moments)
-    optimizer_device, weights_device = (
-        deepspeed_settings.offload_device(settings, part)
-        for part in ("offload_optimizer", "offload_param")
-    )
-    device = 0 if weights_device != "none" else weights
-    # Offloaded with the optimizer's state, gradients pass through the GPU one by one.
-    device += 0 if optimizer_device != "none" else gradients + optimizer
-    host = weights if weights_device == "cpu" else 0
-    host += optimizer if optimizer_device == "cpu" else 0
+    device, host = weights + gradients + optimizer, 0
+    if deepspeed_settings.offloads(settings, "offload_param"):
+        device, host = device - weights, weights
+    if deepspeed_settings.offloads(settings, "offload_optimizer"):
+        # Offloaded with the optimizer's state, gradients pass through the GPU one by one.
+        device, host = device - gradients - optimizer, host + optimizer
     return count, device, host
 
 

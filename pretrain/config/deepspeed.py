@@ -127,8 +127,8 @@ def _check_not_misleading(path: Path, settings: Mapping[str, Any]) -> None:
     stage = zero.get("stage", 0)
     half = half_precisions(settings)
     accumulation = settings.get("data_types", {}).get("grad_accum_dtype")
-    offload = any(offload_device(settings, part) != "none" for part in _OFFLOADS)
-    nvme = [f"{part}.device" for part in _OFFLOADS if offload_device(settings, part) == "nvme"]
+    offload = any(offloads(settings, part) for part in _OFFLOADS)
+    nvme = [f"{p}.device" for p in _OFFLOADS if (zero.get(p) or {}).get("device") == "nvme"]
     combinations = [
         (
             stage == 0 and half,
@@ -155,9 +155,9 @@ def _check_not_misleading(path: Path, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{path}: {message}")
 
 
-def offload_device(settings: Mapping[str, Any], part: str) -> str:
-    """Where `offload_optimizer` or `offload_param` offloads to: "cpu", "nvme" or "none"."""
-    return str((settings.get("zero_optimization", {}).get(part) or {}).get("device", "none"))
+def offloads(settings: Mapping[str, Any], part: str) -> bool:
+    """Whether "offload_optimizer" or "offload_param" puts its part into host memory."""
+    return (settings.get("zero_optimization", {}).get(part) or {}).get("device", "none") != "none"
 
 
 def half_precisions(settings: Mapping[str, Any]) -> list[str]:

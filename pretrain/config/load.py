@@ -45,10 +45,10 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
             wrong type, or values that contradict each other; names the recipe and the overrides.
     """
     values, _ = _merged(recipe, overrides)
+    if values.setdefault("folder", "") == "":
+        values["folder"] = f"runs/{find(recipe).stem}"
     with named_errors(" ".join([recipe, *overrides])):
-        config = decode(RunConfig, values)
-    folder = config.folder or f"runs/{find(recipe).stem}"
-    return dataclasses.replace(config, folder=folder)
+        return decode(RunConfig, values)
 
 
 def sources(recipe: str, overrides: Sequence[str] = ()) -> dict[str, str]:

@@ -74,14 +74,10 @@ class Memory:
         parts = (self.weights, self.gradients, self.optimizer, self.bucket, self.activations)
         return sum(parts)
 
-    @property
-    def on_device(self) -> int:
-        """Sum of the parts on the GPU."""
-        return self.total - (self.optimizer if self.offloaded else 0)
-
     def fits(self, device_memory: float) -> bool:
         """Whether a GPU with this much memory can hold it."""
-        return self.on_device <= HEADROOM * device_memory
+        on_device = self.total - (self.optimizer if self.offloaded else 0)
+        return on_device <= HEADROOM * device_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +169,7 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
         case = "rotary" if backend == "flex" and model.method.rotation else backend
         case = case if compiled else "not compiled"
         rate = RATES.get(kind, {}).get(case) if width == 2 else None
-    offloaded = deepspeed_settings.offload_device(settings, "offload_optimizer") != "none"
+    offloaded = deepspeed_settings.offloads(settings, "offload_optimizer")
     return Plan(
         vocab_size=vocabulary_size(config),
         vocab_size_is_assumed=not _folders(config),
@@ -294,7 +290,8 @@ def _time(planned: Plan) -> str:
         source = source if planned.measured else "scaled from base models on one"
     return (
         f"about {_duration(planned.seconds)} on {devices}, "
-        f"{planned.tokens / planned.seconds:,.0f} tokens/s, {source}; {rest} come on top"
+        f"{planned.tokens / planned.seconds:,.0f} tokens/s (padding included), {source}; {rest} "
+        "come on top"
     )
 
 

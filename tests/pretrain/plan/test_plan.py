@@ -352,7 +352,9 @@ def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
     assert " 50,265 ids, assumed: no corpus is on this machine" in printed  # `<mask>` is one
     assert written["reading"] is None
     assert "epochs       unknown: data.corpus is not a folder" in printed
-    assert f" on 16 h100, {written['tokens'] / written['seconds']:,.0f} tokens/s" in printed
+    assert (
+        f" on 16 h100, {written['tokens'] / written['seconds']:,.0f} tokens/s (padding" in printed
+    )
     assert list(written["memory"]) == ["1", "2", "3"]
     for stage, memory in written["memory"].items():
         assert re.search(rf"ZeRO {stage} .* {memory['activations'] / 1e9:.2f} GB ", printed)
@@ -492,8 +494,7 @@ def test_the_table_says_what_does_not_fit():
 
 def test_offloaded_state_takes_no_memory_of_the_gpu():
     memory = of("pile-base", "training.deepspeed=zero2_bf16_offload").memory[2]
-    assert memory.on_device == memory.total - memory.optimizer
-    room = memory.on_device / devices.HEADROOM
+    room = (memory.total - memory.optimizer) / devices.HEADROOM
     assert memory.fits(room)
     assert not dataclasses.replace(memory, offloaded=False).fits(room)
 
