@@ -7,7 +7,8 @@ knows where the pieces lie, and adds up what the ranks have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,16 @@ class Piece(NamedTuple):
     """First element of the piece in the flattened parameter."""
     length: int
     """Elements, some of which may lie beyond the parameter's end (padding)."""
+
+
+def pieces_within(shapes: Iterable[tuple[int, ...]], begin: int, end: int) -> list[Piece]:
+    """Return the piece of each of several tensors that a range of their concatenation holds."""
+    found = []
+    for shape in shapes:
+        size, first = math.prod(shape), max(begin, 0)
+        found.append(Piece(shape, first, max(min(end, size) - first, 0)))
+        begin, end = begin - size, end - size
+    return found
 
 
 class ByParameter(torch.optim.Optimizer):

@@ -28,7 +28,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from pretrain.engine.by_parameter import ByParameter, Piece, with_gradient
+from pretrain.engine.by_parameter import ByParameter, Piece, pieces_within, with_gradient
 
 _BUCKET = 2**25
 """Elements of matrices that ranks exchange at once, except for a larger matrix: 64 MB in bf16."""
@@ -129,12 +129,10 @@ def _matrices(pieces: Sequence[Piece], count: int) -> list[Piece]:
     found = []
     for piece in pieces:
         shape = (piece.shape[0] // count, *piece.shape[1:])
-        size, end, last = math.prod(shape), piece.begin + piece.length, count - 1
-        for number in range(count):
-            begin, stop = max(piece.begin - number * size, 0), end - number * size
-            # What lies beyond the last matrix is padding, which stays with it.
-            stop = stop if number == last else min(stop, size)
-            found.append(Piece(shape, begin, max(stop - begin, 0)))
+        matrices = pieces_within([shape] * count, piece.begin, piece.begin + piece.length)
+        # What lies beyond the last matrix is padding, which stays with it.
+        last = piece.length - sum(one.length for one in matrices[:-1])
+        found += [*matrices[:-1], matrices[-1]._replace(length=last)]
     return found
 
 

@@ -13,7 +13,6 @@ all groups the weight decay of the first one, and one step counter that each gro
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.engine.by_parameter import Piece
+from pretrain.engine.by_parameter import Piece, pieces_within
 
 State = dict[str, Any]
 
@@ -128,14 +127,7 @@ def pieces(
     Returns:
         The piece of each parameter. Padding of single parameters, at stage 3, is part of it.
     """
-    lengths = [math.prod(shape) for shape in shapes]
     if stage == 3:
-        counts = [-(-length // world_size) for length in lengths]
+        counts = [-(-math.prod(shape) // world_size) for shape in shapes]
         return [Piece(shape, rank * n, n) for shape, n in zip(shapes, counts, strict=True)]
-    found = []
-    for shape, length, end in zip(shapes, lengths, itertools.accumulate(lengths), strict=True):
-        # In the concatenation of all ranks' vectors.
-        first = max(end - length, rank * size)
-        last = min(end, (rank + 1) * size)
-        found.append(Piece(shape, first - (end - length), max(0, last - first)))
-    return found
+    return pieces_within(shapes, rank * size, (rank + 1) * size)
