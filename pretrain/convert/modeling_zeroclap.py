@@ -262,21 +262,39 @@ class ZeroclapMaskedLMOutput(MaskedLMOutput):
     """[B, 2]: the second segment follows the first, or it does not; None without a pair head."""
 
 
-class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
+class ZeroclapWithHead(ZeroclapPreTrainedModel):
+    """What the models of all tasks share: an encoder, and what `add_head` makes."""
+
+    def __init__(self, config: ZeroclapConfig) -> None:
+        """Make the encoder and the head of the task.
+
+        Raises:
+            ValueError: a causal model classifies rows, and `config.classifier_pooling` is not
+                "mean".
+        """
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.encoder = ZeroclapModel(config)
+        self.add_head(config)
+        self.post_init()
+
+    @abc.abstractmethod
+    def add_head(self, config: ZeroclapConfig) -> None:
+        """Make the modules that read the features."""
+
+
+class ZeroclapForMaskedLM(ZeroclapWithHead):
     """Token ids to logits over the vocabulary."""
 
     _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^qa_outputs\."]
     # Trainer then passes the number of targets of all micro-batches of a step.
     accepts_loss_kwargs = True
 
-    def __init__(self, config: ZeroclapConfig) -> None:
-        """Make the encoder and the head that `config` names."""
-        super().__init__(config)
-        self.encoder = ZeroclapModel(config)
+    def add_head(self, config: ZeroclapConfig) -> None:
+        """Make the head that `config` names, and that of pairs."""
         self.head = build_head(config.architecture())
         if config.pair_head:
             self.pair_head = ClassificationHead(config.hidden_size, ClassificationConfig(2))
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -332,11 +350,8 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
         return {"input_ids": input_ids, **{name: kwargs[name] for name in read & kwargs.keys()}}
 
 
-class ZeroclapClassifier(ZeroclapPreTrainedModel):
+class ZeroclapClassifier(ZeroclapWithHead):
     """What the two kinds of classifiers share."""
-
-    encoder: ZeroclapModel
-    classifier: nn.Module
 
     @can_return_tuple
     def forward(
@@ -370,23 +385,15 @@ class ZeroclapClassifier(ZeroclapPreTrainedModel):
 class ZeroclapForSequenceClassification(ZeroclapClassifier):
     """Token ids to the logits of classes."""
 
-    def __init__(self, config: ZeroclapConfig) -> None:
-        """Make the encoder and a head of `config.num_labels` classes.
-
-        Raises:
-            ValueError: a causal model, of which `config.classifier_pooling` is not "mean".
-        """
-        super().__init__(config)
+    def add_head(self, config: ZeroclapConfig) -> None:
+        """Make a head of `config.num_labels` classes."""
         check_pooling(config.architecture(), config.classifier_pooling)
-        self.num_labels = config.num_labels
-        self.encoder = ZeroclapModel(config)
         head = ClassificationConfig(
             config.num_labels or 0,  # 0 is refused
             pooling=config.classifier_pooling,
             dropout=config.classifier_dropout,
         )
         self.classifier = ClassificationHead(config.hidden_size, head)
-        self.post_init()
 
     def logits(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the logits of features [B, T, D]."""
@@ -399,29 +406,22 @@ class ZeroclapForSequenceClassification(ZeroclapClassifier):
 class ZeroclapForTokenClassification(ZeroclapClassifier):
     """Token ids to the logits of classes of every token."""
 
-    def __init__(self, config: ZeroclapConfig) -> None:
-        """Make the encoder and a projection to `config.num_labels` classes."""
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.encoder = ZeroclapModel(config)
+    def add_head(self, config: ZeroclapConfig) -> None:
+        """Make a projection to `config.num_labels` classes."""
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels or 0)
-        self.post_init()
 
     def logits(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the logits of features [B, T, D]."""
         return self.classifier(self.dropout(features))
 
 
-class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):
+class ZeroclapForQuestionAnswering(ZeroclapWithHead):
     """Token ids to the logits of the first and the last token of an answer."""
 
-    def __init__(self, config: ZeroclapConfig) -> None:
-        """Make the encoder and a projection to two numbers."""
-        super().__init__(config)
-        self.encoder = ZeroclapModel(config)
+    def add_head(self, config: ZeroclapConfig) -> None:
+        """Make a projection to two numbers."""
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        self.post_init()
 
     @can_return_tuple
     def forward(

@@ -29,13 +29,13 @@ from pretrain.inference.evaluate import (
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The results of one model."""
+    """A result of one of the models."""
 
     model: str
     """Its name in tables, pictures and files."""
     trained_length: int
     """Tokens of the blocks of its training."""
-    results: list[LengthScores | Refusal] = dataclasses.field(default_factory=list)
+    result: LengthScores | Refusal
 
 
 def run(options: argparse.Namespace) -> None:
@@ -64,19 +64,25 @@ def run(options: argparse.Namespace) -> None:
             sys.stdout.write(f"\n{name}, trained on blocks of {length}\n")
         sys.stdout.write(_note(each, corpus, options))
         sys.stdout.write(heading("windows" if options.lengths else "blocks"))
-        found = Measured(name, each.sequence_length)
-        measured.append(found)
         each.model.to(chosen)
         for result in results:
-            found.results.append(result)
+            measured.append(Measured(name, each.sequence_length, result))
             sys.stdout.write(table_rows(result))
             sys.stdout.flush()
             if options.json:
-                write_json(options.json, [_as_json(m, r) for m in measured for r in m.results])
+                write_json(options.json, [_as_json(one) for one in measured])
         each.model.to("cpu")
     if options.plot:
         draw_scores(measured, options.plot)
-    _raise_refused(measured)
+    refused = [
+        f"{one.model + ', ' if len(models) > 1 else ''}length {one.result.length}: "
+        f"{one.result.refused}"
+        for one in measured
+        if isinstance(one.result, Refusal)
+    ]
+    if refused:
+        number = f"{len(refused)} of {len(measured)} lengths were not measured"
+        raise ValueError(f"{number}: {'; '.join(refused)}")
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -137,20 +143,6 @@ def _note(loaded: LoadedModel, corpus: Corpus, options: argparse.Namespace) -> s
     return f"{note}every length scores the same targets of {documents}; {kind}\n"
 
 
-def _raise_refused(measured: Sequence[Measured]) -> None:
-    """Raise ValueError if lengths could not be measured, with the reasons."""
-    refused = [
-        f"{each.model + ', ' if len(measured) > 1 else ''}length {result.length}: {result.refused}"
-        for each in measured
-        for result in each.results
-        if isinstance(result, Refusal)
-    ]
-    if refused:
-        total = sum(len(each.results) for each in measured)
-        number = f"{len(refused)} of {total} lengths were not measured"
-        raise ValueError(f"{number}: {'; '.join(refused)}")
-
-
 # --- tables --------------------------------------------------------------------------------------
 
 
@@ -192,30 +184,27 @@ def table_rows(result: LengthScores | Refusal) -> str:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def _as_json(measured: Measured, result: LengthScores | Refusal) -> dict[str, object]:
+def _as_json(measured: Measured) -> dict[str, object]:
     of = {"model": measured.model, "trained_length": measured.trained_length}
-    return dataclasses.asdict(result) | of
+    return dataclasses.asdict(measured.result) | of
 
 
 def draw_scores(measured: Sequence[Measured], path: Path) -> None:
     """Draw perplexity by length, the form of Figure 1 of Press et al. 2022."""
-    found = []
-    for each in measured:
-        results = [result for result in each.results if isinstance(result, LengthScores)]
-        if results:
-            found.append((each, sorted(results, key=lambda result: result.length)))
-    strides = {result.stride for _, results in found for result in results if result.stride}
+    scored = [(each, each.result) for each in measured if isinstance(each.result, LengthScores)]
+    strides = {result.stride for _, result in scored if result.stride}
     kind = f"sliding windows, stride {strides.pop():,}" if strides else "non-overlapping windows"
-    lengths = sorted({result.length for _, results in found for result in results})
-    with pictures.picture(path, 5.5, 4.6 + 0.1 * len(measured)) as figure:
+    lengths = sorted({result.length for _, result in scored})
+    models = {each.model: each.trained_length for each, _ in scored}
+    with pictures.picture(path, 5.5, 4.6 + 0.1 * len(models)) as figure:
         axes = figure.subplots()
         axes.set(title=f"perplexity by length, {kind}", ylabel="perplexity")
         axes.set(xlabel="inference length (tokens)", xscale="log")
-        for number, (each, results) in enumerate(found):
-            x = [result.length for result in results]
-            y = [result.total.perplexity for result in results]
-            axes.plot(x, y, "o-", color=f"C{number}", label=each.model)
-            if x[0] <= (trained := each.trained_length) <= x[-1]:
+        for number, (model, trained) in enumerate(models.items()):
+            results = [result for each, result in scored if each.model == model]
+            x, y = zip(*sorted((r.length, r.total.perplexity) for r in results), strict=True)
+            axes.plot(x, y, "o-", color=f"C{number}", label=model)
+            if x[0] <= trained <= x[-1]:
                 value = np.exp(np.interp(trained, x, np.log(y)))
                 axes.plot(trained, value, "D", color=f"C{number}", mfc="white", ms=8, zorder=3)
         axes.plot([], [], "D", color="black", mfc="white", label="training length")

@@ -24,14 +24,15 @@ def measured():
     """Perplexities of Press et al. 2022, table 2; one length could not be measured."""
     sinusoidal = [evaluation(3512, 178.97), evaluation(512, 20.05)]
     alibi = [evaluation(512, 19.73), Refusal(1000, "no memory"), evaluation(3512, 18.40)]
-    return [Measured("sinusoidal", 512, sinusoidal), Measured("alibi", 600, alibi)]
+    found = [Measured("sinusoidal", 512, result) for result in sinusoidal]
+    return found + [Measured("alibi", 600, result) for result in alibi]
 
 
 # --- tables --------------------------------------------------------------------------------------
 
 
 def test_rows_fit_their_heading(measured):
-    (line, *subsets) = table_rows(measured[0].results[0]).splitlines()
+    (line, *subsets) = table_rows(measured[0].result).splitlines()
     assert line.split() == ["3512", "7", "1,000", "50.0%", "5.1872", "178.97", "25.0%"]
     assert [subset.split()[-1] for subset in subsets] == ["a", "b"]
     assert len(line) == len(heading("windows").rstrip("\n"))
@@ -86,7 +87,7 @@ def test_the_picture_has_room_for_curves_that_explode(measured, axes):
     assert drawn.get_yscale() == "log"
     assert [label.get_text() for label in drawn.get_xticklabels()] == ["512", "3,512"]
     assert drawn.get_title("left") == "perplexity by length, non-overlapping windows"
-    sliding = axes([Measured("a", 8, [evaluation(16, 2.0, stride=4)])])
+    sliding = axes([Measured("a", 8, evaluation(16, 2.0, stride=4))])
     assert sliding.get_title("left") == "perplexity by length, sliding windows, stride 4"
 
 
@@ -99,5 +100,5 @@ def test_the_training_length_is_marked_on_the_curve(measured, axes):
 
 
 def test_a_picture_of_refusals_alone_is_drawn(axes):
-    drawn = axes([Measured("a", 8, [Refusal(16, "no memory")])])
+    drawn = axes([Measured("a", 8, Refusal(16, "no memory"))])
     assert lines_of(drawn).keys() == {"training length"}
