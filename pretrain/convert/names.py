@@ -88,6 +88,8 @@ _ALBERT = {
     f"{CLASSIFIER}dense": (ALBERT_POOLER,),
     f"{CLASSIFIER}projection": ("classifier",),
 }
+SETTINGS = {"roberta": ROBERTA_SETTINGS, "albert": ALBERT_SETTINGS}
+"""The names of our fields in the configs of transformers' classes."""
 MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {"roberta": _ROBERTA, "albert": _ALBERT}
 """The names of our modules in transformers' classes."""
 
@@ -104,18 +106,17 @@ def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) ->
     the models of the ALiBi paper do not; GPT-NeoX also pairs numbers by halves of a head, not
     neighbours, and BLOOM normalises the token embeddings. OPT has no factor on these.
     """
+    if head is not None and head.pooling != "first":
+        return None
     free = ("max_positions", "alibi", "alibi_slopes", "initial_beta", "initial_weights")
     given = {name: getattr(config, name) for name in (*ROBERTA_SETTINGS, *free)}
-    reads_first = head is None or head.pooling == "first"
-    if config == ModelConfig(**given) and reads_first:
+    if config == ModelConfig(**given):
         return "roberta"
-    others = ("embedding_size", "sharing", "layer_groups", "activation", "pair_head")
-    given = {name: getattr(config, name) for name in (*ALBERT_SETTINGS, *others, *free)}
-    is_albert = config.sharing in ("all", "none") and config.activation in ALBERT_ACTIVATIONS
-    is_albert = is_albert and config.segments > 0 and reads_first
-    if is_albert and config == ModelConfig(**given, position_offset=0):
-        return "albert"
-    return None
+    others = ("segments", "embedding_size", "sharing", "layer_groups", "activation", "pair_head")
+    given |= {name: getattr(config, name) for name in others}
+    named = config.sharing in ("all", "none") and config.activation in ALBERT_ACTIVATIONS
+    is_albert = named and config.segments and config == ModelConfig(**given, position_offset=0)
+    return "albert" if is_albert else None
 
 
 def in_transformers(config: ModelConfig) -> bool:

@@ -53,8 +53,7 @@ def save_model(folder: Path, contents: ModelContents) -> str:
     if classifier is not None:
         check_pooling(config, classifier.pooling)
     plain = layout.plain_type(config, classifier)
-    form = {"roberta": _roberta, "albert": _albert, None: _own}[plain]
-    own_settings, tensors = form(contents)
+    own_settings, tensors = _plain(contents, plain) if plain else _own(contents)
     kind = f"{(plain or 'zeroclap').title()}For{layout.task(config, classifier)}"
     settings = {"model_type": plain or "zeroclap", "architectures": [kind], **own_settings}
     if classifier is not None:
@@ -91,36 +90,31 @@ _Form = tuple[dict[str, Any], dict[str, Tensor]]
 """The settings of config.json, and the weights."""
 
 
-def _roberta(contents: ModelContents) -> _Form:
+def _plain(contents: ModelContents, kind: str) -> _Form:
     config, head = contents.config, contents.classifier
-    settings = {
-        **{theirs: getattr(config, ours) for ours, theirs in layout.ROBERTA_SETTINGS.items()},
-        "max_position_embeddings": config.max_positions + layout.UNUSED_POSITIONS,
-        "type_vocab_size": 1,
-        "hidden_act": "gelu",
-        "classifier_dropout": head and head.dropout,
-        "tie_word_embeddings": True,
-    }
-    tensors = separated(contents.weights, layout.their_names("roberta", contents.weights, config))
-    row = contents.weights[layout.POSITIONS].new_zeros(1, config.hidden_size)
-    return settings, {**tensors, layout.TOKEN_TYPES: row}
-
-
-def _albert(contents: ModelContents) -> _Form:
-    config, head = contents.config, contents.classifier
-    settings = {
-        **{theirs: getattr(config, ours) for ours, theirs in layout.ALBERT_SETTINGS.items()},
-        "embedding_size": config.token_size,
-        "num_hidden_groups": layout.albert_groups(config),
-        "inner_group_num": 1,
-        "hidden_act": layout.ALBERT_ACTIVATIONS[config.activation],
-        "classifier_dropout_prob": config.dropout if head is None else head.dropout,
-        "tie_word_embeddings": True,
-    }
-    tensors = separated(contents.weights, layout.their_names("albert", contents.weights, config))
-    if config.token_size == config.hidden_size:
-        tensors |= layout.identity(config.hidden_size)
-    return settings, tensors
+    tensors = separated(contents.weights, layout.their_names(kind, contents.weights, config))
+    own: dict[str, Any]
+    if kind == "roberta":
+        own = {
+            "max_position_embeddings": config.max_positions + layout.UNUSED_POSITIONS,
+            "type_vocab_size": 1,
+            "hidden_act": "gelu",
+            "classifier_dropout": head and head.dropout,
+        }
+        tensors[layout.TOKEN_TYPES] = torch.zeros(1, config.hidden_size)
+    else:
+        own = {
+            "embedding_size": config.token_size,
+            "num_hidden_groups": layout.albert_groups(config),
+            "inner_group_num": 1,
+            "hidden_act": layout.ALBERT_ACTIVATIONS[config.activation],
+            "classifier_dropout_prob": config.dropout if head is None else head.dropout,
+        }
+        if config.token_size == config.hidden_size:
+            tensors |= layout.identity(config.hidden_size)
+    names = layout.SETTINGS[kind]
+    settings = {theirs: getattr(config, ours) for ours, theirs in names.items()}
+    return {**settings, **own, "tie_word_embeddings": True}, tensors
 
 
 def _own(contents: ModelContents) -> _Form:

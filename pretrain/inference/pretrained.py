@@ -160,8 +160,9 @@ class Pretrained:
         if head is None:
             raise ValueError(f"{self.loaded.folder}: has no classification head")
         classifier = Classifier(self.loaded.model.encoder, head)
+        rows = [row[row != PAD_ID] for row in self._checked(ids)]  # the first id is a token's
         with torch.no_grad():
-            logits: Tensor = classifier(*self._inputs(ids))
+            logits: Tensor = classifier(*self._inputs(self.collate(rows)))
         # log_softmax of a single logit is always 0.
         is_regression = head.config.classes == 1
         return logits if return_logits or is_regression else logits.log_softmax(dim=-1)

@@ -121,6 +121,8 @@ def test_predictions_are_those_of_the_head_and_ignore_padding(variant, head, mak
         torch.testing.assert_close(row[None], expected)
     scores = together[0] if config.classes == 1 else together[0].log_softmax(-1)
     torch.testing.assert_close(model.predict(encoded[0])[0], scores)
+    left = torch.nn.functional.pad(encoded[0], (3, 0), value=1)
+    torch.testing.assert_close(model.predict(left)[0], scores)
 
 
 def test_what_a_model_has_no_head_for_is_refused(one, make):
