@@ -19,6 +19,7 @@ from data_prep.common.files import named_errors
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import weights as tensors
 from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
+from pretrain.convert.names import check_modelled
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -88,11 +89,7 @@ def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
     Raises:
         ValueError: a size is missing, or a setting is one that our model does not have.
     """
-    for name, accepted in _NOT_MODELLED.items():
-        if settings.get(name, accepted) != accepted:
-            raise ValueError(
-                f"{name}: {settings[name]!r} cannot be imported; accepted: {accepted!r}"
-            )
+    check_modelled(settings, _NOT_MODELLED)
     if missing := [name for name in _SIZES.values() if name not in settings]:
         raise ValueError(f"its settings lack {', '.join(missing)}")
     clap = _flag(settings, "contrastive_pretraining", False)
@@ -237,10 +234,7 @@ def _with_one_head(weights: Mapping[str, Tensor], head: str) -> tuple[dict[str, 
 
 def _classifier(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> ClassificationConfig:
     """Describe the classification head; the shape of its weights gives the classes."""
-    if (activation := settings.get("pooler_activation_fn", "tanh")) != "tanh":
-        raise ValueError(
-            f"pooler_activation_fn: {activation!r} cannot be imported; accepted: 'tanh'"
-        )
+    check_modelled(settings, {"pooler_activation_fn": "tanh"})
     projection = weights.get(f"{CLASSIFIER}out_proj.weight")
     # A missing or misshapen one is reported with all other weights.
     classes = projection.shape[0] if projection is not None and projection.ndim == 2 else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,3 +165,15 @@ def unnamed(classes: int) -> tuple[str, ...]:
 def problem_types(classes: int) -> tuple[str | None, ...]:
     """Return the accepted values of `problem_type`, the one to write first."""
     return ("regression" if classes == 1 else "single_label_classification", None)
+
+
+def check_modelled(settings: Mapping[str, Any], accepted: Mapping[str, object]) -> None:
+    """Raise ValueError, naming the setting, if one changes outputs as our model cannot.
+
+    Args:
+        settings: of a model; a missing one has the accepted value.
+        accepted: the only supported value of each such setting.
+    """
+    for name, supported in accepted.items():
+        if (value := settings.get(name, supported)) != supported:
+            raise ValueError(f"{name} is {value!r}; accepted: {supported!r}")

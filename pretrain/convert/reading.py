@@ -175,9 +175,7 @@ def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a
 
 
 def _architecture(form: _Form, settings: Mapping[str, Any], theirs: Weights) -> ModelConfig:
-    for name, accepted in {**_NOT_MODELLED, **form.not_modelled}.items():
-        if (value := settings.get(name, accepted)) != accepted:
-            raise ValueError(f"{name} is {value!r}; accepted: {accepted!r}")
+    layout.check_modelled(settings, {**_NOT_MODELLED, **form.not_modelled})
     config = form.config(settings)
     # transformers saves a classifier without it, and AlbertConfig does not mention it.
     has_pairs = not theirs.keys().isdisjoint({"pair_head.dense.weight", layout.ALBERT_PAIRS})

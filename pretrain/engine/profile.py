@@ -5,8 +5,8 @@ Rank 0 traces. It is slower while it does, and the other ranks wait for it.
 
 from __future__ import annotations
 
-import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -71,14 +71,12 @@ class Profiler:
     def _write(self, profile: Any, first: int, steps: int) -> None:  # noqa: ANN401 - torch's
         name = f"attempt-{self._attempt:03d}-steps-{first}-{steps}.pt.trace.json.gz"
         path = self._folder / name
-        part = path.with_name(f"part-{name}")
         try:
             profile.stop()
             self._folder.mkdir(exist_ok=True)
-            profile.export_chrome_trace(str(part))
-            os.replace(part, path)
+            with tempfile.TemporaryDirectory(dir=self._folder) as part:
+                profile.export_chrome_trace(f"{part}/{name}")
+                os.replace(f"{part}/{name}", path)
             self._say(f"trace of steps {first} to {steps - 1}: {path}")
         except (OSError, RuntimeError) as error:  # a trace must not end a run
             self._say(f"WARNING: {path}: not written: {error}")
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

@@ -22,7 +22,6 @@ from torch.nn.utils.rnn import pad_sequence
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.model.classifier import Classifier
-from pretrain.model.config import ModelConfig
 from pretrain.model.embeddings import PAD_ID
 
 MASK = "<mask>"
@@ -48,7 +47,7 @@ class Pretrained:
 
     def __init__(self, loaded: LoadedModel, device: str | torch.device) -> None:
         """Move the modules of a loaded folder to the device."""
-        self.loaded = loaded
+        self.loaded, self._config = loaded, loaded.model.config
         self.device = torch.device(device)
         for module in filter(None, (loaded.model, loaded.classifier)):
             module.to(self.device).eval()
@@ -224,10 +223,6 @@ class Pretrained:
             found = Tokenizer.segment_ids(batch.cpu().numpy(), segments)
             segment_ids = torch.from_numpy(found).to(batch.device)
         return batch, self._document_ids(batch), segment_ids
-
-    @property
-    def _config(self) -> ModelConfig:
-        return self.loaded.model.config
 
     def _document_ids(self, batch: Tensor) -> Tensor | None:
         """Return [B, T], 0 or False at padding, or None if there is no padding."""

@@ -352,11 +352,11 @@ def test_a_file_of_torch_that_holds_something_else_is_refused(content, message, 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("activation_fn", "relu", "activation_fn: 'relu'"),
-        ("encoder_layers_to_keep", "0", "encoder_layers_to_keep: '0'"),
-        ("untie_weights_roberta", True, "untie_weights_roberta: True"),
-        ("vae_beta", 0.5, "vae_beta: 0.5"),
-        ("pooler_activation_fn", "relu", "pooler_activation_fn: 'relu'"),
+        ("activation_fn", "relu", "activation_fn is 'relu'"),
+        ("encoder_layers_to_keep", "0", "encoder_layers_to_keep is '0'"),
+        ("untie_weights_roberta", True, "untie_weights_roberta is True"),
+        ("vae_beta", 0.5, "vae_beta is 0.5"),
+        ("pooler_activation_fn", "relu", "pooler_activation_fn is 'relu'"),
         # of the wrong type, out of bounds, or missing
         ("contrastive_pretraining", "yes", "contrastive_pretraining: 'yes'"),
         ("dropout", "much", "dropout: 'much'"),
