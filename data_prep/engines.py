@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib import import_module
@@ -28,9 +28,6 @@ from data_prep.progress import Done, Progress
 
 T = TypeVar("T")
 Work = Callable[[ShardTask, Progress], ShardManifest]
-Made = ShardManifest | ValueError | OSError
-# Tasks, each with the shard that was made, or the reason why it failed.
-Outcomes = Generator[tuple[ShardTask, Made], None, None]
 Counters = ctypes.Array[ctypes.c_longlong]
 
 _TICK_SECONDS = 0.5
@@ -44,9 +41,13 @@ class WorkerDied(RuntimeError):
     """A worker process ended without a result."""
 
 
+Made = ShardManifest | ValueError | OSError | WorkerDied
+# Tasks, each with the shard that was made, or the reason why it failed.
+Outcomes = Generator[tuple[ShardTask, Made], None, None]
+_Running = tuple[ShardTask, ProcessPoolExecutor]
 Engine = Callable[[Work, Sequence[ShardTask], int, Progress], Outcomes]
 """Runs the work for each task, at most so many at once, and reports the total progress. Raises
-ValueError where it is not available, and WorkerDied."""
+ValueError where it is not available."""
 
 
 def run_locally(
@@ -56,31 +57,27 @@ def run_locally(
     # One row per task, written only by its worker. It needs no lock, which a killed worker would
     # leave locked.
     counters = RawArray("q", _WIDTH * len(tasks))
-    # Not fork, because the caller may have threads, and hold locks that a fork would copy.
-    context = children.spawn_context()
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        min(workers, len(tasks)), context, initializer=_start_worker, initargs=(counters,)
-    )
+    idle = [_worker(counters) for _ in range(min(workers, len(tasks)))]
+    waiting, running = deque(enumerate(tasks)), dict[Future[Made], _Running]()
     try:
-        futures = {pool.submit(_work, work, row, task): task for row, task in enumerate(tasks)}
-        waiting = set(futures)
-        while waiting:
-            ended, waiting = wait(waiting, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
+        while waiting or running:
+            while waiting and idle:
+                (row, task), pool = waiting.popleft(), idle.pop()
+                running[pool.submit(_work, work, row, task)] = task, pool
+            ended, _ = wait(running, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
             progress(Done(*(sum(counters[column::_WIDTH]) for column in range(_WIDTH))))
             for future in ended:
-                task, failure = futures[future], future.exception()
-                if isinstance(failure, BrokenProcessPool):
-                    raise _died(task) from failure
-                refused = failure if isinstance(failure, ValueError | OSError) else None
-                yield task, refused or future.result()
-        pool.shutdown()
-    except BaseException:
+                task, pool = running.pop(future)
+                is_dead = isinstance(future.exception(), BrokenProcessPool)
+                idle.append(_worker(counters) if is_dead else pool)
+                yield task, _died(task) if is_dead else future.result()
+    finally:
         for process in set(multiprocessing.active_children()) - others:
-            process.kill()  # its shard is made again by a rerun
-        # Waits for the pool's thread, which the interpreter's exit would otherwise race with.
-        pool.shutdown(cancel_futures=True)
-        raise
+            process.kill()  # an unfinished shard is made again by a rerun
+        # Waits for the pools' threads, which the interpreter's exit would otherwise race with.
+        for pool in (*idle, *(pool for _, pool in running.values())):
+            pool.shutdown()
 
 
 def run_on_ray(
@@ -98,10 +95,15 @@ def run_on_ray(
         for task, reference in ended_on_ray(
             ray, tasks, workers, lambda task: remote.remote(work, task, Path.cwd())
         ):
-            result, count = _ray_result(ray, reference, task)
+            try:
+                outcome, count = ray.get(reference)
+            except ray.exceptions.RayTaskError:  # of the work itself
+                raise
+            except ray.exceptions.RayError:
+                outcome, count = _died(task), Done()
             done = Done(*map(sum, zip(done, count, strict=True)))
             progress(done)
-            yield task, result
+            yield task, outcome
 
 
 def ended_on_ray(
@@ -125,10 +127,16 @@ ENGINES: dict[str, Engine] = {"local": run_locally, "ray": run_on_ray}
 
 def _died(task: ShardTask) -> WorkerDied:
     return WorkerDied(
-        f"a worker process died while {task.name} ({task.input}) was waiting or running; "
-        "killed, or out of memory? Run the same command again, perhaps with fewer --workers: "
-        "finished shards are kept"
+        f"a worker process died while {task.name} ({task.input}) was made; killed, or out of "
+        "memory? Run the same command again, perhaps with fewer --workers: finished shards are kept"
     )
+
+
+def _worker(counters: Counters) -> ProcessPoolExecutor:
+    """Return a pool of one process, so that only its own task is lost if it dies."""
+    # Not fork, because the caller may have threads, and hold locks that a fork would copy.
+    context = children.spawn_context()
+    return ProcessPoolExecutor(1, context, initializer=_start_worker, initargs=(counters,))
 
 
 def _start_worker(counters: Counters) -> None:
@@ -140,7 +148,7 @@ def _start_worker(counters: Counters) -> None:
     children.follow_parent()
 
 
-def _work(work: Work, row: int, task: ShardTask) -> ShardManifest:
+def _work(work: Work, row: int, task: ShardTask) -> Made:
     import psutil
 
     queried = 0.0
@@ -156,16 +164,22 @@ def _work(work: Work, row: int, task: ShardTask) -> ShardManifest:
         _counters[first:last] = [*done._replace(input_bytes=position_bytes)]
 
     first, last = row * _WIDTH, (row + 1) * _WIDTH
-    result = work(task, progress)
+    try:
+        made = work(task, progress)
+    except (ValueError, OSError) as error:
+        return error
     _counters[last - 1] = input_state(task.input)[0]
-    return result
+    return made
 
 
-def _work_and_count(work: Work, task: ShardTask, folder: Path) -> tuple[ShardManifest, Done]:
+def _work_and_count(work: Work, task: ShardTask, folder: Path) -> tuple[Made, Done]:
     os.chdir(folder)  # paths may be relative, and the manifest records them as given
     reports = deque([Done()], maxlen=1)
-    result = work(task, reports.append)
-    return result, reports[-1]._replace(input_bytes=input_state(task.input)[0])
+    try:
+        made = work(task, reports.append)
+    except (ValueError, OSError) as error:
+        return error, Done()
+    return made, reports[-1]._replace(input_bytes=input_state(task.input)[0])
 
 
 def import_ray() -> ModuleType:
@@ -212,14 +226,3 @@ def connected_ray(workers: int, packages: Sequence[Path] = ()) -> Iterator[Modul
         yield ray
     finally:
         ray.shutdown()
-
-
-def _ray_result(ray: ModuleType, reference: object, task: ShardTask) -> tuple[Made, Done]:
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, ValueError | OSError):
-            return error.cause, Done()
-        raise
-    except ray.exceptions.RayError as error:
-        raise _died(task) from error

@@ -15,7 +15,7 @@ from data_prep import manifest as records
 from data_prep.common.arguments import check_least
 from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, check_new, lock, read_json
 from data_prep.documents import reader_of
-from data_prep.engines import ENGINES
+from data_prep.engines import ENGINES, WorkerDied
 from data_prep.filters import OTHER_SUBSET, own_filter
 from data_prep.indexed import dtype_for
 from data_prep.inputs import Input, input_state, place_of
@@ -64,7 +64,7 @@ def prepare(
     Raises:
         ValueError: The inputs are invalid, `output` holds something else, the corpus was made with
             other settings, another prepare is running, or no document was kept.
-        WorkerDied: A worker process was killed.
+        WorkerDied: The worker process of the first input that failed was killed.
     """
     check_least("--workers", workers)
     for name in settings.filters:
@@ -185,7 +185,7 @@ def _existing_shards(tasks: Sequence[ShardTask]) -> dict[int, ShardManifest]:
 
 def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, ShardManifest]:
     """Make shards; returns their manifests. Failures are raised after all other tasks are done."""
-    results, failures = dict[int, ShardManifest](), dict[int, str]()
+    results, failures = dict[int, ShardManifest](), dict[int, Exception]()
     if not tasks:
         return results
     if workers > len(tasks):
@@ -200,8 +200,8 @@ def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, Sh
         closing(ENGINES[engine](prepare_shard, tasks, workers, report.update)) as outcomes,
     ):
         for task, outcome in outcomes:
-            if isinstance(outcome, ValueError | OSError):
-                failures[task.index] = str(outcome)
+            if isinstance(outcome, Exception):
+                failures[task.index] = outcome
                 if len(tasks) > 1:  # the others may take hours
                     report.say(f"{task.name} failed: {outcome}")
             else:
@@ -210,8 +210,9 @@ def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, Sh
     if failures:
         kept = f" ({len(results)} other shards are done and kept)" if results else ""
         first = failures[min(failures)]
+        kind = WorkerDied if isinstance(first, WorkerDied) else ValueError
         more = f" ({len(failures)} inputs failed, see above)" if len(failures) > 1 else ""
-        raise ValueError(first + more + kept)
+        raise kind(f"{first}{more}{kept}")
     return results
 
 

@@ -1,15 +1,17 @@
+import os
+import signal
 import sys
 from contextlib import closing
 from importlib.util import find_spec
 
 import pytest
 
-from data_prep.engines import run_locally, run_on_ray
+from data_prep.engines import WorkerDied, run_locally, run_on_ray
 from data_prep.manifest import Settings
 from data_prep.progress import Done
 from data_prep.run import plan, prepare
 from tests.data_prep.conftest import SETTINGS, content
-from tests.running import python
+from tests.running import python, wait_until
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
@@ -41,6 +43,26 @@ def test_each_task_has_one_outcome_and_its_progress_is_summed(tasks):
     assert ticks[-1] == Done(9, 600, 150, tasks[0].input.stat().st_size)
 
 
+def die(task, progress):
+    """Kill the worker of the second input, when that of the first one is at work."""
+    marks = [task.corpus.parent / name for name in ("at work", "dead")]
+    if task.index == 1:
+        wait_until(marks[0].exists)
+        marks[1].touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    marks[0].touch()
+    wait_until(marks[1].exists)
+    return task.name
+
+
+def test_a_killed_worker_costs_its_own_shard_only(tasks):
+    with closing(run_locally(die, tasks, 2, lambda _: None)) as outcomes:
+        found = {task.index: outcome for task, outcome in outcomes}
+    assert (found[0], found[2]) == ("shard-00000", "shard-00002")
+    assert isinstance(found[1], WorkerDied)
+    assert "a worker process died while shard-00001" in str(found[1])
+
+
 def test_missing_ray_is_reported_in_one_line(tasks, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match="--engine ray: Ray is not installed"):
@@ -62,7 +84,7 @@ def test_ray_makes_the_same_bytes(inputs, tokenizer_folder, tmp_path, monkeypatc
 RAY_PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-from data_prep.engines import WorkerDied, run_on_ray
+from data_prep.engines import run_on_ray
 from data_prep.manifest import Settings
 from data_prep.progress import Done
 from data_prep.run import plan
@@ -79,11 +101,8 @@ def work(task, progress):
     return task.name
 
 ticks = []
-try:
-    for task, outcome in run_on_ray(work, tasks, 1, ticks.append):
-        print(task.index, repr(outcome), flush=True)
-except WorkerDied as error:
-    print("died:", error)
+for task, outcome in run_on_ray(work, tasks, 1, ticks.append):
+    print(task.index, repr(outcome), flush=True)
 print(ticks[0])
 """
 
@@ -95,5 +114,5 @@ def test_failures_in_ray_are_reported_as_in_local_processes(inputs):
     lines = [line for line in printed.splitlines() if "raylet" not in line]
     assert lines[0] == "0 'shard-00000'"
     assert lines[1] == "1 ValueError('bad input')"
-    assert lines[-2].startswith("died: a worker process died while shard-00002")
+    assert lines[-2].startswith("2 WorkerDied('a worker process died while shard-00002")
     assert lines[-1] == str(Done(3, 200, 50, inputs[0].stat().st_size))

@@ -118,7 +118,7 @@ def test_a_run_whose_worker_is_killed_leaves_only_what_is_made(
         for task in tasks[:made]:
             yield task, work(task)
         assert killed(number, work, tasks[made])
-        raise WorkerDied
+        yield tasks[made], WorkerDied("died")
 
     monkeypatch.setitem(ENGINES, "local", engine)
     for number in numbers:
@@ -418,14 +418,14 @@ def test_full_disk_error_names_the_file_and_leaves_nothing(tokenizer_folder, tmp
 
 
 # Workers import the main script too.
-RUN_THAT_RESTS_AFTER_A_SHARD = """
+RUN_THAT_RESTS_AFTER_ITS_FIRST_SHARD = """
 import sys, time
 from data_prep import shard
 from data_prep.__main__ import main
 
-def write_record(*record, write=shard.write_record):
-    write(*record)
-    time.sleep(600)
+def write_record(file, record, write=shard.write_record):
+    write(file, record)
+    time.sleep(600 * (file.stem == "shard-00000"))
 
 shard.write_record = write_record
 if __name__ == "__main__":
@@ -441,7 +441,7 @@ def test_killed_run_ends_its_workers(inputs, tmp_path, tokenizer_folder, victim,
     output, script = tmp_path / "corpus", tmp_path / "run.py"
     arguments = ["--input", *map(str, inputs), "--output", str(output)]
     arguments += ["--tokenizer", str(tokenizer_folder)]
-    script.write_text(RUN_THAT_RESTS_AFTER_A_SHARD)
+    script.write_text(RUN_THAT_RESTS_AFTER_ITS_FIRST_SHARD)
     run = subprocess.Popen(
         [sys.executable, str(script), *arguments],
         cwd=ROOT,
