@@ -46,6 +46,7 @@ _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _MAP_FAILED = ctypes.c_void_p(-1).value
+_NO_IDS = np.empty(0, np.int32)
 _WINDOW = 1 << 20  # entries of a column in memory at a time
 
 
@@ -57,7 +58,7 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
 class IndexedWriter:
     """Writes one dataset, whose files appear under their names on `close`.
 
-    Memory: 4 bytes per sequence and 4 per document.
+    Memory: 4 bytes per sequence and 4 per document, and the ids that wait for `flush`.
     """
 
     def __init__(self, prefix: Path, vocab_size: int) -> None:
@@ -73,30 +74,39 @@ class IndexedWriter:
         self.lengths = array("i")
         """Ids of each sequence appended so far."""
         self._sequences = array("i")  # sequences per document
+        self._waiting: list[Ids] = []
         self._data = AtomicFile(Path(f"{prefix}.bin"))
 
-    def extend(self, ids: Ids, lengths: Sequence[int], sequences: Sequence[int]) -> None:
-        """Append several documents.
+    def append(self, ids: Sequence[Ids], lengths: Sequence[int]) -> None:
+        """Append a document, which `flush` writes.
 
         Args:
-            ids: The concatenated ids of all documents.
+            ids: Pieces of any size, which follow each other.
             lengths: Number of ids in each sequence.
-            sequences: Number of sequences in each document.
+        """
+        self._waiting += ids
+        self.lengths.extend(lengths)
+        self._sequences.append(len(lengths))
+
+    def flush(self) -> Ids:
+        """Write and return the ids of the documents appended since the last call.
 
         Raises:
-            ValueError: An id is negative or not in the vocabulary; no document is written then.
+            ValueError: An id is negative or not in the vocabulary; none is written then.
         """
+        ids = np.concatenate([_NO_IDS, *self._waiting])
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self._vocab_size):
             raise ValueError(
                 f"{self._prefix}: ids from {ids.min()} to {ids.max()} in a vocabulary of "
                 f"{self._vocab_size}"
             )
-        self._data.write(np.ascontiguousarray(ids, dtype=self._dtype).data)
-        self.lengths.extend(lengths)
-        self._sequences.extend(sequences)
+        self._data.write(ids.astype(self._dtype).data)
+        self._waiting.clear()
+        return ids
 
     def close(self) -> tuple[FileRecord, FileRecord]:
-        """Write the index and commit both files; return the records of .bin and .idx."""
+        """Write what was appended and the index; commit and return the records of .bin and .idx."""
+        self.flush()
         index = AtomicFile(Path(f"{self._prefix}.idx"))
         try:
             for piece in self._index_pieces():

@@ -198,9 +198,6 @@ class _SplitWriter:
         self._subset_numbers = bytearray()
         self._end = np.array([tokenizer.eos_id], dtype=np.int32)
         self._counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-        self._waiting: list[Ids] = []  # ids of a document, `</s>`, and so on
-        self._waiting_lengths: list[int] = []  # ids per sequence
-        self._waiting_sequences: list[int] = []  # sequences per document
 
     def append(self, ids: Ids, lengths: Sequence[int], document: Document) -> None:
         number = self._subsets.setdefault(document.subset, len(self._subsets))
@@ -209,20 +206,13 @@ class _SplitWriter:
                 f"{document.source_file}:{document.line}: subset {document.subset!r} is one too "
                 f"many; accepted: {MAX_SUBSETS} different values of {self._subset_key}"
             )
-        self._waiting += (ids, self._end)
         *others, last = lengths or [0]
-        self._waiting_lengths += (*others, last + 1)  # the last sequence includes `</s>`
-        self._waiting_sequences.append(len(others) + 1)
+        # The last sequence includes `</s>`.
+        self.indexed.append((ids, self._end), [*others, last + 1])
         self._subset_numbers.append(number)
 
     def flush(self) -> None:
-        if not self._waiting:
-            return
-        ids = np.concatenate(self._waiting)
-        self.indexed.extend(ids, self._waiting_lengths, self._waiting_sequences)
-        self._counts += np.bincount(ids, minlength=len(self._counts))
-        for waiting in (self._waiting, self._waiting_lengths, self._waiting_sequences):
-            waiting.clear()
+        self._counts += np.bincount(self.indexed.flush(), minlength=len(self._counts))
 
     def close(self) -> ShardFiles | None:
         if not self._subset_numbers:

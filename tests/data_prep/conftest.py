@@ -140,7 +140,7 @@ def write_indexed(prefix, documents, vocab_size=65_000):
     writer = IndexedWriter(prefix, vocab_size)
     try:
         for ids in documents:
-            writer.extend(np.asarray(ids, dtype=np.int64), [len(ids)], [1])
+            writer.append([np.asarray(ids, dtype=np.int64)], [len(ids)])
         writer.close()
     finally:
         writer.discard()

@@ -19,7 +19,7 @@ def documents():
 def test_bytes_are_those_of_megatrons_builder(
     tmp_path, documents, vocab_size, count, window, monkeypatch
 ):
-    """The documents, each of two sequences, are appended one after another, and all at once."""
+    """The documents, each of two sequences, are written one after another, and all at once."""
     monkeypatch.setattr("data_prep.indexed._WINDOW", window)
     dtype = import_megatron().DType.optimal_dtype(vocab_size)
     builder = import_megatron().IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype)
@@ -27,10 +27,10 @@ def test_bytes_are_those_of_megatrons_builder(
     lengths = [[len(ids) // 3, len(ids) - len(ids) // 3] for ids in documents[:count]]
     for ids, of_sequences in zip(documents, lengths, strict=False):
         builder.add_document(ids, of_sequences)
-        one.extend(ids, of_sequences, [2])
+        one.append([ids], of_sequences)
+        assert one.flush().tolist() == ids.tolist()
+        many.append([ids[:1], ids[1:]], of_sequences)
     builder.finalize(str(tmp_path / "theirs.idx"))
-    ids = np.concatenate([np.empty(0, dtype=np.int64), *documents[:count]])
-    many.extend(ids, sum(lengths, []), [2] * count)
     assert len(one.lengths) == len(many.lengths) == 2 * count
     for writer in (one, many):
         writer.close()
