@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from data_prep.common.wording import count
 from data_prep.compressed import DamagedInput, beginning, kind_of, open_stream
@@ -184,29 +184,27 @@ def _reader_of_file(path: Path, head: bytes) -> Callable[[Path, Fields], Records
     return _read_jsonl if head.startswith(b"{") else None
 
 
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, Line]]:
+def _lines(path: Path) -> Iterator[tuple[int, Line]]:
     """Yield line numbers and lines with their line ends."""
     number = 0
-    while line := stream.readline(_LARGEST_RECORD_BYTES + 1):
-        number += 1
-        if len(line) <= _LARGEST_RECORD_BYTES:
-            yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-            continue
-        size_bytes = len(line)
-        while line and not line.endswith(b"\n"):
-            line = stream.readline(_BUFFER_BYTES)
-            size_bytes += len(line)
-        yield number, size_bytes
+    with open_stream(path) as stream:
+        while line := stream.readline(_LARGEST_RECORD_BYTES + 1):
+            number += 1
+            if len(line) <= _LARGEST_RECORD_BYTES:
+                yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+                continue
+            size_bytes = len(line)
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(_BUFFER_BYTES)
+                size_bytes += len(line)
+            yield number, size_bytes
 
 
 def _read_jsonl(path: Path, fields: Fields) -> Records:
-    with open_stream(path) as stream:
-        for number, line in _lines(stream):
-            if isinstance(line, int):
-                yield _judge_text(line, fields.source, number)
-                continue
-            if not line or line.isspace():
-                continue  # such as after the last line
+    for number, line in _lines(path):
+        if isinstance(line, int):
+            yield _judge_text(line, fields.source, number)
+        elif line and not line.isspace():  # such as after the last line
             try:
                 record = parse(line, fields.settings.text_key)
             except BadLine as bad:
@@ -224,18 +222,17 @@ def _read_text(path: Path, fields: Fields) -> Records:
         text = b"".join(held).strip() if size_bytes <= _LARGEST_RECORD_BYTES else size_bytes
         return _judge_text(text, fields.source, first)
 
-    with open_stream(path) as stream:
-        for number, line in _lines(stream):
-            if isinstance(line, bytes) and line.strip() == end:
-                if size_bytes:
-                    yield document()
-                first, held, size_bytes = number + 1, [], 0
-                continue
-            size_bytes += line if isinstance(line, int) else len(line)
-            if isinstance(line, int) or size_bytes > _LARGEST_RECORD_BYTES:
-                held.clear()
-            else:
-                held.append(line)
+    for number, line in _lines(path):
+        if isinstance(line, bytes) and line.strip() == end:
+            if size_bytes:
+                yield document()
+            first, held, size_bytes = number + 1, [], 0
+            continue
+        size_bytes += line if isinstance(line, int) else len(line)
+        if isinstance(line, int) or size_bytes > _LARGEST_RECORD_BYTES:
+            held.clear()
+        else:
+            held.append(line)
     within = [number for number, line in enumerate(held, first) if end and end in line]
     if within and first == 1:
         lines = f"{count(len(within), 'line')}, such as line {within[0]}; put it on its own line"
@@ -245,19 +242,17 @@ def _read_text(path: Path, fields: Fields) -> Records:
 
 
 def _read_lines(path: Path, fields: Fields) -> Records:
-    with open_stream(path) as stream:
-        for number, line in _lines(stream):
-            if isinstance(line, int) or (line := line.strip()):
-                yield _judge_text(line, fields.source, number)
-            else:
-                yield Document("", UNKNOWN_SUBSET, fields.source, number)
+    for number, line in _lines(path):
+        if isinstance(line, int) or (line := line.strip()):
+            yield _judge_text(line, fields.source, number)
+        else:
+            yield Document("", UNKNOWN_SUBSET, fields.source, number)
 
 
 def _read_articles(path: Path, fields: Fields) -> Records:
-    with open_stream(path) as stream:
-        for number, article in _articles(_lines(stream)):
-            if isinstance(article, int) or (article := article.strip()):
-                yield _judge_text(article, fields.source, number)
+    for number, article in _articles(_lines(path)):
+        if isinstance(article, int) or (article := article.strip()):
+            yield _judge_text(article, fields.source, number)
 
 
 def _articles(lines: Iterator[tuple[int, Line]]) -> Iterator[tuple[int, Line]]:
