@@ -51,13 +51,12 @@ class Fields:
         self.source = source
         self.settings = settings
         self._keys = (settings.text_key, settings.subset_key)
-        self._needed = dict(zip(("--text-key", "--subset-key"), self._keys, strict=True))
+        # Keys that a record must have, and none has had so far.
+        self._missing = dict(zip(("--text-key", "--subset-key"), self._keys, strict=True))
         if settings.subset_key == Settings.subset_key:  # no input must have the default one
-            del self._needed["--subset-key"]
+            del self._missing["--subset-key"]
         self._names: dict[str, None] = {}
-        self._records = 0
-        self._texts = 0
-        self._subsets = 0
+        self._has_records = False
 
     def take(self, record: Mapping[str, object]) -> tuple[object, str]:
         """Return the text of a record, of any type or MISSING, and the subset."""
@@ -65,12 +64,13 @@ class Fields:
         if isinstance(name, bytes):  # of a column of bytes
             name = name.decode(errors="replace")
         subset = name if isinstance(name, str) and name else None
-        self._records += 1
-        self._texts += text is not MISSING
-        self._subsets += subset is not None
-        is_incomplete = text is MISSING or (subset is None and "--subset-key" in self._needed)
-        if is_incomplete and len(self._names) < _MOST_NAMES:
+        self._has_records = True
+        if self._missing and len(self._names) < _MOST_NAMES:
             self._names.update(dict.fromkeys(_names(record)))
+        if text is not MISSING:
+            self._missing.pop("--text-key", None)
+        if subset:
+            self._missing.pop("--subset-key", None)
         return text, subset or UNKNOWN_SUBSET
 
     def columns(self, names: Sequence[str]) -> list[str]:
@@ -79,7 +79,7 @@ class Fields:
         Raises:
             ValueError: One of them is missing, or there twice.
         """
-        for option, key in self._needed.items():
+        for option, key in self._missing.items():
             if _column(names, key) is None:
                 raise ValueError(
                     f"{self.source}: no column {key} ({option}); it has {', '.join(names)}"
@@ -90,15 +90,14 @@ class Fields:
         return list(found)
 
     def check(self) -> None:
-        """Raise ValueError if the whole input has no value for a key."""
-        counts = (self._texts, self._subsets)
-        for (option, key), count in zip(self._needed.items(), counts, strict=False):
-            if self._records and not count:
-                kind = "a string under " if option == "--subset-key" else ""
-                raise ValueError(
-                    f"{self.source}: no record has {kind}the key {key} ({option}); keys found: "
-                    f"{', '.join(list(self._names)[:_MOST_NAMES]) or 'none'}"
-                )
+        """Raise ValueError if there are records, and none has a value for a key."""
+        if self._missing and self._has_records:
+            option, key = next(iter(self._missing.items()))
+            kind = "a string under " if option == "--subset-key" else ""
+            raise ValueError(
+                f"{self.source}: no record has {kind}the key {key} ({option}); keys found: "
+                f"{', '.join(list(self._names)[:_MOST_NAMES]) or 'none'}"
+            )
 
 
 def _column(names: Sequence[str], key: str) -> str | None:
