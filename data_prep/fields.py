@@ -7,6 +7,7 @@ name is all of it.
 import argparse
 from collections.abc import Mapping, Sequence
 
+from data_prep.inputs import ACCEPTED
 from data_prep.manifest import BLANK_LINES, NO_SEPARATOR, Settings
 
 UNKNOWN_SUBSET = "unknown"
@@ -23,10 +24,12 @@ def parse_key(text: str) -> str:
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--text-key` and `--document-separator`."""
+    """Add `--input`, a list of patterns for `find_inputs`, and how the inputs are read."""
+    add, key = parser.add_argument, Settings.text_key
+    several = f"patterns, as in 'text/*.zst'; accepted: {ACCEPTED}"
+    add("--input", nargs="+", action="extend", required=True, metavar="GLOB", help=several)
     text = "key of the text in JSON objects, or column of tables; dots separate the keys of nested "
     text += "objects, as in data.text (default: %(default)s)"
-    add, key = parser.add_argument, Settings.text_key
     add("--text-key", type=parse_key, default=key, metavar="KEY", help=text)
     between = f"what separates documents in a .txt file: {BLANK_LINES}, lines of this text, such "
     between += f"as '<|endoftext|>', or {NO_SEPARATOR}, for one document (default: %(default)s)"

@@ -7,7 +7,6 @@
 `documents.read_documents` reads them.
 """
 
-import argparse
 import glob
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -17,29 +16,15 @@ from pathlib import Path
 from data_prep.common.files import sha256_of
 
 ACCEPTED = (
-    "a .jsonl, .json, .ndjson or .txt file (plain, .zst or .gz), a .parquet file, a folder of "
-    "datasets.Dataset.save_to_disk, lines:FILE, wikitext:FILE, "
-    "datasets:NAME[@REVISION][:CONFIG[:SPLIT]]"
+    "a .jsonl, .ndjson, .json (an object a line) or .txt file (plain, .zst or .gz), a .parquet "
+    "file, a folder of datasets.Dataset.save_to_disk, lines:FILE (a document per line), "
+    "wikitext:FILE (a document per article), datasets:NAME[@REVISION][:CONFIG[:SPLIT]] (from the "
+    "Hugging Face hub or a local folder)"
 )
 _PREFIXES = ("lines", "wikitext", "datasets")
 
 # A path, or a string with a prefix (see `find_inputs`). A `Path` never has a prefix.
 Input = Path | str
-
-
-def add_input_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--input`, a list of patterns for `find_inputs`."""
-    parser.add_argument(
-        "--input",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="GLOB",
-        help=".jsonl, .json (an object a line) or .txt (plain, .zst, .gz), .parquet, folders of "
-        "Dataset.save_to_disk; "
-        "lines:GLOB, one document per line; wikitext:GLOB, one document per article; "
-        "datasets:NAME[@REVISION][:CONFIG[:SPLIT]], from the Hugging Face hub or a local folder",
-    )
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Input]:

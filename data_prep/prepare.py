@@ -12,7 +12,7 @@ from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.documents import how_divided
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.fields import add_reading_arguments, parse_key
-from data_prep.inputs import add_input_argument, find_inputs
+from data_prep.inputs import find_inputs
 from data_prep.manifest import CorpusManifest, Settings
 from data_prep.run import prepare
 from data_prep.summary import (
@@ -27,7 +27,6 @@ from data_prep.summary import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_input_argument(parser)
     add_reading_arguments(parser)
     add = parser.add_argument
     key = "key of the name of a document's subset, like --text-key (default: %(default)s, where "

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from data_prep import unigram
 from data_prep.common.files import check_new
 from data_prep.documents import Document, Reject, how_divided, read_documents
 from data_prep.fields import add_reading_arguments
-from data_prep.inputs import add_input_argument, find_inputs
+from data_prep.inputs import find_inputs
 from data_prep.manifest import Settings
 from data_prep.progress import Done, ProgressReport
-from data_prep.tokenizer import FILE_NAME, Tokenizer, train, train_characters, train_unigram
+from data_prep.tokenizer import FILE_NAME, Tokenizer, train, train_characters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_input_argument(parser)
     add_reading_arguments(parser)
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--vocab-size", type=int, help="number of ids, including special tokens")
@@ -71,5 +71,5 @@ def _train(texts: Iterator[str], options: argparse.Namespace) -> Tokenizer:
     if options.characters:
         return train_characters(texts)
     if options.unigram:
-        return train_unigram(texts, options.vocab_size, lowercase=options.lowercase)
+        return Tokenizer(unigram.train(texts, options.vocab_size, lowercase=options.lowercase))
     return train(texts, options.vocab_size)
