@@ -245,11 +245,6 @@ def train_characters(texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(backend)
 
 
-def train_unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> Tokenizer:
-    """Train a unigram vocabulary; see `unigram.train`."""
-    return Tokenizer(unigram.train(texts, vocab_size, lowercase=lowercase))
-
-
 def _apply(settings: Mapping[str, Any], backend: "tokenizers.Tokenizer") -> None:
     """Make a vocabulary encode as transformers does with these settings beside it.
 

@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from data_prep import unigram
-from data_prep.tokenizer import load, load_with_order, train_unigram
+from data_prep.tokenizer import Tokenizer, load, load_with_order
 from pretrain.objectives.masked import word_starts_of
 from tests.data_prep.conftest import make_texts
 from tests.data_prep.test_encoders import random_texts
@@ -23,7 +23,7 @@ print(train_again().digest(), train_again(lowercase=True).digest())
 
 
 def train_again(*, lowercase=False):
-    return train_unigram(iter(TEXTS), SIZE, lowercase=lowercase)
+    return Tokenizer(unigram.train(iter(TEXTS), SIZE, lowercase=lowercase))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_training_is_deterministic_in_a_process_with_more_threads(vocabulary):
 
 def test_rare_characters_have_no_piece_and_are_encoded_as_bytes():
     texts = ["abc " * 10_000 + "ж"]
-    tokenizer = train_unigram(texts, 300)
+    tokenizer = Tokenizer(unigram.train(texts, 300))
     [ids] = tokenizer.encode_batch(["ж"])
     assert ids.tolist()[1:] == [4 + byte for byte in "ж".encode()]
     assert tokenizer.decode(ids.tolist()) == " ж"
@@ -84,11 +84,11 @@ def test_rare_characters_have_no_piece_and_are_encoded_as_bytes():
 
 def test_too_small_a_vocabulary_and_texts_without_characters_are_refused():
     with pytest.raises(ValueError, match=r"vocabulary size 264: accepted: 265 or more"):
-        train_unigram(["ab"], 264)
-    assert train_unigram(["ab"], 265).vocab_size == 264
+        unigram.train(["ab"], 264)
+    assert unigram.train(["ab"], 265).get_vocab_size() == 264
     for texts in ([], ["", " \n"]):
         with pytest.raises(ValueError, match="the texts have no characters"):
-            train_unigram(texts, 600)
+            unigram.train(texts, 600)
 
 
 def test_digest_depends_on_pieces_and_scores(vocabulary, tmp_path):

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 
-from data_prep.tokenizer import train_unigram
+from data_prep import unigram
+from data_prep.tokenizer import Tokenizer
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
@@ -193,7 +194,8 @@ OF_ALBERT = {"<s>": "[CLS]", "</s>": "[SEP]", "<mask>": "[MASK]"}
 def published(request, transformers, theirs, tmp_path):
     """A folder as those on the hub, in its own order of ids: kind, folder, model, tokenizer."""
     kind, first = request.param, FIRST[request.param]
-    ours = train_unigram(["The value of it is what it was, and this is all of it."] * 9, 320)
+    texts = ["The value of it is what it was, and this is all of it."] * 9
+    ours = Tokenizer(unigram.train(texts, 320))
     pieces = [tuple(piece) for piece in ours.content()["model"]["vocab"][260:]]
     vocab = [*((token, 0.0) for token in first), *pieces]
     vocab += [] if kind == "Albert" else [("<mask>", 0.0)]

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from data_prep.tokenizer import train_unigram
+from data_prep import unigram
+from data_prep.tokenizer import Tokenizer
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.writing import save_model
 from pretrain.inference.pretrained import Pretrained
@@ -58,7 +59,7 @@ def test_the_tokenizer_lays_texts_out_as_in_training(
 @pytest.fixture(scope="module")
 def pieces():
     texts = ["The value of it is what it was, and this value is all of it.", "What was it?"] * 9
-    return train_unigram(texts, 320, lowercase=True)
+    return Tokenizer(unigram.train(texts, 320, lowercase=True))
 
 
 @pytest.mark.parametrize("name", ["baseline", "learned-clap", "zero-clap", "albert-gelu"])
