@@ -9,7 +9,7 @@ from pathlib import Path
 from data_prep.common import pictures
 from data_prep.corpus import Corpus
 from data_prep.manifest import ROLES, SPLITS, CorpusManifest, LengthHistogram, load_manifest
-from data_prep.summary import by_frequency, table_of_sizes, unknown_tokens
+from data_prep.summary import table_of_sizes, unknown_tokens
 from data_prep.tokenizer import load
 
 _BAR_WIDTH = 40
@@ -30,16 +30,15 @@ def run(options: argparse.Namespace) -> None:
     folder: Path = options.folder
     pictures.check_file(options.plot)
     manifest = load_manifest(folder)
-    for lines in (
+    for line in itertools.chain(
         _facts(folder, manifest),
         _counts(manifest),
         _rejects(manifest),
         unknown_tokens(folder, manifest),
         _histogram(manifest.length_histogram),
-        _samples(folder, manifest, options.samples) if options.samples else (),
+        _samples(folder, manifest, options.samples),
     ):
-        for line in lines:
-            print(line)
+        print(line)
     if options.plot:
         plot_lengths(manifest, options.plot)
 
@@ -93,8 +92,7 @@ def _counts(manifest: CorpusManifest) -> Iterator[str]:
 def _rejects(manifest: CorpusManifest) -> Iterator[str]:
     yield ""
     yield from table_of_sizes(manifest)
-    for reason in by_frequency(manifest.rejects):
-        rejects = manifest.rejects[reason]
+    for reason, rejects in manifest.by_frequency():
         subsets = ", ".join(f"{subset} {n:,}" for subset, n in sorted(rejects.by_subset.items()))
         yield f"rejected as {reason}: {rejects.count:,} ({subsets}); the first are"
         yield from (f"    {place}" for place in rejects.places)
@@ -109,11 +107,10 @@ def _histogram(histogram: LengthHistogram) -> Iterator[str]:
     octaves: Counter[int] = Counter()
     for edge, count in zip(histogram.upper_edges, histogram.counts, strict=True):
         octaves[1 << (edge - 1).bit_length()] += count  # powers of two are bucket edges
-    used = [top for top, count in octaves.items() if count]
-    most = max(octaves.values(), default=1)
+    shortest = next(top for top, count in octaves.items() if count)
     for top, count in octaves.items():
-        if used and used[0] <= top <= used[-1]:
-            bar = "#" * -(-count * _BAR_WIDTH // most)
+        if top >= shortest:  # the last one has the longest
+            bar = "#" * -(-count * _BAR_WIDTH // max(octaves.values()))
             yield f"{f'to {top:,}':>14} {bar:{_BAR_WIDTH}} {count:,}"
 
 

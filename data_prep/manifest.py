@@ -33,6 +33,7 @@ NO_SEPARATOR = "none"
 PLACES_KEPT = 5  # examples per reject reason
 
 T = TypeVar("T")
+N = TypeVar("N", int, "Count")
 
 
 @dataclass(frozen=True)
@@ -137,18 +138,19 @@ class Rejects:
 
     def add(self, other: "Rejects") -> None:
         """Add the documents of `other`, which come later."""
-        _add(self.by_subset, other.by_subset)
-        _add(self.text_bytes, other.text_bytes)
+        add_counts(self.by_subset, other.by_subset)
+        add_counts(self.text_bytes, other.text_bytes)
         if self.tokens is None or other.tokens is None:
             self.tokens = None
         else:
-            _add(self.tokens, other.tokens)
+            add_counts(self.tokens, other.tokens)
         self.places += other.places[: PLACES_KEPT - len(self.places)]
 
 
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+def add_counts(counts: dict[str, N], more: Mapping[str, N]) -> None:
+    """Add the counts `more`, by name, to `counts`."""
     for name, number in more.items():
-        counts[name] = counts.get(name, 0) + number
+        counts[name] = counts[name] + number if name in counts else number
 
 
 @dataclass
@@ -163,8 +165,7 @@ class Tally:
 
     def keep(self, split: str, subset: str, count: Count) -> None:
         """Count documents written to a split."""
-        counts = self.kept.setdefault(split, {})
-        counts[subset] = counts.get(subset, Count()) + count
+        add_counts(self.kept.setdefault(split, {}), {subset: count})
 
     def reject(self, reason: str, rejects: Rejects) -> None:
         """Count rejected documents."""
@@ -173,8 +174,7 @@ class Tally:
     def add(self, other: "Tally") -> None:
         """Add the counts of a later shard."""
         for split, subsets in other.kept.items():
-            for subset, count in subsets.items():
-                self.keep(split, subset, count)
+            add_counts(self.kept.setdefault(split, {}), subsets)
         for reason, rejects in other.rejects.items():
             self.reject(reason, rejects)
         self.cut += other.cut
@@ -183,8 +183,12 @@ class Tally:
 
     def rejects_summary(self) -> str:
         """Return the rejects as "3 too-long (first at a.jsonl:7), 1 not-json (first at ...)"."""
-        parts = sorted(self.rejects.items(), key=lambda item: -item[1].count)
+        parts = self.by_frequency()
         return ", ".join(f"{r.count} {reason} (first at {r.places[0]})" for reason, r in parts)
+
+    def by_frequency(self) -> list[tuple[str, Rejects]]:
+        """Return the reasons and their rejects, most frequent first."""
+        return sorted(self.rejects.items(), key=lambda item: (-item[1].count, item[0]))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from data_prep.common.files import json_lines, write_atomically
 from data_prep.documents import content_share
-from data_prep.manifest import Count
+from data_prep.manifest import Count, add_counts
 
 _FILES = 4  # of the corpus
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages"}
@@ -77,8 +77,7 @@ def write_sample(output: Path) -> dict[str, Count]:
         _write(output / f"sample-{number:05d}.jsonl.zst", corpus[number::_FILES])
     summary: dict[str, Count] = {}
     for text, subset in corpus:
-        count = Count(1, text_bytes=len(text.encode()))
-        summary[subset] = summary.get(subset, Count()) + count
+        add_counts(summary, {subset: Count(1, text_bytes=len(text.encode()))})
     return summary
 
 

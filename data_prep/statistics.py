@@ -22,14 +22,13 @@ def count_lengths(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def length_histogram(counts: npt.NDArray[np.int64]) -> LengthHistogram:
-    """Return the histogram of bucket counts, cut off after the longest document."""
+    """Return the histogram of the counts of a document or more, cut off after the longest one."""
     used = len(np.trim_zeros(counts, "b"))
-    total = max(int(counts.sum()), 1)
     return LengthHistogram(
         upper_edges=UPPER_EDGES[:used].tolist(),
         counts=counts[:used].tolist(),
-        share_over_1024=float(counts[np.greater(UPPER_EDGES, 1024)].sum() / total),
-        share_over_2048=float(counts[np.greater(UPPER_EDGES, 2048)].sum() / total),
+        share_over_1024=float(counts[np.greater(UPPER_EDGES, 1024)].sum() / counts.sum()),
+        share_over_2048=float(counts[np.greater(UPPER_EDGES, 2048)].sum() / counts.sum()),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.filters import FILTERED, OTHER_SUBSET
-from data_prep.manifest import CorpusManifest, Count, Rejects, Tally
+from data_prep.manifest import CorpusManifest, Count, Tally, add_counts
 from data_prep.statistics import count_ids
 
 ALLOWED_BROKEN = 0.1
@@ -39,11 +39,6 @@ class SizeRow(NamedTuple):
     text_bytes: int
 
 
-def by_frequency(rejects: Mapping[str, Rejects]) -> list[str]:
-    """Return the reasons, most frequent first."""
-    return sorted(rejects, key=lambda reason: (-rejects[reason].count, reason))
-
-
 def rows(manifest: CorpusManifest) -> list[SizeRow]:
     """Return what was kept, then what was rejected, most frequent reason first.
 
@@ -51,8 +46,7 @@ def rows(manifest: CorpusManifest) -> list[SizeRow]:
     """
     kept = sum(manifest.totals.values(), Count())
     found = [SizeRow("kept", kept.documents, kept.tokens, kept.text_bytes)]
-    for reason in by_frequency(manifest.rejects):
-        rejects = manifest.rejects[reason]
+    for reason, rejects in manifest.by_frequency():
         tokens = None if rejects.tokens is None else sum(rejects.tokens.values())
         found.append(SizeRow(reason, rejects.count, tokens, sum(rejects.text_bytes.values())))
     if manifest.cut_tokens:
@@ -86,8 +80,7 @@ def bytes_per_token(manifest: CorpusManifest) -> dict[str, float]:
     """Return the bytes of text per token of each subset, lowest first."""
     sizes: dict[str, Count] = {}
     for subsets in manifest.kept.values():
-        for subset, count in subsets.items():
-            sizes[subset] = sizes.get(subset, Count()) + count
+        add_counts(sizes, subsets)
     found = {name: size.text_bytes / max(size.tokens, 1) for name, size in sizes.items()}
     return dict(sorted(found.items(), key=lambda item: item[1]))
 

@@ -29,11 +29,6 @@ def test_shares_of_long_documents_are_exact_at_their_limits():
     assert histogram.counts[-1] == 1
 
 
-def test_no_documents_give_an_empty_histogram():
-    histogram = length_histogram(count_lengths(np.array([], dtype=np.int64)))
-    assert (histogram.counts, histogram.share_over_1024) == ([], 0.0)
-
-
 def test_counts_of_several_files_are_added(tmp_path):
     write_counts(tmp_path / "a", np.array([1, 2, 0, 0, 2, 0]))
     write_counts(tmp_path / "b", np.array([0, 1 << 40, 0, 0, 0, 0]))
