@@ -55,14 +55,15 @@ def _check(now: dict[str, str], places: Sequence[Path], problems: Iterator[str])
     expected = f"{strict_json(now)}\n".encode()  # as `replace_json` writes it
     for place in places:
         with suppress(OSError):  # none yet, or another user's
-            if _note(place, now).read_bytes() == expected:
+            if (place / _name(now)).read_bytes() == expected:
                 return
-    if problem := next(_noted(now, places, problems), None):
+    if problem := next(problems, None):
         raise ValueError(problem)
+    _note(now, places)
 
 
-def noted(folder: Path, manifest: CorpusManifest, problems: Iterator[str]) -> Iterator[str]:
-    """Yield the problems that hashing all files finds; after none, `check` hashes none again.
+def noted(folder: Path, manifest: CorpusManifest, problems: Iterator[str]) -> list[str]:
+    """Return the problems that hashing all files finds; after none, `check` hashes none again.
 
     Args:
         folder: The corpus.
@@ -73,25 +74,23 @@ def noted(folder: Path, manifest: CorpusManifest, problems: Iterator[str]) -> It
     try:
         now = _state(folder, digest, list(manifest.hashes))
     except ValueError:  # a file is missing, which is one of the problems
-        return problems
-    return _noted(now, cache.folders(folder, digest), problems)
+        return [*problems]
+    if not (found := [*problems]):
+        _note(now, cache.folders(folder, digest))
+    return found
 
 
-def _noted(now: dict[str, str], places: Sequence[Path], problems: Iterator[str]) -> Iterator[str]:
-    """Yield the problems; after none, note that the files are as listed in the state `now`."""
-    found = False
-    for problem in problems:
-        found = True
-        yield problem
-    for place in () if found else places:
+def _note(now: dict[str, str], places: Sequence[Path]) -> None:
+    """Note in the first place that can be written that the files with the state `now` are right."""
+    for place in places:
         with suppress(OSError):
             place.mkdir(parents=True, exist_ok=True)
-            replace_json(_note(place, now), now)
+            replace_json(place / _name(now), now)
             return
 
 
-def _note(place: Path, now: dict[str, str]) -> Path:
-    return place / f"contents-{now['path']}.json"
+def _name(now: dict[str, str]) -> str:
+    return f"contents-{now['path']}.json"
 
 
 def differences(folder: Path, manifest: CorpusManifest) -> Iterator[str]:

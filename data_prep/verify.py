@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     found = verify(options.folder, options.workers)
-    problems = list(contents.noted(options.folder, load_manifest(options.folder), found))
+    problems = contents.noted(options.folder, load_manifest(options.folder), found)
     for problem in problems:
         print(f"{options.parser.prog}: {problem}", file=sys.stderr)
     if problems:
