@@ -72,21 +72,22 @@ class Encoder:
             self._fall_back(f"gigatoken cannot be used ({type(error).__name__}: {error})")
             return
         self.name = f"gigatoken {version('gigatoken')}"
-        self._is_checked = False  # on the first documents
-        self._check(DIFFICULT_TEXTS)
+        self._is_checked = False
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of each text, without special tokens, as `Tokenizer.encode_batch` does.
 
-        The first call compares gigatoken with the reference on samples of its texts.
+        The first call compares gigatoken with the reference on samples of its texts, and on
+        `DIFFICULT_TEXTS`.
         """
         if texts and not self._is_checked:
-            self._check([text[:_SAMPLE_CHARACTERS] for text in texts[:_SAMPLE_DOCUMENTS]])
-            self._is_checked = True
+            samples = [text[:_SAMPLE_CHARACTERS] for text in texts[:_SAMPLE_DOCUMENTS]]
+            self._check([*DIFFICULT_TEXTS, *samples])
         return self._encode(texts)
 
     def _check(self, texts: Sequence[str]) -> None:
         """Fall back to the reference if the ids differ from its own."""
+        self._is_checked = True
         pairs = zip(texts, self._encode(texts), self._reference(texts), strict=True)
         for text, found, expected in pairs:
             if not np.array_equal(found, expected):
