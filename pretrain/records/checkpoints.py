@@ -249,10 +249,8 @@ def remove(run: Path, keep: set[int], warn: Callable[[str], object]) -> None:
         keep: steps.
         warn: called with a message for each folder that could not be deleted.
     """
-    for folder in sorted((run / "checkpoints").glob("step-*")):
-        digits = folder.name.removeprefix("step-")
-        if digits.isdigit() and int(digits) in keep:
-            continue
+    kept = {folder_of(run, step) for step in keep}
+    for folder in sorted({*(run / "checkpoints").glob("step-*")} - kept):
         try:
             files.retried(partial(_delete, folder))
         except OSError as error:

@@ -105,25 +105,21 @@ def _measured(line: Line | None) -> str:
     return f"{format_number(line['loss'], '.4f')} after {line['step']:,}" if line else "-"
 
 
-def _loss(line: Line) -> str:
-    """With all its digits, as two losses may differ in the last one alone."""
-    return strict_json(line["loss"])
-
-
 def _where_both_are(first: RunView, second: RunView) -> Iterator[Difference]:
     """Yield the losses at the first step where they differ, and at the last one that both have."""
-    one, other = _by_step(first.lines), _by_step(second.lines)
+    one, other = _losses(first.lines), _losses(second.lines)
     steps = sorted(one.keys() & other.keys())
-    differing = [step for step in steps if one[step]["loss"] != other[step]["loss"]]
+    differing = [step for step in steps if one[step] != other[step]]
     if differing:
-        name = f"training loss, step {differing[0]:,} (the first that differs)"
-        yield name, _loss(one[differing[0]]), _loss(other[differing[0]])
-        yield f"training loss, step {steps[-1]:,}", _loss(one[steps[-1]]), _loss(other[steps[-1]])
-    one, other = _by_step(first.validation), _by_step(second.validation)
+        step, last = differing[0], steps[-1]
+        yield f"training loss, step {step:,} (the first that differs)", one[step], other[step]
+        yield f"training loss, step {last:,}", one[last], other[last]
+    one, other = _losses(first.validation), _losses(second.validation)
     for step in sorted(one.keys() & other.keys())[-1:]:
-        if one[step]["loss"] != other[step]["loss"]:
-            yield f"validation loss after {step:,}", _loss(one[step]), _loss(other[step])
+        if one[step] != other[step]:
+            yield f"validation loss after {step:,}", one[step], other[step]
 
 
-def _by_step(lines: Sequence[Line]) -> dict[int, Line]:
-    return {line["step"]: line for line in lines}
+def _losses(lines: Sequence[Line]) -> dict[int, str]:
+    """By step, with all their digits, as two losses may differ in the last one alone."""
+    return {line["step"]: strict_json(line["loss"]) for line in lines}

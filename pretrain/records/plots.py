@@ -6,15 +6,14 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from data_prep.common import pictures
 from pretrain.records import metrics
 from pretrain.records.metrics import Line
 from pretrain.records.status import RunView
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from matplotlib.axes import Axes
 
 LOSS_PLOTS = ("loss.png", "loss.svg")
@@ -22,7 +21,6 @@ _SMOOTHED = 0.01
 """Share of the steps over which a point of the smoothed curve is averaged."""
 _MOST_MARKS = 12
 """Marks that the legend explains; the report has all."""
-Floats = npt.NDArray[np.float64]
 
 
 def plot_loss(seen: RunView) -> None:
@@ -97,9 +95,9 @@ def _marks(seen: RunView) -> Iterator[tuple[int, str, str]]:
         yield part.first_step, part.name or "another recipe", pictures.GREY
 
 
-def smoothed(values: npt.ArrayLike, width: int) -> Floats:
+def smoothed(values: Sequence[float], width: int) -> npt.NDArray[np.float64]:
     """The mean of up to `width` finite values around each one, an odd number; NaN without any."""
     import pandas
 
-    found = pandas.Series(np.asarray(values, dtype=np.float64))
+    found = pandas.Series(values, dtype=float)
     return found.rolling(width, center=True, min_periods=1).mean().to_numpy()

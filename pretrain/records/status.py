@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -87,8 +86,8 @@ class RunView:
     def log(self) -> Path | None:
         """The newest attempt's log; without a supervisor there is none."""
         logs = (self.folder / "logs").glob("attempt-*.log")
-        numbered = {int(n[1]): p for p in logs if (n := re.fullmatch(r"attempt-(\d+)", p.stem))}
-        return numbered[max(numbered)] if numbered else None
+        own = (path for path in logs if "-node-" not in path.name)
+        return max(own, key=lambda path: (len(path.name), path.name), default=None)
 
     @property
     def step(self) -> int:

@@ -211,18 +211,17 @@ def detect(
     learns the level anew.
     """
     detector, events = SpikeDetector(config, changes), []
-    rollbacks: list[dict[str, Any]] = []
     for event in (event for each in seen for event in detector.update(each)):
         events.append(dataclasses.asdict(event))
         if event.kind != "spike":
             continue
         checkpoints = range(checkpoint_interval, event.step + 1, checkpoint_interval)
+        rollbacks = ledger.segments(events)
         seeds = range(1, len(rollbacks) + 2)
         plan = policy.plan(events[-1], rollbacks, checkpoints, seeds, config)
         events.append({"kind": "gave-up", **dataclasses.asdict(plan)})
         if isinstance(plan, policy.Rollback):
             events[-1] |= {"kind": "segment", "why": ledger.SPIKE, "onset": event.onset}
-            rollbacks.append(events[-1])
     return Found(name, [each for each in seen if isinstance(each, Observation)], events)
 
 
