@@ -190,12 +190,12 @@ class SpikeDetector:
             return spike
         return dataclasses.replace(spike, onset=first, baseline=level)
 
-    def deviations(self, observation: Observation) -> tuple[float, float]:
+    def deviations(self, observation: Observation) -> dict[str, float]:
         """Return the distance of the next record from its level, before `update` judges it.
 
         Returns:
-            Of the loss and of the logarithm of the gradient norm, in robust standard deviations;
-            NaN where the level is not known, or the value is not finite.
+            `loss_deviations`, and `gradient_norm_deviations` of the norm's logarithm, in robust
+            standard deviations; NaN where the level is not known, or the value is not finite.
         """
         norm, loss, found = observation.gradient_norm, math.nan, math.nan
         if self._suspicion:
@@ -205,7 +205,8 @@ class SpikeDetector:
             loss = (observation.loss - self._level.median) / self._level.deviation
         if norm and norm > 0 and math.isfinite(norm) and self._norms.is_known:
             found = (math.log(norm) - self._norms.median) / self._norms.deviation
-        return (loss if math.isfinite(loss) else math.nan), found
+        loss = loss if math.isfinite(loss) else math.nan
+        return {"loss_deviations": loss, "gradient_norm_deviations": found}
 
     def _apply_changes(self, step: int) -> None:
         if not self._changes or step < self._changes[0] or self._suspicion:
@@ -291,11 +292,8 @@ class SpikeDetector:
         rise = (level - baseline) / suspicion.deviation
         soon = self._records + config.confirm_steps
         if suspicion.channel == "slow":
-            recent = suspicion.losses[-config.slow_window // 2 :]
-            returned = (
-                statistics.median(recent) - baseline
-                <= config.slow_deviations / 2 * suspicion.deviation
-            )
+            recent = statistics.median(suspicion.losses[-config.slow_window // 2 :])
+            returned = recent - baseline <= config.slow_deviations / 2 * suspicion.deviation
             if rise > config.deviations:  # the slow rise has become a fast one
                 suspicion.deadline = min(suspicion.deadline, soon)
         else:
@@ -303,7 +301,8 @@ class SpikeDetector:
         if level > baseline + config.gross_nats:
             return [self._loss_event("spike", suspicion, step)]
         if returned and not self._raised_norms.suspected:
-            return [self._heal_loss(suspicion, step)]
+            self._suspicion = None
+            return [self._loss_event("healed", suspicion, step)]
         if returned:  # a raised gradient norm keeps the suspicion open but cannot confirm it
             suspicion.deadline = max(suspicion.deadline, soon)
         elif self._records >= suspicion.deadline:
@@ -344,10 +343,6 @@ class SpikeDetector:
         event = self._loss_event("new-level", suspicion, step)
         return dataclasses.replace(event, loss=statistics.median(losses))
 
-    def _heal_loss(self, suspicion: Suspicion, step: int) -> Event:
-        self._suspicion = None
-        return self._loss_event("healed", suspicion, step)
-
     def _loss_event(self, kind: str, suspicion: Suspicion, step: int) -> Event:
         loss = statistics.median(suspicion.losses)
         return Event(kind, suspicion.channel, step, suspicion.onset, loss, suspicion.baseline)
@@ -374,12 +369,11 @@ class SpikeDetector:
         if norm is None or observation.skipped:
             return []
         value = math.log(norm) if norm > 0 and math.isfinite(norm) else math.inf
-        outlier = self._norms.is_known and not (
-            value <= self._norms.median + self.config.deviations * self._norms.deviation
-        )
+        norms = self._norms
+        outlier = norms.is_known and value > norms.median + self.config.deviations * norms.deviation
         channel.flags.append(observation.step, outlier)
         if not outlier and math.isfinite(value):
-            self._norms.append(value)
+            norms.append(value)
         flags, since = channel.flags, self._records - channel.since
         expired = channel.suspected and since >= self.config.slow_confirm_steps
         events = self._follow(channel, observation, flags.is_raised, flags.is_calm or expired)

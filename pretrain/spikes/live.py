@@ -70,9 +70,8 @@ class SpikeWatch:
             detector.update(seen)
 
     def deviations(self, record: StepRecord) -> dict[str, float]:
-        """What the detector sees in a step that it is yet to judge (`SpikeDetector.deviations`)."""
-        loss, norm = self._detector.deviations(observation(metrics.line_of(record)))
-        return {"loss_deviations": loss, "gradient_norm_deviations": norm}
+        """What the detector sees in a step that it is yet to judge."""
+        return self._detector.deviations(observation(metrics.line_of(record)))
 
     def has_evaluated(self, updates: int, validation_id: str) -> bool:
         """Whether the history has such an evaluation after so many updates."""

@@ -137,13 +137,8 @@ def plan(
     # The distance does not grow with the interval, which may have been shorter when a checkpoint
     # that far back was deleted.
     step = _target(step, max(1, margin), checkpoints)
-    return Rollback(
-        step,
-        seed,
-        rung,
-        learning_rate_factor=LOWERED_RATE,
-        learning_rate_steps=onset - step + LOWERED_STEPS,
-    )
+    steps = onset - step + LOWERED_STEPS
+    return Rollback(step, seed, rung, learning_rate_factor=LOWERED_RATE, learning_rate_steps=steps)
 
 
 def _spent_budget(
