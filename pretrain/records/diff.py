@@ -79,8 +79,7 @@ def _data(seen: RunView) -> dict[str, str]:
 
 def machine(seen: RunView) -> dict[str, Any]:
     """Versions, devices and ranks of the newest attempt."""
-    attempts = [record for record in seen.records if record["kind"] == "attempt"]
-    newest = attempts[-1] if attempts else {}
+    newest = next((r for r in reversed(seen.records) if r["kind"] == "attempt"), {})
     found = read_json(seen.folder / ENVIRONMENT) or {}  # the ledger has the versions as well
     found.pop("started", None)
     versions = {**found.pop("versions", {}), **newest.get("versions", {})}

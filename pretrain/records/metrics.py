@@ -187,12 +187,9 @@ def best_validation(validation: Sequence[Line]) -> Line | None:
     Only those count that measured the same as the newest one.
     """
     validation_ids = {line.get("validation_id") for line in validation[-1:]}
-    comparable = [
-        line
-        for line in validation
-        if line.get("validation_id") in validation_ids and not math.isnan(loss_of(line))
-    ]
-    return min(comparable, key=loss_of, default=None)
+    comparable = (line for line in validation if line.get("validation_id") in validation_ids)
+    finite = (line for line in comparable if not math.isnan(loss_of(line)))
+    return min(finite, key=loss_of, default=None)
 
 
 def loss_of(line: Line) -> float:

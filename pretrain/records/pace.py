@@ -76,9 +76,7 @@ def slow_rank(
         return None
     ((rank, times),) = Counter(line["slowest_rank"] for line in known).most_common(1)
     own = [line for line in known if line["slowest_rank"] == rank]
-    seconds, others = (
-        statistics.median(line[name] for line in own)
-        for name in ("slowest_rank_seconds", "other_ranks_seconds")
-    )
+    seconds = statistics.median(line["slowest_rank_seconds"] for line in own)
+    others = statistics.median(line["other_ranks_seconds"] for line in own)
     is_slow = 2 * times > len(known) and seconds > SLOW_FACTOR * others
     return SlowRank(rank, hosts[rank], seconds, others) if is_slow else None

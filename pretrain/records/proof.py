@@ -9,6 +9,7 @@ rewritten together, no comparison can show it. Start with `examine`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Collection, Iterator, Sequence
 
@@ -264,13 +265,10 @@ def _judge_epoch(
 
 def _ranges(steps: Sequence[int]) -> str:
     """Shorten ascending numbers, as in "3, 7 to 12"."""
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and step == ranges[-1][1] + 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
-    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in ranges)
+    # Within a range, the numbers grow as their places do.
+    groups = itertools.groupby(enumerate(steps), lambda pair: pair[1] - pair[0])
+    ranges = [[step for _, step in group] for _, group in groups]
+    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 1 else f"{r[0]}" for r in ranges)
 
 
 def _epochs(order: Order, end: int) -> Iterator[tuple[int, int, Counts, bool]]:

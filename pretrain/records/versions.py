@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from data_prep.common import wording
+from data_prep.common.files import sha256_of
 from pretrain.records.collective import Failure, Gather
 from pretrain.records.ledger import Record
 
@@ -29,10 +30,7 @@ _PACKAGES = ("torch", "deepspeed", "numpy", "tokenizers")
 def sources() -> dict[str, str]:
     """Return the hash of every source file of the packages that ranks import, by path."""
     paths = sorted(path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.py"))
-    return {
-        str(path.relative_to(_ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in paths
-    }
+    return {str(path.relative_to(_ROOT)): sha256_of(path) for path in paths}
 
 
 def versions() -> dict[str, str]:
