@@ -112,11 +112,6 @@ class EncodedExamples:
             index=index, arrays=arrays, tokens=int(lengths.sum()), targets=(len(chosen),)
         )
 
-    def by_length(self, batch_size: int) -> list[list[int]]:
-        """Return every example once, in batches of similar lengths, which need little padding."""
-        order = np.argsort(self.lengths, kind="stable").tolist()
-        return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-
 
 def lay_out(texts: Sequence[Ids], max_tokens: int, tokenizer: Tokenizer, separators: int) -> Ids:
     """Return the input (`Tokenizer.lay_out`) of an example's texts.

@@ -35,7 +35,7 @@ def head_config(config: FinetuneConfig, task: Task) -> ClassificationConfig:
     return ClassificationConfig(task.classes, task.labels, config.pooling, config.head_dropout)
 
 
-def build(loaded: LoadedModel, plan: RunPlan, task: Task) -> Classifier:
+def build(loaded: LoadedModel, plan: RunPlan) -> Classifier:
     """Build the classifier that a run starts from, which depends on model folder and plan only.
 
     Where the model has segments, the dense layer of the new head starts as that of its pair head,
@@ -50,7 +50,8 @@ def build(loaded: LoadedModel, plan: RunPlan, task: Task) -> Classifier:
     model = LanguageModel(architecture)
     if plan.weights == "pretrained":
         model.load_state_dict(loaded.model.state_dict())
-    head = ClassificationHead(architecture.hidden_size, head_config(plan.config, task))
+    config = head_config(plan.config, plan.definition)
+    head = ClassificationHead(architecture.hidden_size, config)
     trained = (
         model.pair_head.dense.state_dict() if architecture.pair_head else loaded.contents.pooler
     )
@@ -72,7 +73,8 @@ def logits_of(
         rank: rank of this process.
         world_size: number of processes; each reads every `world_size`-th batch.
     """
-    batches = encoded.by_length(_BATCH_SIZE)
+    order = np.argsort(encoded.lengths, kind="stable").tolist()  # similar ones need little padding
+    batches = [order[start : start + _BATCH_SIZE] for start in range(0, len(order), _BATCH_SIZE)]
     mine = batches[rank::world_size]
     # Under ZeRO 3 all ranks must call the model equally often: some repeat a batch.
     mine += batches[:1] * (-(-len(batches) // world_size) - len(mine))
@@ -89,11 +91,7 @@ def logits_of(
 
 
 def save(
-    folder: Path,
-    trained: Mapping[str, torch.Tensor],
-    loaded: LoadedModel,
-    plan: RunPlan,
-    task: Task,
+    folder: Path, trained: Mapping[str, torch.Tensor], loaded: LoadedModel, plan: RunPlan
 ) -> None:
     """Write the fine-tuned model into the run's folder.
 
@@ -105,8 +103,8 @@ def save(
         trained: the weights, as `Engine.weights` gave them.
         loaded: the model that the run started from.
         plan: the run's plan.
-        task: the run's task.
     """
+    task = plan.definition
     weights = {re.sub(r"^head\.", CLASSIFIER, name): each for name, each in trained.items()}
     for name in weights:
         if task.is_regression and name.startswith(f"{CLASSIFIER}projection."):

@@ -93,7 +93,6 @@ class Protocol:
             if self.as_in_fairseq:
                 settings |= {"warmup_steps": warmup, "schedule_steps": steps}
                 settings |= {"gradient_clipping": 0.0, "length_window": 1}
-        settings = dataclasses.asdict(FinetuneConfig(**settings))
         for each in overrides:
             apply_override(settings, each)
         return decode(FinetuneConfig, settings)

@@ -96,6 +96,11 @@ class RunPlan:
         """The name of the run's folder."""
         return f"{self.task}-{self.weights}-seed{self.seed}"
 
+    @property
+    def definition(self) -> Task:
+        """The task itself."""
+        return self.own or tasks.TASKS[self.task]
+
     def differences(self, other: RunPlan) -> list[str]:
         """Return the values that make two runs incomparable, as "key: ours, now theirs".
 

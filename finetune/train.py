@@ -27,7 +27,6 @@ from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.graphs import can_replay, replay_passes
 from finetune.runs import MODEL, RESULT, RunPlan, model_digest, read_plan
-from finetune.tasks import Task
 from pretrain.config.deepspeed import stage_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.convert.model_folder import LoadedModel, load_model
@@ -80,12 +79,12 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         ValueError: the model or the data cannot be read or are not those of the plan.
     """
     started = time.perf_counter()
-    task = plan.own or tasks.TASKS[plan.task]
+    task = plan.definition
     start_from = folder.parent / plan.start / MODEL if plan.start else Path(plan.model)
     loaded = load_model(start_from)
     if model_digest(loaded) != (plan.start_sha256 or plan.model_sha256):
         raise ValueError(f"{start_from}: is not the model that the run was planned with")
-    splits, skipped = _read_data(plan, task, loaded)
+    splits, skipped = _read_data(plan, loaded)
     config, read = plan.config, splits["train"]
     dev_sets = {name: splits[name] for name in task.dev}
     of_constant = dict[str, float]()  # the best answer that is the same for every example
@@ -93,10 +92,10 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         answer = tasks.constant(task, dev_set.labels)
         of_constant |= tasks.score(task, split, dev_set.labels, answer)
     process = start()
-    engine = _engine(config, classifiers.build(loaded, plan, task), process)
+    engine = _engine(config, classifiers.build(loaded, plan), process)
     order = config.batch_size, plan.seed, config.length_window
     batches = ShuffledBatches(read.lengths, read.collate, *order)
-    evaluator = DevEvaluator(engine, batches, plan, task, dev_sets)
+    evaluator = DevEvaluator(engine, batches, plan, dev_sets)
     steps = config.steps(len(read))
     metrics, records = MetricsWriter(folder, attempt=1), list[StepRecord]()
     training_started = time.perf_counter()
@@ -116,7 +115,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         return {}
     metrics.sync()
     if plan.save_model:
-        classifiers.save(folder, evaluator.weights, loaded, plan, task)
+        classifiers.save(folder, evaluator.weights, loaded, plan)
     return {
         "plan": dataclasses.asdict(plan),
         "task": plan.task,
@@ -146,7 +145,6 @@ class DevEvaluator:
     engine: Engine
     batches: ShuffledBatches
     plan: RunPlan
-    task: Task
     dev_sets: Mapping[str, EncodedExamples]
     """By the name of the split."""
     weights: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -158,7 +156,7 @@ class DevEvaluator:
     @property
     def best(self) -> dict[str, float]:
         """The best epoch, as `FinetuneConfig.best_epoch_by` chooses it; the first of equals."""
-        names = self.task.scores_of_best(self.plan.config.best_epoch_by)
+        names = self.plan.definition.scores_of_best(self.plan.config.best_epoch_by)
         return dict(scores.best(self.epochs, names))
 
     def __call__(self, step: int) -> None:
@@ -166,7 +164,7 @@ class DevEvaluator:
         if not self.batches.ends_epoch(step):
             return
         record: dict[str, float] = {"epoch": int(self.batches.epoch(step))}
-        engine, task = self.engine, self.task
+        engine, task = self.engine, self.plan.definition
         engine.module.eval()
         for split, dev_set in self.dev_sets.items():
             place = engine.device, engine.rank, engine.world_size
@@ -184,10 +182,9 @@ class DevEvaluator:
             print(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {line}", flush=True)
 
 
-def _read_data(
-    plan: RunPlan, task: Task, loaded: LoadedModel
-) -> tuple[dict[str, EncodedExamples], int]:
+def _read_data(plan: RunPlan, loaded: LoadedModel) -> tuple[dict[str, EncodedExamples], int]:
     """Return the encoded splits by name, and the number of skipped training rows."""
+    task = plan.definition
     read = {name: examples.read_split(task, plan.data, name) for name in ("train", *task.dev)}
     if examples.digest([*read.values()]) != plan.data_sha256:
         raise ValueError(f"{plan.data}: is not the data that the run was planned with")

@@ -181,11 +181,3 @@ def test_every_epoch_ends_once_and_the_last_one_with_the_last_step(encoded):
         ends = [step for step in range(1, steps + 1) if batches.ends_epoch(step)]
         assert [int(batches.epoch(step)) for step in ends] == [1, 2, 3, 4]
         assert ends[-1] == steps
-
-
-def test_batches_by_length_have_every_example_once(encoded):
-    chosen = encoded.by_length(6)
-    assert sorted(sum(chosen, [])) == list(range(23))
-    lengths = [len(encoded.ids[index]) for batch in chosen for index in batch]
-    assert lengths == sorted(lengths)
-    assert np.diff([len(batch) for batch in chosen]).tolist() == [0, 0, -1]

@@ -98,10 +98,10 @@ def test_the_pooler_starts_the_head_and_segments_are_read(segment_model, easy_gl
         ):
             words = [*QUICK, f"pooling={pooling}"]
             (plan,) = plans(model, easy_glue, *words, names=["RTE"], weights=[start])
-            head = classifiers.build(loaded, plan, TASKS["RTE"]).head
+            head = classifiers.build(loaded, plan).head
             assert torch.equal(head.dense.weight, pooler) == is_pooler
             assert projection is None or not torch.equal(head.projection.weight, projection)
-            splits, _ = _read_data(plan, TASKS["RTE"], loaded)
+            splits, _ = _read_data(plan, loaded)
             assert all("segment_ids" in each.collate([0]).arrays for each in splits.values())
 
 
@@ -119,8 +119,8 @@ def test_the_weights_that_are_kept_are_those_of_the_best_epoch(monkeypatch):
     engine = SimpleNamespace(module=torch.nn.Module(), device="cpu", rank=0, world_size=1)
     engine.weights = lambda: len(scored.epochs)
     batches = SimpleNamespace(ends_epoch=lambda step: True, epoch=int)
-    plan = SimpleNamespace(config=FinetuneConfig(), save_model=True)
-    scored = DevEvaluator(engine, batches, plan, TASKS["RTE"], {"dev": Examples(range(4))})
+    plan = SimpleNamespace(config=FinetuneConfig(), definition=TASKS["RTE"], save_model=True)
+    scored = DevEvaluator(engine, batches, plan, {"dev": Examples(range(4))})
     for epoch in range(1, 6):
         scored(epoch)
     assert scored.best["epoch"] == scored.weights == 2

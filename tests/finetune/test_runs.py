@@ -21,7 +21,6 @@ from finetune import runs
 from finetune.__main__ import main
 from finetune.config import FinetuneConfig
 from finetune.runs import PLAN, read_plan
-from finetune.tasks import TASKS
 from pretrain.checks import needs
 from pretrain.convert.model_folder import load_model
 from pretrain.model import presets
@@ -235,10 +234,10 @@ def test_a_repeated_run_that_leaves_no_model_has_failed_and_keeps_its_earlier_sc
 def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, easy_glue):
     from finetune import classifiers
 
-    loaded, task = load_model(tiny_model), TASKS["CoLA"]
+    loaded = load_model(tiny_model)
     both = plans(tiny_model, easy_glue, weights=("pretrained", "random"))
-    pretrained, random = (classifiers.build(loaded, plan, task).state_dict() for plan in both)
-    again = classifiers.build(loaded, both[1], task).state_dict()
+    pretrained, random = (classifiers.build(loaded, plan).state_dict() for plan in both)
+    again = classifiers.build(loaded, both[1]).state_dict()
     for name, tensor in pretrained.items():
         if name.startswith("encoder."):
             assert tensor.equal(loaded.model.state_dict()[name])
