@@ -184,24 +184,20 @@ class ShuffledBatches:
         return self._chosen[number][index].tolist()
 
     def _choose(self, number: int, together: int) -> npt.NDArray[np.int64]:
-        """Return the indices in each of `together` batches, [together, batch size]."""
+        """Return the indices in each of `together` batches, [together, batch size].
+
+        Batches that span two epochs keep their place, so that no epoch begins before the last ends.
+        """
         size = together * self.batch_size
         lineage = Lineage.begin(len(self.lengths), self.order_seed)
         chosen, epochs = lineage.blocks(number * size, size)
         if self.length_window == 1:
             return chosen.reshape(-1, self.batch_size)
-        order = np.lexsort((self.lengths[chosen], epochs))
-        chosen, epochs = (x[order].reshape(-1, self.batch_size) for x in (chosen, epochs))
-        return chosen[self._shuffled(epochs, number)]
-
-    def _shuffled(self, epochs: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:
-        """Return the indices [W] of a window's batches in another order, epoch by epoch.
-
-        Batches that span two epochs keep their place, so that no epoch begins before the last ends.
-        """
-        order = np.arange(len(epochs))
-        generator = np.random.default_rng([self.order_seed, window])
+        by_length = np.lexsort((self.lengths[chosen], epochs))
+        chosen, epochs = (x[by_length].reshape(-1, self.batch_size) for x in (chosen, epochs))
+        order = np.arange(together)
+        generator = np.random.default_rng([self.order_seed, number])
         for epoch in np.unique(epochs):
             whole = np.flatnonzero((epochs == epoch).all(axis=1))
             order[whole] = generator.permutation(whole)
-        return order
+        return chosen[order]

@@ -82,19 +82,18 @@ def _separated(path: Path) -> Iterator[TableRow]:
             lines = csv.reader(file, strict=True)
         else:
             lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
-        header: list[str] | None = None
         line = 1
         try:
+            header = _header(next(lines, []), f"{path}: line 1")
+            line = lines.line_num + 1
             for fields in lines:
                 place, line = f"{path}: line {line}", lines.line_num + 1
-                if header is None:
-                    header = _header(fields, place)
-                elif fields and len(fields) != len(header):
+                if fields and len(fields) != len(header):
                     raise ValueError(
                         f"{place}: has {len(fields)} fields, the header line has {len(header)}; "
                         "put fields with separators or line breaks in quotes"
                     )
-                elif fields:
+                if fields:
                     yield TableRow(place, dict(zip(header, fields, strict=True)))
         except csv.Error as error:
             raise ValueError(f"{path}: line {line}: {error}") from None
