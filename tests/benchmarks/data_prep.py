@@ -1,6 +1,7 @@
 """Measure the speed ratios that data preparation must reach; see README.md."""
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -133,10 +134,7 @@ def _texts(inputs: list[Path]) -> Iterator[str]:
 
 
 def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    from itertools import islice
-
-    while batch := list(islice(texts, _BATCH)):
-        yield batch
+    return iter(lambda: [*itertools.islice(texts, _BATCH)], [])
 
 
 def loop(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:

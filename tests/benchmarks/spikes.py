@@ -128,18 +128,6 @@ def _decaying(low: float, high: float, fastest: float, slowest: float) -> Rise:
     return rise
 
 
-def _level(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
-    return np.full_like(after, draw.uniform(0.2, 0.5))
-
-
-def _divergence(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
-    return 0.2 * deviation * 2.0 ** np.minimum(after / draw.uniform(20, 100), 60)
-
-
-def _not_finite(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
-    return np.full_like(after, np.nan)
-
-
 def _blip(low: float, high: float) -> Rise:
     def rise(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
         height, length = draw.uniform(low, high), draw.uniform(3, 30)
@@ -150,34 +138,32 @@ def _blip(low: float, high: float) -> Rise:
     return rise
 
 
-def _shift(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
-    height, length = draw.uniform(0.02, 0.15), math.exp(draw.uniform(*np.log((10, 500))))
-    return height * np.minimum(after / length, 1)
+def _small(returns: bool = False, creeps: bool = False) -> Rise:
+    def rise(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
+        height, length = draw.uniform(0.02, 0.15), math.exp(draw.uniform(*np.log((10, 500))))
+        shift = height * np.minimum(after / length, 1)
+        if returns:
+            end = length + draw.uniform(50, 1500)
+            return np.minimum(shift, height * np.maximum(0, 1 - (after - end) / length))
+        doublings = np.maximum(0, after - length) / draw.uniform(50, 400) if creeps else 0
+        return shift * 2.0 ** np.minimum(doublings, 60)
 
-
-def _returning_shift(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
-    height, length = draw.uniform(0.02, 0.15), math.exp(draw.uniform(*np.log((10, 500))))
-    end = length + draw.uniform(50, 1500)
-    return height * np.clip(np.minimum(after / length, 1 - (after - end) / length), 0, 1)
-
-
-def _creeping(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
-    height, length = draw.uniform(0.02, 0.15), math.exp(draw.uniform(*np.log((10, 500))))
-    doublings = np.maximum(0, after - length) / draw.uniform(50, 400)
-    return height * np.minimum(after / length, 1) * 2.0 ** np.minimum(doublings, 60)
+    return rise
 
 
 _RISES: dict[str, Rise] = {
     "fast": _decaying(0.8, 2.0, 60, 300),
     "slow": _decaying(0.4, 0.8, 500, 2000),
-    "level": _level,
-    "divergence": _divergence,
-    "non-finite": _not_finite,
+    "level": lambda draw, after, _: np.full_like(after, draw.uniform(0.2, 0.5)),
+    "divergence": lambda draw, after, deviation: (
+        0.2 * deviation * 2.0 ** np.minimum(after / draw.uniform(20, 100), 60)
+    ),
+    "non-finite": lambda draw, after, deviation: np.full_like(after, np.nan),
     "blip": _blip(0.3, 2.0),
     "gross-blip": _blip(4.0, 6.0),
-    "shift": _shift,
-    "returning-shift": _returning_shift,
-    "creeping": _creeping,
+    "shift": _small(),
+    "returning-shift": _small(returns=True),
+    "creeping": _small(creeps=True),
 }
 SMALL = ("shift", "returning-shift", "creeping")
 NOISE = (0.02, 0.04, 0.08)
