@@ -37,12 +37,8 @@ def found(pattern, text):
     return re.findall(pattern, text, flags=re.MULTILINE)
 
 
-def test_no_name_stands_in_two_packages():
-    assert len(NAMES) == len(set(NAMES)) == sum(map(len, zeroclap.GROUPS.values()))
-    assert {"glue-report", "prepare", "supervise", "show"} <= set(NAMES)
-
-
 def test_help_groups_all_commands_in_the_order_of_the_work(capsys):
+    assert len(NAMES) == len(set(NAMES)) > 20  # no name stands in two packages
     shown = help_of(zeroclap.main, [], capsys)
     titles = ["prepare data:", "pretrain:", "use a model:", "fine-tune:"]
     assert found(r"^[a-z -]+:$", shown)[:4] == titles

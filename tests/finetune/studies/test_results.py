@@ -127,14 +127,6 @@ def view(monkeypatch, tmp_path):
     return begin
 
 
-def test_arms_keep_their_order_where_the_first_one_lacks_a_seed(view, tmp_path):
-    """Else the others would be the ones that it is compared with."""
-    runs = runs_of([OURS, THEIRS], [1, 2])
-    view({run.name: True for run in runs[1:]})
-    found = results.collect(PLAIN, runs, tmp_path)
-    assert [*found.pretraining] == [OURS, THEIRS]
-
-
 @pytest.mark.parametrize("seeds", [[1], [1, 2]])
 def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(view, tmp_path, seeds):
     """So a study with one pretrained model an arm has intervals."""
@@ -174,17 +166,15 @@ def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(view
 
 
 def test_runs_that_cannot_be_read_or_are_not_finished_are_named_and_left_out(view, tmp_path):
-    runs = runs_of([OURS, THEIRS], [1, 2])
-    names = [run.name for run in runs]
-    view({names[0]: "ledger.jsonl: record 3 was changed", names[1]: True, names[2]: False})
+    """Their arms keep their order: the others are compared with the first one."""
+    runs = runs_of([OURS, THEIRS], [1, 2, 3])
+    first, second, third, fourth = (run.name for run in runs[:4])
+    changed = "ledger.jsonl: record 3 was changed"
+    view({first: changed, second: True, third: True, fourth: False})
     found = results.collect(PLAIN, runs, tmp_path)
-    not_begun = "1 of 4 runs, which have not begun"
-    assert found.unfinished == [
-        not_begun,
-        f"{names[0]} (ledger.jsonl: record 3 was changed)",
-        names[2],
-    ]
-    assert [*found.pretraining] == [THEIRS]
+    not_begun = "2 of 6 runs, which have not begun"
+    assert found.unfinished == [not_begun, f"{first} ({changed})", fourth]
+    assert [*found.pretraining] == [OURS, THEIRS]
 
 
 def test_names_of_arms_are_text_in_every_table():
