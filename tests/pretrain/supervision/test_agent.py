@@ -310,6 +310,8 @@ def test_a_supervisor_gives_up_if_a_node_does_not_come(stage):
 
 def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
     supervisor = stage.supervisor()
+    sign = control.read_json(sign_of(stage.run, SUPERVISOR_LOCK))
+    assert nodes.connect_problem(sign["address"], sign["port"]) == ""
     supervisor._stop_requests.count = 1
     assert supervisor.run() == EXIT_PREEMPTED
     found = control.read_control_file(stage.run)

@@ -101,14 +101,6 @@ def test_a_node_whose_ranks_would_use_another_device_is_refused(tmp_path, machin
         launch.environment(tmp_path, of_node_0, 1)
 
 
-def test_processes_per_node_are_the_visible_gpus_or_two_on_the_cpu(machine):
-    for visible, ranks in [("0", 1), ("0,2", 2), ("0,1,2", 3), ("", 2), ("-1", 2), (None, 3)]:
-        machine(3, visible)
-        assert launch.world_size(SupervisionConfig(), 1) == ranks, visible
-    machine(0)
-    assert launch.world_size(SupervisionConfig(), 1) == 2
-
-
 # --- the GPUs of the ranks --------------------------------------------------------------------
 
 
@@ -187,32 +179,28 @@ def test_deepspeed_gives_the_visible_gpus_to_the_ranks(
     assert found == [(str(rank), expected) for rank in range(ranks)]
 
 
-def refusal(**settings):
-    try:
-        launch.check(SupervisionConfig(**{"processes_per_node": 2, **settings}))
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def test_more_ranks_than_visible_gpus_are_refused_before_a_launch(machine):
     machine(8, "2,3")
-    assert not refusal()
-    usable = "3 ranks on a machine with 2 usable GPUs (CUDA_VISIBLE_DEVICES=2,3)"
-    assert usable in refusal(processes_per_node=3)
+    launch.check(SupervisionConfig(processes_per_node=2))
+    usable = r"3 ranks on a machine with 2 usable GPUs \(CUDA_VISIBLE_DEVICES=2,3\)"
+    with pytest.raises(ValueError, match=usable):
+        launch.check(SupervisionConfig(processes_per_node=3))
     machine(8, "-1")
-    assert not refusal(processes_per_node=16)  # on the CPU
+    launch.check(SupervisionConfig(processes_per_node=16))  # on the CPU
     machine(1)
-    assert "2 ranks on a machine with 1 usable GPU " in refusal()
-    with pytest.raises(ValueError, match="2 ranks on a machine with 1"):
+    with pytest.raises(ValueError, match="2 ranks on a machine with 1 usable GPU "):
         launch.command(RUN, ONE)
 
 
 def test_the_cpu_is_chosen_where_no_gpu_is_visible(machine, monkeypatch):
-    """DeepSpeed's own choice may be another; that of the user counts."""
-    for present, visible, chosen in ((0, None, "cpu"), (2, None, None), (2, "-1", "cpu")):
+    """DeepSpeed's own choice may be another; that of the user counts. A CPU has two ranks."""
+    for present, visible, chosen, ranks in (
+        *((0, None, "cpu", 2), (3, "", "cpu", 2), (3, "-1", "cpu", 2)),
+        *((3, None, None, 3), (3, "0,2", None, 2), (3, "0", None, 1)),
+    ):
         machine(present, visible)
         assert launch.environment(RUN, ONE).get("DS_ACCELERATOR") == chosen
+        assert launch.world_size(SupervisionConfig(), 1) == ranks
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
     assert launch.environment(RUN, ONE)["DS_ACCELERATOR"] == "cuda"
 

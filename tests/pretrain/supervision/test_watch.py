@@ -63,40 +63,29 @@ def test_an_attempt_without_a_heartbeat_has_the_time_of_the_start_up(tmp_path, n
     assert "for 100 s in stage init" in watch.silence()
 
 
-def test_slow_steps_extend_the_limit(tmp_path, now, watch):
-    Heartbeat(tmp_path, "t").beat(STEP, 7)
-    lines = record(tmp_path, (7, 4.0))
+@pytest.mark.parametrize(
+    ("phases", "lines", "step", "limit"),
+    [
+        ([0], [(7, 4.0)], 7, 40),
+        ([0, 7], [*[(6, 1.0)] * 9, (7, 4.0), (8, 4.0)], 9, 40),
+        ([0, 7], [(step, 1.0) for step in range(7)], 7, 100),  # of the start-up
+    ],
+    ids=["slow steps", "an earlier phase", "the first step of a phase"],
+)
+def test_the_steps_of_a_phase_say_how_long_its_next_one_may_take(
+    tmp_path, now, phases, lines, step, limit
+):
+    watch = Watch(tmp_path, ATTEMPT, CONFIG, phases)
+    record(tmp_path, *lines, attempt=2)
     assert watch.silence() == ""
-    assert watch.lines == lines
-    pass_(now, watch, 40)
+    assert watch.lines == [], "another attempt's do not count"
+    written = record(tmp_path, *lines)
+    Heartbeat(tmp_path, "t").beat(STEP, step)
+    assert watch.silence() == ""
+    assert watch.lines == written
+    pass_(now, watch, limit)
     now[0] += 1
-    assert "for 40 s in stage step" in watch.silence()
-
-
-def test_steps_of_another_attempt_do_not_count(tmp_path, watch):
-    record(tmp_path, (7, 4.0), attempt=2)
-    assert watch.silence() == ""
-    assert watch.lines == []
-
-
-def test_steps_of_an_earlier_phase_do_not_say_how_long_a_step_may_take(tmp_path, now):
-    watch = Watch(tmp_path, ATTEMPT, CONFIG, [0, 7])
-    Heartbeat(tmp_path, "t").beat(STEP, 9)
-    record(tmp_path, *[(6, 1.0)] * 9, (7, 4.0), (8, 4.0))
-    assert watch.silence() == ""
-    pass_(now, watch, 40)
-    now[0] += 1
-    assert "for 40 s in stage step" in watch.silence()
-
-
-def test_the_first_step_of_a_phase_may_take_as_long_as_the_start_up(tmp_path, now):
-    watch = Watch(tmp_path, ATTEMPT, CONFIG, [0, 7])
-    record(tmp_path, *((step, 1.0) for step in range(7)))
-    Heartbeat(tmp_path, "t").beat(STEP, 7)
-    assert watch.silence() == ""
-    pass_(now, watch, 100)
-    now[0] += 1
-    assert "for 100 s in stage step, step 7" in watch.silence()
+    assert f"for {limit} s in stage step, step {step}" in watch.silence()
 
 
 def test_a_supervisor_that_was_stopped_does_not_take_its_pause_for_silence(tmp_path, now, watch):

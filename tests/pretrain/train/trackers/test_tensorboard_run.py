@@ -10,16 +10,8 @@ from pretrain.train.trackers.tensorboard_run import FOLDER, TensorBoard
 from tests.pretrain.builders import step_record
 
 
-def record(step, loss=2.0):
-    return step_record(step, loss)
-
-
-def board_of(folder, attempt=1, first_step=0, say=print):
-    return TensorBoard(folder, first_step, say)
-
-
-def show(board, record):
-    board.scalars(record.step, curves(record))
+def show(board, step, loss=2.0):
+    board.scalars(step, curves(step_record(step, loss)))
 
 
 def events_of(folder):
@@ -36,18 +28,18 @@ def events_of(folder):
 
 def test_the_curve_replaces_what_a_later_attempt_does_again(tmp_path):
     for attempt, steps in ((1, range(10)), (2, range(6, 12))):
-        board = board_of(tmp_path, attempt, steps[0])
+        board = TensorBoard(tmp_path, steps[0], print)
         board.text(steps[0], f"attempt {attempt} began")
         for step in steps:
-            show(board, record(step, loss=float(attempt)))
+            show(board, step, loss=float(attempt))
         board.close()
     kept = [(e.step, e.value) for e in events_of(tmp_path / FOLDER).Scalars("train/loss")]
     assert kept == [(step, 1.0 if step < 6 else 2.0) for step in range(12)]
 
 
 def test_tensorboard_gets_every_curve(tmp_path):
-    board = board_of(tmp_path)
-    show(board, record(4))
+    board = TensorBoard(tmp_path, 0, print)
+    show(board, 4)
     board.scalars(4, {"validation/loss": 1.5})
     board.close()
     events = events_of(tmp_path / FOLDER)
@@ -72,8 +64,8 @@ def test_curves_that_cannot_be_written_are_dropped_with_one_warning_until_opened
     from tensorboard.compat.tensorflow_stub.io import gfile
 
     warnings = []
-    board = board_of(tmp_path, say=warnings.append)
-    show(board, record(0))
+    board = TensorBoard(tmp_path, 0, warnings.append)
+    show(board, 0)
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -82,13 +74,13 @@ def test_curves_that_cannot_be_written_are_dropped_with_one_warning_until_opened
         patch.setattr(gfile.LocalFileSystem, "append", full)
         patch.setattr(gfile.LocalFileSystem, "write", full)
         for step in range(1, 40):
-            show(board, record(step))
+            show(board, step)
             if step % 10 == 0:
                 board.sync(step + 1)
     (warning,) = warnings
     assert "No space left on device" in warning
     board.sync(40)
-    show(board, record(40))
+    show(board, 40)
     board.close()
     parts = [events_of(file) for file in (tmp_path / FOLDER).iterdir()]
     curves = [part.Scalars("train/loss") for part in parts if part.Tags()["scalars"]]
