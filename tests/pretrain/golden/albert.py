@@ -15,8 +15,6 @@ SHARING = {
     "albert in groups": {"layer_groups": 2},
 }
 """What differs from the variant `albert` besides the size of its embeddings, by name."""
-ATTENTION = ("attention.query_key_value", "attention.output", "attention_norm")
-FEED_FORWARD = ("expand", "contract", "output_norm")
 
 
 def owners(name, layers):
@@ -32,7 +30,7 @@ def owners(name, layers):
     )
 
 
-def logits(weights, name, heads, layers, input_ids):
+def logits(name, heads, layers, weights, input_ids):
     """The logits at every place of a text in segment 0."""
 
     def dense(x, part):

@@ -9,7 +9,7 @@ from tests.pretrain.model.test_parity import linear, norm, positions_by_formula,
 POSITIONS = ("learned", "sinusoidal", "rotary", "t5-bias", "alibi", "none")
 
 
-def logits(weights, position, heads, input_ids):
+def logits(position, heads, weights, input_ids):
     """Baevski and Auli's transformer without a norm at its end, and one of the position methods."""
     table = weights["encoder.embeddings.tokens.weight"]
     length, size = len(input_ids), table.shape[1]
