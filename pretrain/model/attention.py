@@ -113,12 +113,6 @@ def at_targets(x: Tensor, target_positions: Tensor | None) -> Tensor:
     return x if target_positions is None else x.flatten(0, 1).index_select(0, target_positions)
 
 
-def uses_tiles(x: Tensor, dropout: float) -> bool:
-    """Return whether layers that read `x` compute attention in tiles: with dropout, on a CPU."""
-    on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
-    return dropout > 0 and on_cpu and not torch.compiler.is_compiling()
-
-
 def dense_bias(
     scores: ScoreFunction | None,
     document_ids: Tensor | None,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .attention import AttentionBias, AttentionContext, dense_bias, uses_tiles
+from .attention import AttentionBias, AttentionContext, dense_bias
 from .backends import check_backend
 from .config import ModelConfig
 from .embeddings import Embeddings, layer_norm
@@ -131,8 +131,10 @@ class Stack(nn.Module):
                 positions = token_positions(document_ids, x)
             rotation = self.rotation(positions)
         config = self.architecture
-        dropout = config.attention_dropout if self.training else 0.0
-        tiled = weights is None and uses_tiles(x, dropout)
+        # Tiles are for dropout on a CPU, which torch's kernels lack.
+        drops = self.training and config.attention_dropout > 0
+        on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
+        tiled = drops and on_cpu and weights is None and not torch.compiler.is_compiling()
         tiled = tiled and self.layers[0]._compiled_call_impl is None
         causal, heads, window = config.causal, config.num_heads, config.local_window
 

@@ -81,7 +81,10 @@ class EncoderLayer(nn.Module):
         other tokens changes nothing.
         """
         read = self.attention_norm(x) if self.norm_first else x
-        mixed = self.attention(read, context, target_positions)
+        return self._finish(x, self.attention(read, context, target_positions), target_positions)
+
+    def _finish(self, x: Tensor, mixed: Tensor, target_positions: Tensor | None) -> Tensor:
+        """Add what attention gave to the layer's input, then the feed-forward network."""
         x = at_targets(x, target_positions) + self.dropout(mixed)
         if self.norm_first:
             return x + self._feed_forward(self.output_norm(x))

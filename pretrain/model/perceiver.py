@@ -81,22 +81,20 @@ class CrossLayer(EncoderLayer):
 
     def _cross(
         self,
-        x: Tensor,
         queries: Tensor,
         source: Tensor,
         bias: AttentionBias,
         rotations: tuple[Rotation | None, Rotation | None],
-        target_positions: Tensor | None,
+        target_positions: Tensor | None = None,
     ) -> Tensor:
-        """Add cross-attention from x to the source, then the feed-forward network.
+        """Attend from the queries to the source.
 
         Args:
-            x: [B, Q, D].
-            queries: [B, Q, D], x or its norm.
+            queries: [B, Q, D].
             source: [B, S, D].
             bias: added to the scores, [1, H, Q, S].
             rotations: of the queries and of the keys.
-            target_positions: [M] or None, as in `EncoderLayer.forward`.
+            target_positions: [M] or None, as in `SelfAttention.forward`.
 
         Returns:
             [B, Q, D], or [M, D] for the target positions.
@@ -112,9 +110,7 @@ class CrossLayer(EncoderLayer):
         dropout = attention.dropout if self.training else 0.0
         assert isinstance(bias, Tensor)
         mixed = F.scaled_dot_product_attention(query, key, value, bias, dropout)
-        mixed = attention.output(at_targets(mixed.transpose(1, 2).flatten(2), target_positions))
-        x = at_targets(x, target_positions) + self.dropout(mixed)
-        return x + self._feed_forward(self.output_norm(x))
+        return attention.output(at_targets(mixed.transpose(1, 2).flatten(2), target_positions))
 
 
 class DownLayer(CrossLayer):
@@ -123,7 +119,7 @@ class DownLayer(CrossLayer):
     def forward(self, x: Tensor, context: PerceiverContext) -> Tensor:  # type: ignore[override]
         """Queries of the latents, [B, L, D], to latents, [B, L, D]."""
         rotations, queries = (context.rotation, context.token_rotation), self.attention_norm(x)
-        return self._cross(x, queries, context.tokens, context.down, rotations, None)
+        return self._finish(x, self._cross(queries, context.tokens, context.down, rotations), None)
 
 
 class UpLayer(CrossLayer):
@@ -134,5 +130,5 @@ class UpLayer(CrossLayer):
     ) -> Tensor:
         """Latents [B, L, D] to tokens [B, T, D]; with `target_positions` [M] to [M, D]."""
         rotations, latents = (context.token_rotation, context.rotation), self.attention_norm(x)
-        tokens = context.tokens
-        return self._cross(tokens, tokens, latents, context.up, rotations, target_positions)
+        mixed = self._cross(context.tokens, latents, context.up, rotations, target_positions)
+        return self._finish(context.tokens, mixed, target_positions)
