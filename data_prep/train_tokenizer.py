@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_reading_arguments(parser)
     kind = parser.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--vocab-size", type=int, help="number of ids, including special tokens")
+    size = "number of ids, including special tokens. Training holds all different words in memory "
+    size += "(1.2 GB for 223 MB of text): of a large corpus name some inputs only"
+    kind.add_argument("--vocab-size", type=int, help=size)
     kind.add_argument("--characters", action="store_true", help="use one id per character instead")
     unigram = "train a unigram model, as SentencePiece does for ALBERT, instead of byte-level BPE: "
     unigram += "text is normalised (NFKC), and white space between words becomes one space"
