@@ -81,14 +81,14 @@ def bytes_per_token(manifest: CorpusManifest) -> dict[str, float]:
     sizes: dict[str, Count] = {}
     for subsets in manifest.kept.values():
         add_counts(sizes, subsets)
-    found = {name: size.text_bytes / max(size.tokens, 1) for name, size in sizes.items()}
+    found = {name: size.text_bytes / size.tokens for name, size in sizes.items()}
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
 def density(manifest: CorpusManifest) -> str:
     """Return a line with the bytes of text per token."""
     by_subset, kept = bytes_per_token(manifest), sum(manifest.totals.values(), Count())
-    line = f"{kept.text_bytes / max(kept.tokens, 1):.2f} bytes of text per token"
+    line = f"{kept.text_bytes / kept.tokens:.2f} bytes of text per token"
     return line if len(by_subset) == 1 else f"{line}; lowest first: {_listed(by_subset)}"
 
 
@@ -145,7 +145,7 @@ def broken_warning(manifest: CorpusManifest) -> str | None:
     records = sum(manifest.length_histogram.counts) + not_encoded
     text_bytes = {row.name: row.text_bytes for row in rows(manifest)}
     share_of_bytes = sum(map(text_bytes.__getitem__, broken)) / max(sum(text_bytes.values()), 1)
-    if max(count / max(records, 1), share_of_bytes) <= ALLOWED_BROKEN:
+    if max(count / records, share_of_bytes) <= ALLOWED_BROKEN:
         return None
     return (
         f"{count:,} of {records:,} records ({count / records:.1%}) and {share_of_bytes:.1%} of "

@@ -62,6 +62,8 @@ def test_filtered_documents_are_not_broken(manifest):
     for reason in ("empty", "filtered: mine: few words", "other-subset", "too-short"):
         assert broken_warning(replace(manifest, rejects={reason: many})) is None
     assert broken_warning(replace(manifest, rejects={"no-text": many})) is not None
+    blank = {"train": Count(1, 1, 0), "valid": Count()}  # of a line without text
+    assert broken_warning(replace(manifest, rejects={}, totals=blank)) is None
 
 
 def counted(manifest, **valid):
