@@ -61,8 +61,7 @@ def beginning(path: Path) -> bytes:
         ValueError: A compressed file's content does not match the suffix.
     """
     if path.suffix not in _KIND_OF_SUFFIX:
-        with path.open("rb") as file:
-            return file.read(_BEGINNING_BYTES)
+        return _stored(path)
     with suppress(DamagedInput), open_stream(path) as stream:
         return stream.read(_BEGINNING_BYTES)
     return b""
@@ -73,12 +72,16 @@ def kind_of(head: bytes) -> str | None:
     return next((kind for kind, begins in _BEGINNINGS.items() if begins.match(head)), None)
 
 
+def _stored(path: Path) -> bytes:
+    """Return the first bytes of a file as they are stored, perhaps compressed."""
+    with path.open("rb") as file:
+        return file.read(_BEGINNING_BYTES)
+
+
 def _check_kind(path: Path) -> None:
     """Raise if the beginning of a file does not match its suffix."""
-    with path.open("rb") as file:
-        head = file.read(_BEGINNING_BYTES)
-    expected = _KIND_OF_SUFFIX.get(path.suffix)
-    found = kind_of(head)
+    head = _stored(path)
+    expected, found = _KIND_OF_SUFFIX.get(path.suffix), kind_of(head)
     if expected and not head:
         raise DamagedInput(f"{path}: empty; a {path.suffix} file has at least a header")
     if expected and found != expected:

@@ -285,9 +285,7 @@ def _read_parquet(path: Path, fields: Fields) -> Records:
             # Without a buffer size it would read a whole row group at once.
             table = pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES)
             names = table.schema_arrow.names
-        batches = table.iter_batches(_ROWS, columns=fields.columns(names))
-        with naming_input(str(path), DamagedInput):
-            yield from _judge_rows(batches, fields)
+        yield from _judge_rows(table.iter_batches(_ROWS, columns=fields.columns(names)), fields)
 
 
 def _read_saved_dataset(path: Path, fields: Fields) -> Records:
@@ -296,8 +294,7 @@ def _read_saved_dataset(path: Path, fields: Fields) -> Records:
     with naming_input(str(path), DamagedInput):
         rows = datasets.load_from_disk(str(path))
     tables = rows.select_columns(fields.columns(rows.column_names)).with_format("arrow")
-    with naming_input(str(path), DamagedInput):
-        yield from _judge_rows(tables.iter(_ROWS), fields)
+    yield from _judge_rows(tables.iter(_ROWS), fields)
 
 
 def _read_dataset(place: str, fields: Fields) -> Records:
@@ -316,12 +313,13 @@ def _read_dataset(place: str, fields: Fields) -> Records:
 
 def _judge_rows(tables: Iterable["pyarrow.RecordBatch | pyarrow.Table"], fields: Fields) -> Records:
     records = (record for table in tables for record in _rows(table))
-    for number, record in enumerate(records, start=1):
-        if isinstance(record, tuple):
-            reason, size_bytes = record
-            yield Reject(reason, UNKNOWN_SUBSET, fields.source, number, size_bytes)
-        else:
-            yield _to_document(record, fields, number)
+    with naming_input(fields.source, DamagedInput):
+        for number, record in enumerate(records, start=1):
+            if isinstance(record, tuple):
+                reason, size_bytes = record
+                yield Reject(reason, UNKNOWN_SUBSET, fields.source, number, size_bytes)
+            else:
+                yield _to_document(record, fields, number)
 
 
 def _rows(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.files import read_json
+from data_prep.common.files import named_errors, read_json
 
 FAIRSEQ_FILES = ("encoder.json", "vocab.bpe", "dict.txt")
 HUGGING_FACE_FILES = ("vocab.json", "merges.txt")
@@ -128,7 +128,5 @@ def _in_order_of(path: Path, bpe_ids: Mapping[str, int]) -> Ids:
 
 
 def _text(path: Path) -> str:
-    try:
+    with named_errors(path):
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8 at byte {error.start}") from error

@@ -312,7 +312,7 @@ def test_a_folder_s_tokenizer_json_comes_before_other_layouts(tokenizer, tmp_pat
         ("vocab.bpe", "#version: 0.2\na b c\n", r"vocab\.bpe: line 2: 'a b c' is not a pair"),
         ("vocab.bpe", "t h\nt z\n", r"vocab\.bpe: line 2: 't z' is not a pair"),
         ("vocab.bpe", "t h\ni n\nt h\n", r"vocab\.bpe: has the same line twice"),
-        ("vocab.bpe", b"\xff", r"vocab\.bpe: is not UTF-8 at byte 0"),
+        ("vocab.bpe", b"\xff", r"vocab\.bpe: 'utf-8' codec can't decode byte 0xff in position 0"),
         ("dict.txt", "5 1\n6\n", r"dict\.txt: line 2: '6' is not \"BPE-ID COUNT\""),
         ("dict.txt", "5 1\n6 1\n5 2\n", r"dict\.txt: does not have each id of encoder\.json once"),
         ("dict.txt", "5 1\n6 1\n", r"dict\.txt: does not have each id of encoder\.json once"),
