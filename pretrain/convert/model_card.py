@@ -41,17 +41,15 @@ def _use(name: str, contents: ModelContents) -> str:
         "CausalLM": ("text-generation", "A causal language model"),
     }.get(layout.task(config, classifier), ("fill-mask", "A masked language model"))
     trust = "" if plain else ", trust_remote_code=True"
-    longer = ""
-    if contents.config.longest_input is None:
-        trained = contents.config.max_positions
-        longer = (
-            f"\nThe tokenizer truncates texts to {trained} tokens, the longest input in training. "
-            "The model reads longer ones: set `tokenizer.model_max_length`.\n"
-        )
-    code = "not in transformers; modeling_zeroclap.py is its code."
-    if plain is not None:
-        name_there = {"roberta": "RoBERTa", "albert": "ALBERT"}[plain]
-        code = f"transformers' own {name_there}; no other code is needed."
+    longer = (
+        f"\nThe tokenizer truncates texts to {config.max_positions} tokens, the longest input in "
+        "training. The model reads longer ones: set `tokenizer.model_max_length`.\n"
+    )
+    code = {
+        None: "not in transformers; modeling_zeroclap.py is its code.",
+        "roberta": "transformers' own RoBERTa; no other code is needed.",
+        "albert": "transformers' own ALBERT; no other code is needed.",
+    }[plain]
     python = f"""
 ```python
 from transformers import {call.partition(".")[0]}, AutoTokenizer
@@ -60,7 +58,7 @@ folder = "."  # where this file is, or its name on the hub
 tokenizer = AutoTokenizer.from_pretrained(folder{trust})
 model = {call}
 ```
-{longer}"""
+{longer if config.longest_input is None else ""}"""
     if not layout.in_transformers(config):
         code, python = "not in transformers; zeroclap's commands read it.", ""
     return f"""---

@@ -282,6 +282,10 @@ class ZeroclapWithHead(ZeroclapPreTrainedModel):
     def add_head(self, config: ZeroclapConfig) -> None:
         """Make the modules that read the features."""
 
+    def encoded(self, *inputs: Tensor | None, **options: Any) -> Any:  # noqa: ANN401
+        """Return the outputs of the encoder, whatever `return_dict` the model was called with."""
+        return self.encoder(*inputs, return_dict=True, **options)
+
 
 class ZeroclapForMaskedLM(ZeroclapWithHead):
     """Token ids to logits over the vocabulary."""
@@ -315,9 +319,7 @@ class ZeroclapForMaskedLM(ZeroclapWithHead):
         `pair_logits`, which the loss leaves out. `logits_to_keep` asks for the logits of so many
         last tokens, or of the places in a tensor.
         """
-        outputs = self.encoder(
-            input_ids, attention_mask, token_type_ids, return_dict=True, **options
-        )
+        outputs = self.encoded(input_ids, attention_mask, token_type_ids, **options)
         features, loss, pairs = outputs.last_hidden_state, None, None
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits: Tensor = self.head(features[:, kept], self.get_input_embeddings().weight)
@@ -367,9 +369,7 @@ class ZeroclapClassifier(ZeroclapWithHead):
         `labels` are [B] classes, or numbers for a regression; `config.problem_type` says which
         loss. Of tokens they are [B, T] classes, -100 where there is none.
         """
-        outputs = self.encoder(
-            input_ids, attention_mask, token_type_ids, return_dict=True, **options
-        )
+        outputs = self.encoded(input_ids, attention_mask, token_type_ids, **options)
         logits, loss = self.logits(outputs.last_hidden_state, attention_mask), None
         if labels is not None:  # each task's loss has its own name for the logits
             loss = self.loss_function(
@@ -438,9 +438,7 @@ class ZeroclapForQuestionAnswering(ZeroclapWithHead):
         `start_positions` and `end_positions`, [B] each, are the places of the first and the last
         token of the answer.
         """
-        outputs = self.encoder(
-            input_ids, attention_mask, token_type_ids, return_dict=True, **options
-        )
+        outputs = self.encoded(input_ids, attention_mask, token_type_ids, **options)
         start, end = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:

@@ -176,7 +176,7 @@ class Process:
         if not torch.cuda.is_available():
             return torch.device("cpu")
         count = torch.cuda.device_count()
-        if count == 1 and (self.local_rank == 0 or not _gpu_is_shared(os.environ)):
+        if count == 1 and not _gpu_is_shared(os.environ):
             return torch.device("cuda", 0)
         if self.local_rank < count:
             return torch.device("cuda", self.local_rank)

@@ -50,11 +50,8 @@ class Profiler:
             self.close()
         if not self._window or steps != self._window.start:
             return
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
         try:
-            profile = torch.profiler.profile(activities=activities)
+            profile = torch.profiler.profile()  # of the CPU, and of a GPU where there is one
             profile.start()
         except RuntimeError as error:  # another tool has the device's counters
             self._say(f"WARNING: no trace from step {steps} on: {error}")

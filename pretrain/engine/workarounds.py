@@ -13,11 +13,10 @@ import pickle
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
 def select_cpu_without_gpu() -> None:
@@ -26,8 +25,6 @@ def select_cpu_without_gpu() -> None:
     Otherwise DeepSpeed warns at every import that it found none (accelerator/real_accelerator.py,
     `get_accelerator`).
     """
-    import torch
-
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -75,8 +72,6 @@ def import_without_compiler() -> None:
     (_compile.py, `_disable_dynamo`; optim/optimizer.py, `_use_grad_for_differentiable`); no
     optimizer is compiled here.
     """
-    import torch
-
     original = torch.compile
     torch.compile = lambda function: function  # type: ignore[assignment]
     try:
@@ -130,7 +125,6 @@ def accumulate_by_group(engine: Any, settings: Mapping[str, Any]) -> None:  # no
         engine: DeepSpeed's, which was not told `grad_accum_dtype`.
         settings: the run's.
     """
-    import torch
     from deepspeed.runtime.config import DtypeEnum
 
     zero, world = engine.optimizer, torch.distributed.get_world_size()
@@ -165,8 +159,6 @@ def accumulate_by_group(engine: Any, settings: Mapping[str, Any]) -> None:  # no
 
 def _own_part_of_mean(total: Tensor, dtype: torch.dtype) -> Tensor:
     """Return this rank's part of the mean of all ranks' tensors; in their own dtype, in place."""
-    import torch
-
     world = torch.distributed.get_world_size()
     sent = total.to(dtype).div_(world)
     own = sent.chunk(world)[torch.distributed.get_rank()]
@@ -176,8 +168,6 @@ def _own_part_of_mean(total: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _norm_of_groups(gradients: list[Tensor]) -> Tensor:
     """Compute the norm of this rank's parts of the groups and all others', as DeepSpeed rounds."""
-    import torch
-
     norms = torch._foreach_norm(gradients, dtype=torch.float64)
     squares = torch.stack(norms).square().float()
     torch.distributed.all_reduce(squares)
@@ -247,7 +237,6 @@ def load_without_code() -> Iterator[None]:
     Raises:
         ValueError: a file asks for something else; names both.
     """
-    import torch
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -284,7 +273,6 @@ def clear_padding(parameters: Sequence[Any]) -> None:
     (runtime/zero/partition_parameters.py, `_partition_param`). Its gradient is zero, so it stays
     zero once it is cleared.
     """
-    import torch
     from deepspeed.utils import safe_get_local_fp32_param
 
     for parameter in parameters:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -315,15 +315,9 @@ def _window_scores(
 
 
 def _with_bar(batches: Iterable[MicroBatch], length: int, tokens: int) -> Iterator[MicroBatch]:
-    """Batches of `tokens` tokens in all, with a progress bar on a terminal."""
-    with tqdm(
-        desc=f"length {length}",
-        total=tokens,
-        unit=" tokens",
-        unit_scale=True,
-        leave=False,
-        disable=None,  # where stderr is no terminal
-    ) as bar:
+    """Batches of `tokens` tokens in all, with a progress bar where stderr is a terminal."""
+    shown: dict[str, Any] = {"unit": " tokens", "unit_scale": True, "leave": False, "disable": None}
+    with tqdm(desc=f"length {length}", total=tokens, **shown) as bar:
         for batch in batches:
             yield batch
             bar.update(batch.tokens)

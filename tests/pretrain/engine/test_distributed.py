@@ -199,10 +199,3 @@ def test_the_message_for_a_busy_port_says_how_to_choose_another(busy, launcher, 
     )  # torchrun has opened it
     check_port_is_free({**environ, "MASTER_PORT": "0"})  # any free port
     check_port_is_free({**environ, "MASTER_PORT": str(free_port())})
-
-
-def test_start_can_be_called_again(run_ranks):
-    def work():
-        return [engine.start().rank for _ in range(2)]
-
-    assert run_ranks(2, work) == [[0, 0], [1, 1]]
