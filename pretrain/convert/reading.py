@@ -261,14 +261,14 @@ def _roberta_weights(
     theirs: Weights, empty: Weights, config: ModelConfig, notes: list[str]
 ) -> dict[str, Tensor]:
     left = _current(theirs, "roberta")
-    found = left.get(layout.TOKEN_TYPES)
-    number = 1 if found is None or not found.ndim else max(1, len(found))
-    types = {layout.TOKEN_TYPES: empty[layout.POSITIONS].new_empty(number, config.hidden_size)}
+    types = left.get(layout.TOKEN_TYPES)
+    if types is not None and types.ndim and len(types) > 1:
+        left[layout.TOKEN_TYPES] = types[:1]
+        notes.append("token types above 0 were left out: RoBERTa's tokenizer does not use them")
     names = {**layout.their_names("roberta", empty, config)}
     names[layout.TOKEN_TYPES] = (layout.TOKEN_TYPES,)
-    result = _renamed(left, names, {**empty, **types}, notes)
-    if number > 1:
-        notes.append("token types above 0 were left out: RoBERTa's tokenizer does not use them")
+    row = empty[layout.POSITIONS][:1]
+    result = _renamed(left, names, {**empty, layout.TOKEN_TYPES: row}, notes)
     result[layout.POSITIONS] += result.pop(layout.TOKEN_TYPES)[0]
     return result
 

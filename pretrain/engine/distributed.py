@@ -139,11 +139,8 @@ def first_host(nodes: str) -> str:
 
 def tasks_per_node(tasks: str) -> list[int]:
     """Expand the number of tasks per node as Slurm writes it: `2(x3),1` is 2, 2, 2, 1."""
-    result: list[int] = []
-    for part in tasks.split(","):
-        number, _, times = part.partition("(x")
-        result += [int(number)] * int(times.rstrip(")") or 1)
-    return result
+    parts = (part.partition("(x") for part in tasks.split(","))
+    return [int(number) for number, _, n in parts for _ in range(int(n.rstrip(")") or 1))]
 
 
 @dataclasses.dataclass(frozen=True)
