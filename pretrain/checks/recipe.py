@@ -76,11 +76,10 @@ def check_recipe(config: RunConfig, world_size: int) -> ModelConfig:
         ValueError: something is missing or does not fit; both values are named, and the phase.
     """
     known: dict[str, tuple[str, CorpusManifest]] = {}
-    models = []
     for part in config.segments.parts:
         with named_errors(part.name):
-            models.append(_check_phase(part.config, world_size, known))
-    return models[0]
+            model = _check_phase(part.config, world_size, known)
+    return model
 
 
 def _check_phase(
@@ -143,7 +142,7 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
         ),
         (
             # A full block has a target where it is to have one or more; the order of a pair is one.
-            not objective.pairs
+            getattr(objective, "pair_task", "none") == "none"
             and chosen < 1
             and chosen * config.batch.global_batch_size < _FEWEST_TARGETS,
             f"objective.probability {objective.target_share} of data.sequence_length "

@@ -41,7 +41,8 @@ MOST_STEPS_PROFILED = 20
 def _check_range(name: str, steps: Sequence[int], most: float = math.inf) -> None:
     """Refuse what is neither empty nor the first step of a range and the first one after it."""
     if steps and not (len(steps) == 2 and 0 < steps[1] - steps[0] <= most):
-        accepted = f"a step and a later one, at most {most} steps, such as [480, 490]"
+        limit = "" if most == math.inf else f", at most {most} steps"
+        accepted = f"a step and a later one{limit}, such as [480, 490]"
         raise ValueError(not_accepted(name, steps, accepted))
 
 

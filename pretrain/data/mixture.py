@@ -91,10 +91,8 @@ class Mixture:
         """
         stages: list[tuple[int, tuple[int, ...]]] = []
         for step, of_corpora in weights:
-            try:
+            with named_errors(f"from step {step} on", ", "):
                 whole = _whole_numbers(of_corpora)
-            except ValueError as error:
-                raise ValueError(f"from step {step} on, {error}") from None
             if not stages or stages[-1][1] != whole:
                 stages.append((first_block(step), whole))
         return cls(tuple(stages))

@@ -178,6 +178,10 @@ PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=
         (["objective.name=masked-lm"], "sentence-pairs does not fit objective masked-lm"),
         (["objective.pair_task=order"], "objective.pair_task: 'order'.*sop"),
         (["data.sequence_length=4"], "data.sequence_length 4: accepted .* 5 or more"),
+        (
+            ["objective.pair_task=none", "objective.probability=0.001"],
+            "objective.probability 0.001 of .* without anything to predict",
+        ),
     ],
 )
 def test_a_wrong_recipe_of_pairs_is_refused(words, message, sentence_corpus, recipe, tmp_path):

@@ -214,7 +214,7 @@ def test_every_setting_that_is_a_number_is_finite(text):
         (["spike.margin_steps=100"], "= 100 steps is below .* = 110"),
         (["batch.micro_batch_size=5"], "global_batch_size 16 is not a multiple of .* 5"),
         (["objective.keep_probability=0.95"], "at most 1"),
-        (["fault.random_labels=[5, 5]"], r"fault.random_labels: \[5, 5\] .* a later one"),
+        (["fault.random_labels=[5, 5]"], r"fault.random_labels: \[5, 5\] .* a later one, such"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(overrides, message):
