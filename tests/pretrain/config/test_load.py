@@ -342,16 +342,18 @@ def test_a_recipe_of_another_format_is_refused_by_name(version, tmp_path):
 CLAP = {"head": "clap", "normalize_embeddings": True, "embedding_norm": False, "dropout": 0.0}
 ALIBI = {"position": "alibi", "alibi": "offset"}
 ZERO = {**CLAP, **ALIBI, "mask_embedding": "zero"}
+SCALED = {**ZERO, "embedding_scale": "sqrt-hidden"}
+UNDROPPED = {**ZERO, "attention_dropout": 0.0}
 PUBLISHED = [
     ("baseline_pile", "pile-base", "baseline", {}),
     ("sinusoidal_pile", "pile-base", "sinusoidal", {"position": "sinusoidal"}),
     ("learned_clap_pile", "pile-base", "learned-clap", CLAP),
     ("alibi_pile", "pile-base", "alibi", ALIBI),
-    ("zero_clap_pile", "pile-base", "zero-clap", {**ZERO, "embedding_scale": "sqrt-hidden"}),
+    ("zero_clap_pile", "pile-base", "zero-clap", SCALED),
     ("large_pile", "pile-large", "baseline", {}),
     ("learned_clap_large_pile", "pile-large", "learned-clap", CLAP),
     ("alibi_large_pile", "pile-large", "alibi", ALIBI),
-    ("zero_clap_large_pile", "pile-large", "zero-clap", {**ZERO, "embedding_scale": "sqrt-hidden"}),
+    ("zero_clap_large_pile", "pile-large", "zero-clap", SCALED),
     ("base", "wikitext103", "baseline", {}),
     ("sinusoidal", "wikitext103", "sinusoidal", {"position": "sinusoidal"}),
     ("alibi", "wikitext103", "alibi-symmetric", {**ALIBI, "alibi": "symmetric"}),
@@ -364,12 +366,7 @@ PUBLISHED = [
         {**CLAP, "normalize_embeddings": False},
     ),
     ("clap", "wikitext103", "alibi-clap", {**CLAP, **ALIBI, "attention_dropout": 0.0}),
-    (
-        "zero_clap",
-        "wikitext103",
-        "zero-clap-unscaled-no-dropout",
-        {**ZERO, "attention_dropout": 0.0},
-    ),
+    ("zero_clap", "wikitext103", "zero-clap-unscaled-no-dropout", UNDROPPED),
     ("zero_clap_attention_dropout", "wikitext103", "zero-clap-unscaled", ZERO),
     (
         "zero_clap_unnormalized_attention_dropout",
@@ -377,17 +374,12 @@ PUBLISHED = [
         "zero-clap-unscaled-unnormalized",
         {**ZERO, "normalize_embeddings": False},
     ),
-    (
-        "zero_clap_scaled_embedding_attention_dropout",
-        "wikitext103",
-        "zero-clap",
-        {**ZERO, "embedding_scale": "sqrt-hidden"},
-    ),
+    ("zero_clap_scaled_embedding_attention_dropout", "wikitext103", "zero-clap", SCALED),
     (
         "zero_clap_self_masking",
         "wikitext103-self-masking",
         "zero-clap-unscaled-no-dropout",
-        {**ZERO, "attention_dropout": 0.0},
+        UNDROPPED,
     ),
 ]
 ROBERTA = {

@@ -1,7 +1,6 @@
 """Learning rate schedules."""
 
 import json
-import math
 
 import pytest
 
@@ -55,30 +54,6 @@ def test_a_schedule_is_continuous_has_one_peak_and_ends_at_its_minimum(name, war
     fall = 1e-3 * 3.15 / 2 / max(1, 300 - warmup)
     jumps = [abs(after - before) for before, after in zip(rates, rates[1:], strict=False)]
     assert max(jumps) <= max(steepest, fall) * 1.001
-
-
-def test_a_constant_schedule_stays_at_its_peak_after_the_warm_up():
-    config = recipe(1e-3, 1e-4, 10, 100, "constant")
-    assert [learning_rate(config.segments, step) for step in (0, 5)] == [
-        1e-4,
-        pytest.approx(5.5e-4),
-    ]
-    assert {learning_rate(config.segments, step) for step in range(10, 100)} == {1e-3}
-
-
-def test_wsd_stays_at_the_peak_and_falls_in_its_last_steps():
-    """Hägele et al. 2024: 1 - sqrt((n - (N - N_decay)) / N_decay) for n > N - N_decay."""
-
-    config = RunConfig(
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-        schedule=ScheduleConfig("wsd", 10, 1e-4, cooldown_steps=4),
-        training=TrainingConfig(steps=100),
-    )
-    found = [learning_rate(config.segments, step) for step in range(100)]
-    shares = [1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)]
-    assert found[5] == pytest.approx(5.5e-4)
-    assert set(found[10:97]) == {1e-3}
-    assert found[96:] == pytest.approx([1e-4 + 9e-4 * share for share in shares])
 
 
 @pytest.mark.parametrize(
