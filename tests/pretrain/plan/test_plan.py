@@ -39,30 +39,12 @@ def of(name, *overrides, gpus=8, kind="h100"):
     return plan.plan(recipes.load(name, overrides), gpus, kind)
 
 
-@pytest.mark.parametrize(
-    ("size", "variant"),
-    [
-        ("large", "baseline"),
-        ("base", "sinusoidal"),
-        ("base", "learned-clap"),
-        ("base", "zero-clap"),
-        ("large", "causal-learned"),
-        ("base", "causal-alibi"),
-    ],
-)
-def test_parameters_follow_the_formula(size, variant):
-    config = presets.build(size, variant, 50265, {})
-    hidden, inner, rows = config.hidden_size, config.intermediate_size, 50304
-    layer = 4 * hidden**2 + 2 * hidden * inner + 9 * hidden + inner
-    expected = rows * hidden + config.num_layers * layer
-    expected += 2 * hidden if config.embedding_norm else 0
-    # fairseq's two rows for padding are never read.
-    expected += (config.max_positions + 2) * hidden if config.position == "learned" else 0
-    # A bias of the logits has no padding.
-    roberta = hidden**2 + 3 * hidden + config.vocab_size
-    expected += {"clap": 1, "tied": 0, "roberta": roberta}[config.head]
-    assert needs.parameters(config, 128) == expected
-    assert needs.parameters(config) == expected - (rows - config.vocab_size) * hidden
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
+def test_rows_without_an_id_are_all_that_a_vocabulary_s_multiple_adds(variant):
+    """A bias of the logits has none of them."""
+    config = presets.build("base", variant, 50265, {})
+    added = needs.parameters(config, 128) - needs.parameters(config)
+    assert added == (50304 - config.vocab_size) * config.hidden_size
 
 
 @pytest.mark.parametrize("variant", presets.VARIANTS)
