@@ -197,21 +197,6 @@ def test_ranks_take_turns_and_a_micro_batch_keeps_its_index(any_batches):
             assert all(np.array_equal(batch.arrays[name], same[name]) for name in same)
 
 
-def test_a_batch_may_cross_epochs_and_every_block_is_read_once_per_epoch(batches, blocks):
-    total = len(blocks)
-    assert total % 8
-    steps = -(-2 * total // 8)
-    chosen = np.concatenate([batches.order.blocks(8 * s, 8)[0] for s in range(steps)])
-    for epoch in range(2):
-        part = chosen[epoch * total : (epoch + 1) * total]
-        assert np.array_equal(np.sort(part), np.arange(total))
-    crossing = total // 8
-    epochs = batches.order.blocks(8 * crossing, 8)[1]
-    assert set(epochs.tolist()) == {0, 1}
-    assert batches.epoch(crossing) < 1 < batches.epoch(crossing + 1)
-    assert len(rows_of(batches, crossing, 1)) == 8
-
-
 def test_a_block_is_masked_differently_in_another_epoch_or_with_another_seed(batches, blocks):
     def positions(order):
         """The masked positions of each (epoch, block)."""
@@ -285,14 +270,6 @@ def test_the_damaged_block_enlarges_the_gradient_with_any_seed_until_it_is_skipp
     assert enlarged(reseeded.rolled_back(2 * 8, 10, skip=(moved * 8, (moved + 1) * 8))) == []
 
 
-def test_every_micro_batch_has_the_digest_of_its_global_batch(batches):
-    """The same on any rank, and the same that an audit computes from the lineage alone."""
-    for step in (0, 7):
-        found = [b for rank in (0, 1) for b in batches.micro_batches(step, rank, 2)]
-        right = digest(*batches.order.blocks(8 * step, 8))
-        assert {batch.batch_digest for batch in found} == {right}
-
-
 GROWING = Sizes(((0, 4), (3, 8), (6, 12)))
 
 
@@ -309,16 +286,23 @@ def test_the_first_block_of_a_step_is_the_sum_of_the_sizes_before():
     assert GROWING.first_block(10**15) == 12 * 10**15 - 3 * 8 - 3 * 4
 
 
-def test_a_growing_batch_reads_every_block_once_per_epoch(blocks, growing):
-    total, read, step = len(blocks), [], 0
+def test_a_growing_batch_reads_every_block_once_per_epoch_also_where_it_crosses_epochs(
+    blocks, growing
+):
+    """Its digest is on any rank the one that an audit computes from the lineage alone."""
+    total, read, step, crossings = len(blocks), [], 0, 0
     while len(read) < 2 * total:
-        some = growing.micro_batches(step, 0, 1)
+        some = [b for rank in (0, 1) for b in growing.micro_batches(step, rank, 2)]
         first, size = GROWING.first_block(step), GROWING.size(step)
         assert len(some) == size // 2
-        assert some[0].batch_digest == digest(*growing.order.blocks(first, size))
+        chosen, epochs = growing.order.blocks(first, size)
+        assert {batch.batch_digest for batch in some} == {digest(chosen, epochs)}
+        assert len(rows_of(growing, step, 1)) == size
         assert growing.epoch(step) == len(read) / total
-        read += growing.order.blocks(first, size)[0].tolist()
+        read += chosen.tolist()
+        crossings += epochs[0] < epochs[-1]
         step += 1
+    assert crossings
     for epoch in range(2):
         assert sorted(read[epoch * total : (epoch + 1) * total]) == list(range(total))
 
