@@ -151,7 +151,6 @@ class AnswerObjective(TokenObjective):
     compiled: bool = False
 
     term = "answer"
-    places_before = 1
 
     def collate(self, rows: Sequence[Ids], length: int) -> Arrays:
         """Return one micro-batch, as `arrange` makes it, of rows of at most `length` ids."""

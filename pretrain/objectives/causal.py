@@ -35,7 +35,6 @@ class CausalLM(DocumentObjective):
     replacement_end: int
 
     term = "next-token"
-    places_before = 1
 
     def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
         """Hide nothing, and predict every token but `<s>`.

@@ -125,7 +125,6 @@ class SpanCorruptionLM(TokenObjective):
     """Where words begin and end, where whole words are moved."""
 
     term = "next-token"
-    places_before = 1
 
     def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
         """One micro-batch of fixed shapes.

@@ -30,8 +30,6 @@ class TokenObjective(ABC):
     """Random tokens are drawn from [FIRST_WORD_ID, replacement_end)."""
     term: ClassVar[str]
     """Name of the term."""
-    places_before: ClassVar[int] = 0
-    """How many places before a token the model predicts it."""
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -63,11 +61,12 @@ class TokenObjective(ABC):
             ValueError: a block's first token is a target, and there is no place before it.
         """
         found = [positions for _, positions in masked]
-        if any(len(at) and at[0] < self.places_before for at in found):
+        before = int(self.settings.causal)  # places from where a token is predicted to its own
+        if any(len(at) and at[0] < before for at in found):
             raise ValueError("a block that does not begin with <s>: nothing is before its target")
         capacity = max(self.capacity(length), *map(len, found))
         labels = [block.ids[at] for block, at in zip(blocks, found, strict=True)]
-        in_batch = [row * length + at - self.places_before for row, at in enumerate(found)]
+        in_batch = [row * length + at - before for row, at in enumerate(found)]
         arrays: Arrays = {
             "input_ids": padded([ids for ids, _ in masked], length, PAD_ID),
             "document_ids": padded_document_ids(blocks, length),

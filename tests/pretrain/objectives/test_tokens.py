@@ -46,13 +46,13 @@ def test_collated_arrays_have_fixed_shapes_and_labels_where_tokens_are_predicted
     used = arrays["labels"] != IGNORED
     assert objective.targets(arrays) == (used.sum(),)
     assert (arrays["target_positions"][~used] == 0).all()
-    row, column = divmod(arrays["target_positions"][used] + objective.places_before, 40)
+    row, column = divmod(arrays["target_positions"][used] + objective.settings.causal, 40)
     originals = [rows[r][c] for r, c in zip(row, column, strict=True)]
     assert arrays["labels"][used].tolist() == originals
     everything = np.zeros((3, 40), dtype=bool)
     everything[row, column] = True
     for row, ids in enumerate(rows):
-        if objective.places_before:  # all but the first
+        if objective.settings.causal:  # all but the first
             assert everything[row].tolist() == [0 < place < len(ids) for place in range(40)]
         untouched = ~everything[row, : len(ids)]
         assert np.array_equal(arrays["input_ids"][row, : len(ids)][untouched], ids[untouched])
@@ -86,7 +86,7 @@ def test_an_evaluation_sums_by_the_subset_of_the_predicted_token(objective):
         mine = [
             number
             for number in used.nonzero()[:, 0].tolist()
-            if subsets[batch["target_positions"][number] + objective.places_before] == subset
+            if subsets[batch["target_positions"][number] + objective.settings.causal] == subset
         ]
         nats = sum(float(losses[number, batch["labels"][number]]) for number in mine)
         correct = sum(number % 2 == 0 for number in mine)
