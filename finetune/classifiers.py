@@ -106,9 +106,8 @@ def save(
     """
     task = plan.definition
     weights = {re.sub(r"^head\.", CLASSIFIER, name): each for name, each in trained.items()}
-    for name in weights:
-        if task.is_regression and name.startswith(f"{CLASSIFIER}projection."):
-            weights[name] = weights[name] * task.scale
+    for name in (f"{CLASSIFIER}projection.weight", f"{CLASSIFIER}projection.bias"):
+        weights[name] = weights[name] * task.scale  # of a classification 1
     remove_partial_folders(folder / MODEL)  # left by an interrupted run
     contents = ModelContents(
         dataclasses.replace(loaded.model.config, pair_head=False),
