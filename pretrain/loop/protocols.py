@@ -47,13 +47,11 @@ class MicroBatch:
         """
         import torch
 
-        ids = self.arrays.get("document_ids")
-        is_full = ids is not None and ids.dtype == bool and ids.all()
-        tensors = {
-            name: torch.from_numpy(array)
-            for name, array in self.arrays.items()
-            if not (is_full and name == "document_ids")
-        }
+        arrays = {**self.arrays}
+        ids = arrays.get("document_ids")
+        if ids is not None and ids.dtype == bool and ids.all():
+            del arrays["document_ids"]
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         if device.type == "cuda":
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
         return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from data_prep.common import children
 from data_prep.common.files import named_errors, strict_json
 from pretrain.config.run import RunConfig
@@ -162,7 +164,7 @@ class Agents:
         self.start = secrets.token_hex(8)
         """Token of this start: the agents serve its supervisor only."""
         self._names, self._run, self._write = names, run, write
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[int, psutil.Popen] = {}
         self._started: dict[int, float] = {}
         self._printed: dict[int, str] = {}
         self.fatal_error = ""
@@ -207,7 +209,7 @@ class Agents:
         with log.open("ab") as file, tempfile.TemporaryFile() as given:
             given.write(variables(os.environ))
             given.seek(0)
-            self._children[node] = subprocess.Popen(
+            self._children[node] = psutil.Popen(
                 [*SSH, *_ALIVE, *remote(self._names[node], words)],
                 stdin=given,
                 stdout=file,
@@ -230,10 +232,6 @@ class Agents:
 
     def close(self, seconds: float) -> None:
         """Give the agents, which were told to exit, this time to do so."""
-        deadline = time.monotonic() + seconds
-        for child in self._children.values():
-            try:
-                child.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.terminate()
-                child.wait()
+        for child in psutil.wait_procs(self._children.values(), seconds)[1]:
+            child.terminate()
+            child.wait()

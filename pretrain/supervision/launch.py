@@ -151,9 +151,7 @@ class Job:
     node: int
     """Number of this node."""
     process: psutil.Process
-    """The launcher."""
-    child: subprocess.Popen[bytes] | None = None
-    """The same, if this process started it."""
+    """The launcher; a `psutil.Popen` if this process started it."""
 
     @property
     def log(self) -> Path:
@@ -166,13 +164,13 @@ class Job:
 
     def code(self) -> int | None:
         """Return the launcher's exit code; `None` while it runs and for an adopted launcher."""
-        return self.child.poll() if self.child else None
+        return self.process.poll() if isinstance(self.process, psutil.Popen) else None
 
     def end(self, grace_seconds: float) -> None:
         """End all its processes; see `processes.end_all`."""
         processes.end_all(self.run, grace_seconds, self.node, self.process.pid)
-        if self.child:
-            self.child.wait()
+        if isinstance(self.process, psutil.Popen):
+            self.process.wait()
 
 
 def start(run: Path, control_file: ControlFile, node: int) -> Job:
@@ -189,7 +187,7 @@ def start(run: Path, control_file: ControlFile, node: int) -> Job:
     log = log_of(run, control_file, node)
     log.parent.mkdir(exist_ok=True)
     with log.open("ab") as file:
-        child = subprocess.Popen(
+        process = psutil.Popen(
             [*_IGNORING_STOPS, *command(run, control_file, node)],
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -197,7 +195,7 @@ def start(run: Path, control_file: ControlFile, node: int) -> Job:
             env=environment(run, control_file, node),
             start_new_session=True,
         )
-    return Job(run, control_file, node, psutil.Process(child.pid), child)
+    return Job(run, control_file, node, process)
 
 
 def find(run: Path, control_file: ControlFile | None, node: int = 0) -> Job | None:

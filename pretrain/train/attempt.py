@@ -168,8 +168,7 @@ class Attempt:
         """
         step, segment = self.start.step, self.pipeline.segment
         hook = Hook(segment.config.training.evaluation_interval, self._evaluate)
-        is_due = hook.is_due(step, segment.end_step)
-        if is_due and (step or self.setup.config.model.init_from):
+        if hook.is_due(step, segment.end_step) and (step or self.setup.config.model.init_from):
             return self._evaluate(step)
         return GO_ON
 
