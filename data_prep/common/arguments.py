@@ -18,7 +18,7 @@ from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE
 from data_prep.common.files import described
 
-AddArguments = Callable[[argparse.ArgumentParser], None]
+AddArguments = Callable[["Parser"], None]
 Run = Callable[[argparse.Namespace], int | None]
 """Runs a command and returns its exit code, None for success. Its docstring is the command's help:
 a line that says what it does, and at the end an example. `options.parser.prog` is the command as
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser that refuses a second value for the same option, and infinite numbers.
 
     Options with action="extend" collect the values of all occurrences, and flags may be repeated.
-    Sub-parsers are of the same class.
+    Sub-parsers are of the same class. The lines of a description stay as they are.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Parser(argparse.ArgumentParser):
             keywords: Those of ArgumentParser.
         """
         super().__init__(*arguments, **keywords)
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
         self._add_arguments = add_arguments
         self.given: set[str] = set()
         """Destinations of the options seen so far in the current command line."""
@@ -104,12 +105,6 @@ class _StoreOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class _PrintVersion(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        sys.stdout.write(f"zeroclap {version()}\n")
-        parser.exit()
-
-
 def version() -> str:
     """Return the version of the installed package, or say where the code is that is not installed.
 
@@ -143,21 +138,15 @@ def program(
     """Return the parser of a program.
 
     Args:
-        name: As a user calls it, such as "python -m pretrain". In the commands' help it replaces
-            the name by which their examples call a program.
+        name: As a user calls it, such as "python -m pretrain".
         description: One sentence.
         example: Arguments of a useful call.
         groups: Commands by name, by title of the group.
     """
     lines = [description]
-    parser = Parser(
-        prog=name,
-        usage=f"{name} [-h] [--version] COMMAND ...",
-        epilog=f"example: {name} {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    version = "print the version and exit"
-    parser.add_argument("--version", action=_PrintVersion, nargs=0, help=version)
+    usage = f"{name} [-h] [--version] COMMAND ..."
+    parser = Parser(prog=name, usage=usage, epilog=f"example: {name} {example}")
+    parser.add_argument("--version", action="version", version=f"zeroclap {version()}")
     # argparse itself would list the commands without groups.
     added = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", prog=name, help=argparse.SUPPRESS
@@ -165,19 +154,34 @@ def program(
     for title, commands in groups.items():
         lines += ["", f"{title}:"]
         for command_name, (add_arguments, run) in commands.items():
-            text = re.sub(r"python -m \w+(?= )", name, inspect.getdoc(run) or "")
-            summary = text.partition("\n")[0].rstrip(".")
-            lines.append(f"  {command_name:<16} {summary}")
-            command = added.add_parser(
-                command_name,
-                help=summary,
-                description=text,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-                add_arguments=add_arguments,
-            )
-            command.set_defaults(run_command=run, parser=command)
+            command = add_command(added, command_name, run, name, add_arguments)
+            summary = str(command.description).partition("\n")[0]
+            lines.append(f"  {command_name:<16} {summary.rstrip('.')}")
     parser.description = "\n".join(lines)
     return parser
+
+
+def add_command(
+    added: "argparse._SubParsersAction[Parser]",
+    name: str,
+    run: Run,
+    program: str,
+    add_arguments: AddArguments | None = None,
+) -> Parser:
+    """Add a command to those of a program, and return its parser.
+
+    Args:
+        added: The program's commands.
+        name: Of the command.
+        run: Runs it; its docstring is the command's help.
+        program: Replaces the name by which the docstring's example calls a program.
+        add_arguments: Adds the command's arguments when it is parsed.
+    """
+    text = re.sub(r"python -m \w+(?= )", program, inspect.getdoc(run) or "")
+    summary = text.partition("\n")[0].rstrip(".")
+    command = added.add_parser(name, help=summary, description=text, add_arguments=add_arguments)
+    command.set_defaults(run_command=run, parser=command)
+    return command
 
 
 def parse_arguments(

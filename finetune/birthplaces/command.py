@@ -7,34 +7,27 @@ Functions and options are named as in the assignment on pretraining of Stanford'
 from __future__ import annotations
 
 import argparse
-import inspect
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.arguments import Parser, add_command
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+
+def add_arguments(command: Parser) -> None:
     """Add the functions of the task, each a command of its own."""
     from finetune.birthplaces import training
 
     functions = command.add_subparsers(
         dest="function", required=True, metavar="FUNCTION", prog=command.prog
     )
+    program = command.prog.rpartition(" ")[0]
     for name, words in FUNCTIONS.items():
-        run = getattr(training, name)
-        text = re.sub(r"python -m finetune birthplaces", command.prog, inspect.getdoc(run) or "")
-        function = functions.add_parser(
-            name,
-            help=text.partition("\n")[0].rstrip("."),
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        function = add_command(functions, name, getattr(training, name), program)
         for word in words.split():
             option = word.removesuffix("?")
             added = function.add_argument(option, **_OPTIONS[option])
             added.required |= word.endswith("_path")
-        function.set_defaults(run_command=run, parser=function)
 
 
 def birthplaces(options: argparse.Namespace) -> None:
