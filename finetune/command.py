@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.common.arguments import Command, as_invoked, check_least, seeds
+from data_prep.common.arguments import Command, as_invoked, check_least, numbers
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from pretrain.config.settings import add_device
 
@@ -55,8 +55,8 @@ def _finetune_arguments(command: argparse.ArgumentParser) -> None:
 def _run_arguments(command: argparse.ArgumentParser, default_seeds: str) -> None:
     """Add the arguments that control runs."""
     add = command.add_argument
-    numbers = f"such as 1-3 or 1,2,7 (default: {default_seeds})"
-    add("--seeds", type=seeds, default=[], help=numbers)
+    seeds = f"such as 1-3 or 1,2,7 (default: {default_seeds})"
+    add("--seeds", type=numbers, default=[], help=seeds)
     output = "the folder for the runs' folders; finished runs in it are not repeated"
     add("--output", type=Path, required=True, help=output)
     weights = "start from the model's weights, from random weights of the same architecture, or "

@@ -230,18 +230,22 @@ def run_command(
     return code
 
 
-def seeds(text: str) -> list[int]:
-    """Return the seeds that an option names, such as 1-3 or 1,2,7."""
-    found_seeds = list[int]()
+def numbers(text: str, least: int = 0) -> list[int]:
+    """Return the different whole numbers that an option names, such as 3-5 or 512,1024.
+
+    Raises:
+        ArgumentTypeError: It names none, one twice, or one that is less than `least`.
+    """
+    named = list[int]()
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        found_seeds += range(first, last + 1) or [-1]
-    if min(found_seeds) < 0 or len(set(found_seeds)) < len(found_seeds):
+        named += range(first, last + 1) or [-1]
+    if min(named) < least or len(set(named)) < len(named):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: write different whole numbers of 0 or more, as in 1-3 or 1,2,7"
+            f"{text!r}: write different whole numbers of {least} or more, as in 3-5 or 512,1024"
         )
-    return found_seeds
+    return named
 
 
 def check_least(option: str, value: int, least: int = 1) -> None:

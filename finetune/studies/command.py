@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from data_prep.common.arguments import check_least, seeds
+from data_prep.common.arguments import check_least, numbers
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.common.files import lock, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
@@ -34,7 +34,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("study", help="a YAML file, or the name of one in finetune/studies")
     add("--output", type=Path, required=True, help="the folder of its runs and its report")
     add("--toy", action="store_true", help="at the small size that the study names, for CPU cores")
-    add("--seeds", type=seeds, help="such as 1-5; more may be added later (default: the study's)")
+    add("--seeds", type=numbers, help="such as 1-5; more may be added later (default: the study's)")
     add("--data", default="", help="GLUE's data, as for glue; needed where models are fine-tuned")
     add("--jobs", type=int, default=0, help="runs at once (default: as the devices allow)")
     at_once = "fine-tunings of a run at once, which share its device (default: %(default)s)"
@@ -170,10 +170,10 @@ def _stages(
         found.append(Stage(f"evaluate{of_corpus}", evaluate))
     for way in finetuning_arms(chosen, run.arm):
         assert chosen.finetune is not None
-        for number, (tasks, numbers, own) in enumerate(chosen.finetune.groups):
+        for number, (tasks, seeds, own) in enumerate(chosen.finetune.groups):
             glue = ["finetune", "glue", model, "--data", options.data, "--no-models"]
             glue += ["--jobs", str(options.glue_jobs), "--tasks", ",".join(tasks)]
-            glue += ["--seeds", ",".join(map(str, numbers))]
+            glue += ["--seeds", ",".join(map(str, seeds))]
             glue += ["--output", str(folder / "scores" / way.folder), *way.words, *own]
             # A folder's name has no "+", so that no two stages have the same one.
             found.append(Stage(f"glue-{way.folder}{f'+{number}' * bool(number)}", glue))

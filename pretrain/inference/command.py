@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from data_prep.common import pictures
+from data_prep.common.arguments import numbers
 from pretrain.config.settings import add_device
 
 
@@ -17,7 +19,7 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     add("--data", type=Path, required=True, help="a corpus folder")
     lengths = "cut the text into windows of these lengths, such as 512,1024, and score the same "
     lengths += "targets at each length (default: blocks as in the validation of a run)"
-    add("--lengths", type=_lengths, help=lengths)
+    add("--lengths", type=partial(numbers, least=2), help=lengths)
     stride = "with --lengths: tokens from one window to the next; each window but a text's first "
     stride += "scores only this many last tokens (default: windows do not overlap)"
     add("--stride", type=int, help=stride)
@@ -32,16 +34,6 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     plot = pictures.HELP.format("perplexity by length")
     add("--plot", type=Path, help=plot)
     add_device(command)
-
-
-def _lengths(text: str) -> list[int]:
-    try:
-        lengths = [int(word) for word in text.split(",")]
-    except ValueError:
-        lengths = []
-    if not lengths or min(lengths) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}: write whole numbers from 2 on, as in 512,1024")
-    return list(dict.fromkeys(lengths))
 
 
 def evaluate(options: argparse.Namespace) -> None:

@@ -78,11 +78,11 @@ def test_errors_name_the_command_as_it_was_called(name, capsys):
     assert capsys.readouterr().err.startswith(f"zeroclap {name}: error: /nowhere: ")
 
 
-def test_seeds_are_different_whole_numbers():
-    assert arguments.seeds("1-3,7") == [1, 2, 3, 7]
+def test_numbers_of_an_option_are_different_and_whole():
+    assert arguments.numbers("1-3,7") == [1, 2, 3, 7]
     for text in ("1,1", "a", "", "-1", "3-1", "1-3,2", "1-"):
         with pytest.raises(argparse.ArgumentTypeError, match="different whole numbers"):
-            arguments.seeds(text)
+            arguments.numbers(text)
 
 
 def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):

@@ -110,7 +110,7 @@ def test_a_kill_keeps_the_lengths_that_were_done(folder, corpus, tmp_path, monke
     assert capsys.readouterr().out.splitlines()[-1].split()[0] == "32"
 
 
-LENGTHS = ": write whole numbers from 2 on, as in 512,1024"
+LENGTHS = ": write different whole numbers of 2 or more, as in 3-5 or 512,1024"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ LENGTHS = ": write whole numbers from 2 on, as in 512,1024"
         (["--packing", "sentence-pairs"], "does not fit objective masked-lm"),
         (["--lengths", "32,64", "--stride", "33"], "--stride 33: accepted: 1 to 32"),
         (["--lengths", "32,9000000"], "--lengths 9000000: the "),
-        *((["--lengths", text], f"{text!r}{LENGTHS}") for text in ("", "32,x", "1", "3.5")),
+        *((["--lengths", text], f"{text!r}{LENGTHS}") for text in ("", "32,32", "1", "3.5")),
         (["char-perceiver", "--lengths", "31", "--packing", "chunked"], "puts several documents"),
         (["char-perceiver", "--packing", "chunked"], "does not fit a model with 64 latents"),
     ],
