@@ -13,7 +13,7 @@ import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,9 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     engine = _engine(config, classifiers.build(loaded, plan), process)
     order = config.batch_size, plan.seed, config.length_window
     batches = ShuffledBatches(read.lengths, read.collate, *order)
-    evaluator = DevEvaluator(engine, batches, plan, dev_sets)
     steps = config.steps(len(read))
+    progress = ProgressPrinter(steps)
+    evaluator = DevEvaluator(engine, batches, plan, dev_sets, progress.say)
     metrics, records = MetricsWriter(folder, attempt=1), list[StepRecord]()
     training_started = time.perf_counter()
     run_loop(
@@ -105,7 +106,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         tasks.Objective(task),
         learning_rate=lambda step: config.rate(step, steps),
         steps=range(steps),
-        observers=[metrics, ProgressPrinter(steps), records.append],
+        observers=[metrics, progress, records.append],
         hooks=[Hook(1, evaluator)],
     )
     ended = time.perf_counter()
@@ -147,6 +148,8 @@ class DevEvaluator:
     plan: RunPlan
     dev_sets: Mapping[str, EncodedExamples]
     """By the name of the split."""
+    say: Callable[[str], object]
+    """Prints a line."""
     weights: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     """Of the best epoch, as `Engine.weights` gives them; empty if the plan keeps no model."""
     epochs: list[dict[str, float]] = dataclasses.field(default_factory=list)
@@ -179,7 +182,7 @@ class DevEvaluator:
             self.weights = engine.weights()
         if engine.rank == 0:
             line = "  ".join(f"{name} {record[name]:.4f}" for name in task.score_names)
-            print(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {line}", flush=True)
+            self.say(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {line}")
 
 
 def _read_data(plan: RunPlan, loaded: LoadedModel) -> tuple[dict[str, EncodedExamples], int]:

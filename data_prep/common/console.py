@@ -102,10 +102,3 @@ def survive_broken_pipe(is_result: bool = True) -> Iterator[None]:
             if isinstance(stream, _LastingStream):
                 stream.finish()
         sys.stdout, sys.stderr = before
-
-
-def write_stdout(text: str) -> None:
-    """Write to standard output; do nothing if its terminal is closed or its disk is full."""
-    with contextlib.suppress(OSError):
-        sys.stdout.write(text)
-        sys.stdout.flush()

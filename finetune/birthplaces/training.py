@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE
 from data_prep.common.files import check_absent, check_new, write_atomically
 from finetune.batches import ShuffledBatches
@@ -147,7 +148,9 @@ def pretrain(options: argparse.Namespace) -> int:
     prepared = prepare(text.stem, texts, EXPERIMENTS / "corpora")
     settings += [f"training.steps={steps}", override("data.corpus", str(prepared))]
     print(f"{text}: {len(texts):,} documents, {steps:,} steps", flush=True)
-    if code := run_supervised(recipe(options, *settings)):
+    with console.survive_broken_pipe(is_result=False):
+        code = run_supervised(recipe(options, *settings))
+    if code:
         return code
     step, _ = export_checkpoint(folder, output)
     print(f"{output}: the model of {folder} after {step:,} steps", flush=True)
@@ -231,7 +234,8 @@ def _train(
     )
     engine = engines.Engine(model, optimizer, settings, process)
     metrics = MetricsWriter(folder, attempt=1)
-    board = TensorBoard(folder, 0, print)
+    progress = ProgressPrinter(steps)
+    board = TensorBoard(folder, 0, progress.say)
     run(
         engine,
         batches,
@@ -241,7 +245,7 @@ def _train(
         observers=[
             metrics,
             lambda record: board.scalars(record.step, curves(record)),
-            ProgressPrinter(steps),
+            progress,
         ],
     )
     metrics.sync()

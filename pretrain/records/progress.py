@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from data_prep.common.wording import duration
@@ -25,26 +25,19 @@ RECENT = 50
 class ProgressPrinter:
     """Shows where a run is: a line that is renewed on a terminal, else one now and then.
 
-    It is an observer of steps, or is given lines of metrics.jsonl (`show`).
+    It is an observer of steps, or is given lines of metrics.jsonl (`show`). What else is printed
+    meanwhile goes through `say`.
     """
 
-    def __init__(
-        self,
-        last_step: int,
-        write: Callable[[str], object] = lambda text: sys.stdout.write(text),
-        prefix: str = "",
-        renews: bool = False,
-    ) -> None:
+    def __init__(self, last_step: int, prefix: str = "") -> None:
         """Show nothing yet.
 
         Args:
             last_step: updates of the whole run. Its line is always shown, and stays.
-            write: receives text.
             prefix: of each line.
-            renews: whether the text goes to a terminal, where one line is renewed.
         """
-        self._last_step, self._write, self._prefix = last_step, write, prefix
-        self._renews, self._seconds = renews, _RENEW_SECONDS if renews else _SECONDS
+        self._last_step, self._prefix, self._renews = last_step, prefix, sys.stdout.isatty()
+        self._seconds = _RENEW_SECONDS if self._renews else _SECONDS
         self._next, self._recent = 0.0, deque[Line](maxlen=RECENT)
         self._newest: Line | None = None
         self._shown = False
@@ -54,7 +47,6 @@ class ProgressPrinter:
         """Show a finished step if it is time."""
         self._recent.append(line_of(record))
         self.show(self._recent)
-        sys.stdout.flush()
 
     def show(self, lines: Sequence[Line]) -> None:
         """Show the newest of some lines if it is time and it was not shown before."""
@@ -64,21 +56,22 @@ class ProgressPrinter:
             return
         self._next, self._newest = now + self._seconds, newest
         end = clock_time(seconds_left(lines, self._last_step))
-        text = f"{self._prefix}{progress_line(lines, self._last_step)}  ends {end}"
+        text = f"{progress_line(lines, self._last_step)}  ends {end}"
         if not self._renews:
-            self._write(text + "\n")
+            self.say(text)
             return
-        columns = shutil.get_terminal_size().columns
-        self._write(f"{_ERASE_LINE}{text[: columns - 1]}")  # the cursor needs a place, too
-        self._shown = True
-        if is_last:
-            self.leave()
+        columns = shutil.get_terminal_size().columns - 1  # the cursor needs a place, too
+        self._shown = not is_last
+        self._write(_ERASE_LINE + f"{self._prefix}{text}"[:columns] + "\n" * is_last)
 
-    def leave(self) -> None:
-        """Leave a line that is to be renewed as it is: what is written next begins a new one."""
-        if self._shown:
-            self._shown = False
-            self._write("\n")
+    def say(self, text: str) -> None:
+        """Print a line of its own; one that is to be renewed stays as it is."""
+        self._write("\n" * self._shown + f"{self._prefix}{text}\n")
+        self._shown = False
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def progress_line(records: Sequence[Line], last_step: int) -> str:

@@ -215,7 +215,7 @@ class Agent:
         self._job = None
 
     def _print(self, text: str) -> None:
-        console.write_stdout(f"[node {self._node}] {text}\n")
+        print(f"[node {self._node}] {text}", flush=True)
 
 
 def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
@@ -227,9 +227,8 @@ def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
         reason: why it is refused.
     """
     run, before = Path(config.folder), control.try_read(Path(config.folder))
-    console.write_stdout(
-        f"[node {node.rank}] refused; reporting to node 0 (Ctrl-C to stop): {reason}\n"
-    )
+    stop = "reporting to node 0 (Ctrl-C to stop)"
+    print(f"[node {node.rank}] refused; {stop}: {reason}", flush=True)
     deadline = time.monotonic() + config.supervision.node_wait_seconds
     reporter = nodes.Reporter(run, node.rank)
     report = Report("", nodes.REFUSED, f"is refused: {reason}")
@@ -242,7 +241,7 @@ def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
         time.sleep(1.0)
 
 
-@console.survive_broken_pipe()
+@console.survive_broken_pipe(is_result=False)
 def main(arguments: Sequence[str]) -> int:
     """Run the agent that `hosts.Agents` starts on another machine of a hostfile.
 

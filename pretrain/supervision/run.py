@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
-from data_prep.common import console
 from data_prep.common.arguments import as_invoked
 from data_prep.common.exit_codes import EXIT_DONE
 from pretrain.checks import capacity
@@ -69,9 +69,7 @@ def run_supervised(
     run = Path(config.folder)
     if machines:
         wait = config.supervision.node_wait_seconds
-        node = connect(
-            machines, run, wait, lambda text: console.write_stdout(f"{text}\n"), course.manifests
-        )
+        node = connect(machines, run, wait, partial(print, flush=True), course.manifests)
     folder.check_corpora(course.manifests)
     if course.why in (USER, FORK):  # before the supervisor prints what is new in the ledger
         with folder.lock(run):

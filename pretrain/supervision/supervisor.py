@@ -15,12 +15,10 @@ import math
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from data_prep.common.wording import count
 from pretrain.checks import capacity
@@ -46,7 +44,6 @@ _SAVE_SECONDS = 240.0
 _POLL_SECONDS = 0.5
 """Between two checks of a running attempt, or of what is waited for."""
 _ONLY_NODE = Node()
-_PREFIX = "[supervisor] "
 
 
 class Supervisor:
@@ -72,12 +69,8 @@ class Supervisor:
         self.config, self.run_folder, self._node = config, Path(config.folder), node
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
         self._validation = self.run_folder / metrics.VALIDATION
-        self._progress = progress.ProgressPrinter(
-            config.training.steps,
-            write=console.write_stdout,
-            prefix=_PREFIX,
-            renews=sys.stdout.isatty(),
-        )
+        self._progress = progress.ProgressPrinter(config.training.steps, "[supervisor] ")
+        self._print = self._progress.say
         self._stop_requests, self._saved_by, self._printed = control.StopRequests(), math.inf, ""
         run_folder.check_not_elsewhere(self.run_folder)  # before it is told to stop
         listener = nodes.Listener(node.address) if node.count > 1 else None
@@ -407,10 +400,6 @@ class Supervisor:
         if text != self._printed:
             self._printed = text
             self._print(text)
-
-    def _print(self, text: str) -> None:
-        self._progress.leave()
-        console.write_stdout(f"{_PREFIX}{text}\n")
 
 
 def _size(path: Path) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -54,7 +53,7 @@ class RunLog:
             OSError: names a file that cannot be opened.
         """
         config, start = self._config, self._start
-        self._progress = progress.ProgressPrinter(config.training.steps, renews=sys.stdout.isatty())
+        self._progress = progress.ProgressPrinter(config.training.steps)
         for text in self._announcement():
             self.say(text)
         lines, validation = (
@@ -145,9 +144,7 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self._progress.leave()
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+        self._progress.say(text)
 
     def warn_once(self, text: str) -> None:
         """Print a line unless it was printed before."""

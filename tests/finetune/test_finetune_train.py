@@ -120,7 +120,7 @@ def test_the_weights_that_are_kept_are_those_of_the_best_epoch(monkeypatch):
     engine.weights = lambda: len(scored.epochs)
     batches = SimpleNamespace(ends_epoch=lambda step: True, epoch=int)
     plan = SimpleNamespace(config=FinetuneConfig(), definition=TASKS["RTE"], save_model=True)
-    scored = DevEvaluator(engine, batches, plan, {"dev": Examples(range(4))})
+    scored = DevEvaluator(engine, batches, plan, {"dev": Examples(range(4))}, print)
     for epoch in range(1, 6):
         scored(epoch)
     assert scored.best["epoch"] == scored.weights == 2

@@ -151,31 +151,32 @@ def test_a_line_has_every_term_where_there_are_several(tmp_path):
     }
 
 
-def test_progress_is_printed_now_and_then_and_at_the_end(now):
-    written = []
-    printer = progress.ProgressPrinter(3, write=written.append)
+def test_progress_is_printed_now_and_then_and_at_the_end(now, capsys):
+    printer = progress.ProgressPrinter(3)
     for step in range(3):
         printer(record(step))
+    written = capsys.readouterr().out.splitlines()
     assert len(written) == 2
     assert written[0].startswith("step 1/3  loss 2.0000  ? left")
-    assert written[0].endswith(" 600 tokens/s  ends not known yet\n")
+    assert written[0].endswith(" 600 tokens/s  ends not known yet")
     assert written[1].startswith("step 3/3")
-    assert re.search(r" 0:00:00 left .* ends (\d{4}-\d\d-\d\d )?\d\d:\d\d \S+\n$", written[1])
+    assert re.search(r" 0:00:00 left .* ends (\d{4}-\d\d-\d\d )?\d\d:\d\d \S+$", written[1])
 
 
-def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch):
+def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr(progress, "_RENEW_SECONDS", 0.0)
-    written = []
-    printer = progress.ProgressPrinter(4, write=written.append, prefix="[s] ", renews=True)
+    printer = progress.ProgressPrinter(4, prefix="[s] ")
     for step in range(3):
         printer(record(step))
-    printer.leave()
-    printer.leave()
+    printer.say("a line")
+    printer.say("another")
     printer(record(3))
     shown = [f"\r\x1b[K[s] step {done}/4  loss 2.0000  0:" for done in range(1, 5)]
     shown[0] = shown[0].replace("  0:", "  ? ")
-    assert written == [*shown[:3], "\n", shown[3], "\n"]  # 29 columns: the cursor has the last
+    shown.insert(3, "\n[s] a line\n[s] another\n")
+    assert capsys.readouterr().out == "".join([*shown, "\n"])  # 29 columns: the cursor has the last
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.common import console, files
+from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import NotifyConfig, SupervisionConfig
@@ -58,7 +58,7 @@ class Stage:
         run.mkdir()
         monkeypatch.setattr(launch, "command", self.command)
         monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.05)
-        monkeypatch.setattr(console, "write_stdout", self.write)
+        monkeypatch.setattr(progress.ProgressPrinter, "_write", lambda _, text: self.write(text))
 
     def command(self, run, control_file, node=0):
         self.started = control_file.attempt
