@@ -26,10 +26,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
-def few(values: Iterable[object]) -> str:
-    """The values with commas; of more than eight, the first eight and the number of the others."""
+def few(values: Iterable[object], most: int = 8) -> str:
+    """The values with commas; of more than `most`, the first ones and the number of the others."""
     texts = [str(value) for value in values]
-    return ", ".join(texts[:8]) + (f" and {len(texts) - 8:,} more" if len(texts) > 8 else "")
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def in_short(number: float) -> str:

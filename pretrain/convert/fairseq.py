@@ -20,6 +20,7 @@ from data_prep.tokenizer import Tokenizer
 from pretrain.convert import weights as tensors
 from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
 from pretrain.convert.names import check_modelled
+from pretrain.model.checks import check_value
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -113,20 +114,16 @@ def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
 
 
 def _flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = settings.get(name, default)
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}: {value!r} is not accepted; it must be true or false")
+    value: bool = settings.get(name, default)
+    check_value(name, value, isinstance(value, bool), "true or false")
     return value
 
 
 def _position(settings: Mapping[str, Any], alibi: bool) -> str:
     if _flag(settings, "no_token_positional_embeddings", False):
         return "alibi" if alibi else "none"
-    if alibi:
-        raise ValueError(
-            "encoder_alibi: true is not accepted beside position embeddings; "
-            "no_token_positional_embeddings must be true as well"
-        )
+    accepted = "false beside position embeddings; no_token_positional_embeddings removes these"
+    check_value("encoder_alibi", alibi, not alibi, accepted)
     return "learned" if _flag(settings, "encoder_learned_pos", True) else "sinusoidal"
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pretrain.convert.contents import CLASSIFIER
 from pretrain.convert.weights import Names, renamed
+from pretrain.model.checks import check_value
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -175,5 +176,5 @@ def check_modelled(settings: Mapping[str, Any], accepted: Mapping[str, object]) 
         accepted: the only supported value of each such setting.
     """
     for name, supported in accepted.items():
-        if (value := settings.get(name, supported)) != supported:
-            raise ValueError(f"{name} is {value!r}; accepted: {supported!r}")
+        value = settings.get(name, supported)
+        check_value(name, value, value == supported, repr(supported))

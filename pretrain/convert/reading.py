@@ -27,6 +27,7 @@ from pretrain.convert import names as layout
 from pretrain.convert import tokenizer_files
 from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
 from pretrain.convert.weights import drop_copies, empty_weights, joined, load_pickled, weights_in
+from pretrain.model.checks import check_value
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -121,9 +122,8 @@ def _settings(folder: Path) -> dict[str, Any]:
             hint = f"its model is in {folder / 'model'}"
         raise ValueError(f"{folder}: {what if folder.exists() else 'no such folder'} ({hint})")
     settings = read_json(path)
-    if (found := settings.get("model_type")) not in [*_FORMS]:
-        accepted = ", ".join(map(repr, _FORMS))
-        raise ValueError(f"{path}: model_type {found!r}; accepted: {accepted}")
+    kind = settings.get("model_type")
+    check_value(f"{path}: model_type", kind, kind in [*_FORMS], tuple(_FORMS))
     return settings
 
 
@@ -184,17 +184,16 @@ def _architecture(form: _Form, settings: Mapping[str, Any], theirs: Weights) -> 
 
 def _roberta_config(settings: Mapping[str, Any]) -> ModelConfig:
     positions = _setting(settings, "max_position_embeddings")
-    if not isinstance(positions, int) or positions <= layout.UNUSED_POSITIONS:
-        raise ValueError(f"max_position_embeddings is {positions!r}; accepted: 3 or more")
+    fits = isinstance(positions, int) and positions > layout.UNUSED_POSITIONS
+    check_value("max_position_embeddings", positions, fits, "3 or more")
     fields = {ours: _setting(settings, theirs) for ours, theirs in layout.ROBERTA_SETTINGS.items()}
     return ModelConfig(**fields, max_positions=positions - layout.UNUSED_POSITIONS)
 
 
 def _albert_config(settings: Mapping[str, Any]) -> ModelConfig:
     activations = {theirs: ours for ours, theirs in layout.ALBERT_ACTIVATIONS.items()}
-    if (activation := _setting(settings, "hidden_act")) not in [*activations]:
-        accepted = ", ".join(map(repr, activations))
-        raise ValueError(f"hidden_act is {activation!r}; accepted: {accepted}")
+    activation = _setting(settings, "hidden_act")
+    check_value("hidden_act", activation, activation in [*activations], tuple(activations))
     fields = {ours: _setting(settings, theirs) for ours, theirs in layout.ALBERT_SETTINGS.items()}
     size, groups = _setting(settings, "embedding_size"), _setting(settings, "num_hidden_groups")
     shared = groups == 1 or groups != fields["num_layers"]
@@ -212,12 +211,10 @@ def _albert_config(settings: Mapping[str, Any]) -> ModelConfig:
 def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
     names = [field.name for field in dataclasses.fields(ModelConfig)]
     values = {name: settings[name] for name in names if name in settings}
-    rows, masks = values.get("vocab_size"), settings.get("mask_token_ids")
-    if isinstance(rows, int):
-        if not isinstance(masks, list) or masks != [*range(rows - len(masks), rows)]:
-            raise ValueError(
-                f"mask_token_ids is {masks!r} with {rows} rows, but `<mask>` must have the last ids"
-            )
+    if isinstance(rows := values.get("vocab_size"), int):
+        masks: Any = settings.get("mask_token_ids")
+        fits = isinstance(masks, list) and masks == [*range(rows - len(masks), rows)]
+        check_value("mask_token_ids", masks, fits, f"the last of the {rows} rows")
         values["vocab_size"] = rows - len(masks)
     return ModelConfig.from_dict(values)
 
@@ -229,15 +226,12 @@ def _classifier(settings: Mapping[str, Any], theirs: Weights) -> ClassificationC
     # transformers writes no labels where there are two classes.
     listed = settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     expected = [str(index) for index in range(len(listed))] if isinstance(listed, dict) else []
-    if not isinstance(listed, dict) or {*listed} != {*expected}:
-        raise ValueError(f"id2label is {listed!r}; it must have a label for each of 0, 1, 2, ...")
+    fits = isinstance(listed, dict) and {*listed} == {*expected}
+    check_value("id2label", listed, fits, "a mapping with a label for each of 0, 1, 2, ...")
     labels = tuple(str(listed[index]) for index in expected)
-    problem = settings.get("problem_type")
-    if problem not in layout.problem_types(len(labels)):
-        raise ValueError(
-            f"problem_type is {problem!r} with {len(labels)} labels; accepted: "
-            f"{layout.problem_types(len(labels))[0]!r}"
-        )
+    problem, known = settings.get("problem_type"), layout.problem_types(len(labels))
+    expected_kind = f"{known[0]!r} with {len(labels)} labels"
+    check_value("problem_type", problem, problem in known, expected_kind)
     dropout = settings.get("classifier_dropout", settings.get("classifier_dropout_prob"))
     return ClassificationConfig(
         len(labels),

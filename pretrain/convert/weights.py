@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from data_prep.common.wording import few
 from pretrain.convert.contents import CLASSIFIER
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
@@ -91,7 +92,7 @@ def joined(
             faults.setdefault("not finite", []).append(name)
     if left_over := sorted(weights.keys() - parts.keys()):
         faults["left over"] = left_over
-    if found := [f"{fault}: {_few(wrong)}" for fault, wrong in faults.items()]:
+    if found := [f"{fault}: {few(wrong, 3)}" for fault, wrong in faults.items()]:
         raise ValueError(f"the weights do not fit the settings; {'; '.join(found)}")
     # cat copies, so that no two weights share memory
     return {
@@ -188,8 +189,3 @@ def _check_archive(path: Path) -> None:
                 raise zipfile.BadZipFile("its entries are larger than the file")
             if damaged := archive.testzip():
                 raise zipfile.BadZipFile(damaged)
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
