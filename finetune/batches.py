@@ -153,10 +153,6 @@ class ShuffledBatches:
     _chosen: dict[int, npt.NDArray[np.int64]] = dataclasses.field(default_factory=dict, init=False)
     """The batches that were chosen last, by their number."""
 
-    def seed(self, step: int) -> int:
-        """Return the seed of dropout."""
-        return self.order_seed
-
     def epoch(self, step: int) -> float:
         """Return the number of epochs read before a step."""
         return step * self.batch_size / len(self.lengths)
@@ -172,6 +168,7 @@ class ShuffledBatches:
         """
         chosen = self.chosen(step)
         share = self.collate(chosen[rank::world_size] or chosen[:1], rank)
+        share = dataclasses.replace(share, seed=self.order_seed, epoch=self.epoch(step))
         return [share if rank < len(chosen) else share.emptied()]
 
     def chosen(self, step: int) -> list[int]:

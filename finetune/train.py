@@ -102,7 +102,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     training_started = time.perf_counter()
     run_loop(
         engine,
-        batches,
+        batches.micro_batches,
         tasks.Objective(task),
         learning_rate=lambda step: config.rate(step, steps),
         steps=range(steps),

@@ -238,7 +238,7 @@ def _train(
     board = TensorBoard(folder, 0, progress.say)
     run(
         engine,
-        batches,
+        batches.micro_batches,
         objective,
         learning_rate=lambda step: optimizer.learning_rate,
         steps=range(steps),

@@ -58,21 +58,17 @@ class PretrainingBatches:
     sizes: Sizes
     """Of the run."""
 
-    def seed(self, step: int) -> int:
-        """The seed of the order, the objective's draws and the dropout of a step."""
-        return self.order.seed_at(self.sizes.first_block(step))
-
-    def epoch(self, step: int) -> float:
-        """Epochs read before a step; of several corpora, the mean over all their blocks."""
-        return self.order.epoch(self.sizes.first_block(step))
-
     def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
-        """The micro-batches of one rank in a step, in order."""
-        size, seed = self.batch.micro_batch_size, self.seed(step)
-        chosen, epochs = self.order.blocks(self.sizes.first_block(step), self.sizes.size(step))
+        """The micro-batches of one rank in a step, in order.
+
+        A step has one seed, of the order, the objective's draws and the dropout. Its epochs are, of
+        several corpora, the mean over all their blocks.
+        """
+        size, place = self.batch.micro_batch_size, self.sizes.first_block(step)
+        chosen, epochs = self.order.blocks(place, self.sizes.size(step))
+        seed, epoch = self.order.seed_at(place), self.order.epoch(place)
         batch_digest = digest(chosen, epochs)
         is_damaged = bool(((chosen == self._damaged_block) & (epochs == 0)).any())
-        scale = _DAMAGE if is_damaged else 1.0
         total, result = len(chosen) // size, []
         for index in range(rank, math.ceil(total / world_size) * world_size, world_size):
             first = index % total * size
@@ -85,7 +81,13 @@ class PretrainingBatches:
                 draw = np.random.default_rng([step, index])
                 arrays = self.objective.corrupted(batch.arrays, draw)
                 batch = dataclasses.replace(batch, arrays=arrays)
-            batch = dataclasses.replace(batch, batch_digest=batch_digest, gradient_scale=scale)
+            batch = dataclasses.replace(
+                batch,
+                seed=seed,
+                epoch=epoch,
+                batch_digest=batch_digest,
+                gradient_scale=_DAMAGE if is_damaged else 1.0,
+            )
             result.append(batch if index < total else batch.emptied())
         return result
 
@@ -100,18 +102,19 @@ class PretrainingBatches:
         return int(block)
 
 
-class SegmentedBatches:
-    """Training batches of a run, made for each step by those of its segment."""
+def segmented_batches(
+    parts: Sequence[tuple[int, Batches]], step: int, rank: int, world_size: int
+) -> Sequence[MicroBatch]:
+    """What one rank reads in a step, of the batches of its segment.
 
-    def __init__(self, parts: Sequence[tuple[int, Batches]]) -> None:
-        """Take (end step of the segment, its batches), ascending, all in one order of blocks."""
-        self._parts = parts
-        self.seed, self.epoch = parts[0][1].seed, parts[0][1].epoch
-
-    def micro_batches(self, step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
-        """As of `PretrainingBatches`."""
-        part = next((part for end, part in self._parts if step < end), self._parts[-1][1])
-        return part.micro_batches(step, rank, world_size)
+    Args:
+        parts: (end step of a segment, its batches), ascending, all in one order of blocks.
+        step: after the end, one of the last segment.
+        rank: of the process.
+        world_size: number of ranks.
+    """
+    batches = next((batches for end, batches in parts if step < end), parts[-1][1])
+    return batches(step, rank, world_size)
 
 
 def validation_batches(

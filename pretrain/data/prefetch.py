@@ -38,26 +38,19 @@ def prefetched(batches: Batches, workers: int) -> Iterator[Batches]:
         return
     # Spawned: neither CUDA nor a rank's threads survive a fork.
     pool = ProcessPoolExecutor(workers, children.spawn_context(), _begin, (batches,))
+    ahead = workers * _STEPS_PER_WORKER
+    pending: dict[tuple[int, int, int], Future[Sequence[MicroBatch]]] = {}
+
+    def read(step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
+        nonlocal pending
+        window = [(later, rank, world_size) for later in range(step, step + ahead + 1)]
+        pending = {key: pending.get(key) or pool.submit(_make, *key) for key in window}
+        return pending[window[0]].result()
+
     try:
-        yield _Prefetched(batches, pool, workers * _STEPS_PER_WORKER)
+        yield read
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-class _Prefetched:
-    """Batches with a window of pending steps."""
-
-    def __init__(self, batches: Batches, pool: ProcessPoolExecutor, ahead: int) -> None:
-        self._batches, self._pool, self._ahead = batches, pool, ahead
-        self._pending: dict[tuple[int, int, int], Future[Sequence[MicroBatch]]] = {}
-        self.seed, self.epoch = batches.seed, batches.epoch
-
-    def micro_batches(self, step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
-        window = [(later, rank, world_size) for later in range(step, step + self._ahead + 1)]
-        self._pending = {
-            key: self._pending.get(key) or self._pool.submit(_make, *key) for key in window
-        }
-        return self._pending[window[0]].result()
 
 
 def _begin(batches: Batches) -> None:
@@ -67,4 +60,4 @@ def _begin(batches: Batches) -> None:
 
 
 def _make(step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
-    return _batches.micro_batches(step, rank, world_size)
+    return _batches(step, rank, world_size)

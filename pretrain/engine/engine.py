@@ -162,7 +162,6 @@ class Engine:
         micro_batches: Sequence[MicroBatch],
         objective: Objective,
         counts: tuple[int, ...],
-        seed: int,
         step: int,
     ) -> Tensor:
         """Compute the gradient of `Objective`'s loss over the global batch.
@@ -176,7 +175,6 @@ class Engine:
                 count, whatever their arrays hold.
             objective: gives the loss of each.
             counts: tokens, and targets of each term, in the global batch.
-            seed: keys the dropout.
             step: number of updates before this one, skipped ones included.
 
         Returns:
@@ -202,7 +200,7 @@ class Engine:
         self._deepspeed.train()
         for number, batch in enumerate(micro_batches, start=1):
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
-            _seed_dropout(seed, step, batch.index, self.device)
+            _seed_dropout(batch.seed, step, batch.index, self.device)
             losses = objective.loss(self._deepspeed, batch.to(self.device))
             if not any(batch.targets):
                 losses = losses * 0.0  # computed for the collectives of the other ranks alone

@@ -61,9 +61,8 @@ def run(
     own = measure(data_seconds, micro_batches)
     counts, verdict, measured = exchange(engine, micro_batches, GO_ON, own)
     for step in steps:
-        done, rate, seed = step + 1, learning_rate(step), batches.seed(step)
-        digest = micro_batches[0].batch_digest
-        losses = engine.backward(micro_batches, objective, counts, seed, step)
+        done, rate, (first, *_) = step + 1, learning_rate(step), micro_batches
+        losses = engine.backward(micro_batches, objective, counts, step)
         # A GPU still computes the gradient while the next batch is read.
         is_last = done == steps.stop
         micro_batches, data_seconds = ((), 0.0) if is_last else _read(batches, done, engine)
@@ -73,11 +72,11 @@ def run(
             step,
             result,
             learning_rate=rate,
-            seed=seed,
-            epoch=batches.epoch(step),
+            seed=first.seed,
+            epoch=first.epoch,
             seconds=ended - started,
             data_seconds=data_seconds,
-            batch_digest=digest,
+            batch_digest=first.batch_digest,
             measured=measured,
         )
         started = ended
@@ -95,7 +94,7 @@ def run(
 def _read(batches: Batches, step: int, engine: StepEngine) -> tuple[Sequence[MicroBatch], float]:
     """Return what this rank reads in a step, and the seconds that it waited for it."""
     asked = time.perf_counter()
-    micro_batches = batches.micro_batches(step, engine.rank, engine.world_size)
+    micro_batches = batches(step, engine.rank, engine.world_size)
     return micro_batches, time.perf_counter() - asked
 
 

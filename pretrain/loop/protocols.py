@@ -30,6 +30,10 @@ class MicroBatch:
     """Input tokens without padding."""
     targets: tuple[int, ...]
     """Number of targets of each term of the objective."""
+    seed: int = 0
+    """Of the randomness (dropout) of the step."""
+    epoch: float = 0.0
+    """Epochs read before the step."""
     batch_digest: str = ""
     """Hash of the names of all blocks of the global batch (`lineage.digest`), for audits."""
     gradient_scale: float = 1.0
@@ -57,6 +61,10 @@ class MicroBatch:
         return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
+Batches = Callable[[int, int, int], Sequence[MicroBatch]]
+"""What one rank reads: a function of the step, the rank and the number of ranks."""
+
+
 class Objective(Protocol):
     """A loss made of named terms.
 
@@ -74,19 +82,6 @@ class Objective(Protocol):
         Differentiable. A term without targets in the batch is 0, but computed from the model too:
         the backward passes of all ranks have to reach the same parameters.
         """
-
-
-class Batches(Protocol):
-    """Where batches come from."""
-
-    def seed(self, step: int) -> int:
-        """Seed of the randomness (dropout) of a step."""
-
-    def epoch(self, step: int) -> float:
-        """Epochs read before a step."""
-
-    def micro_batches(self, step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
-        """What one rank reads in a step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +133,6 @@ class StepEngine(Protocol):
         micro_batches: Sequence[MicroBatch],
         objective: Objective,
         counts: tuple[int, ...],
-        seed: int,
         step: int,
     ) -> Tensor:
         """Compute the gradient; the host does not wait for the device."""

@@ -6,12 +6,13 @@ Every rank trains the recipe's model on random tokens, through the engine and th
 from __future__ import annotations
 
 import dataclasses
-import json
+import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import timeit
+from collections.abc import Sequence
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ import psutil
 import torch
 from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 
-from data_prep.common.files import write_json
 from data_prep.tokenizer import Tokenizer
 from pretrain.checks import devices, needs
 from pretrain.checks.recipe import check_device
@@ -95,55 +95,35 @@ def table(speed: Speed) -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomBatches:
-    """The same global batch in every step: full rows of random tokens, as the recipe cuts them."""
+def random_batch(
+    config: RunConfig, objective: PretrainingObjective, vocab_size: int, index: int
+) -> MicroBatch:
+    """Make a micro-batch of full rows of random tokens, as the recipe cuts them.
 
-    config: RunConfig
-    objective: PretrainingObjective
-    vocab_size: int
-    """Ids of the vocabulary; the last one is `<mask>`."""
-    made: list[MicroBatch] = dataclasses.field(default_factory=list)
+    Args:
+        config: the recipe.
+        objective: the recipe's.
+        vocab_size: ids of the vocabulary; the last one is `<mask>`.
+        index: of the micro-batch in the global batch.
+    """
+    data, rows, seed = config.data, config.batch.micro_batch_size, config.training.seed
+    draw, length = np.random.default_rng([seed, index]), data.sequence_length
 
-    def seed(self, step: int) -> int:
-        """The seed of the dropout."""
-        return self.config.training.seed
-
-    def epoch(self, step: int) -> float:
-        """Return 0: no corpus is read."""
-        return 0.0
-
-    def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
-        """What one rank reads in a step."""
-        if not self.made:
-            count = world_size * self.config.batch.accumulation_steps(world_size)
-            self.made.extend(map(self.micro_batch, range(rank, count, world_size)))
-        return self.made
-
-    def micro_batch(self, index: int) -> MicroBatch:
-        """Make one of the global batch's micro-batches."""
-        length, rows = self.config.data.sequence_length, self.config.batch.micro_batch_size
-        draw = np.random.default_rng([self.seed(0), index])
-        keys = [(self.seed(0), 0, rows * index + row) for row in range(rows)]
-        blocks = [self._block(draw) for _ in keys]
-        arrays = self.objective.collate(blocks, keys, length)
-        return MicroBatch(index, arrays, rows * length, self.objective.targets(arrays))
-
-    def _block(self, draw: np.random.Generator) -> Block:
-        length, packing = self.config.data.sequence_length, SOURCES[self.config.data.packing]
-        ids = draw.integers(FIRST_WORD_ID, self.vocab_size - 1, length)
+    def block() -> Block:
+        packing, ids = SOURCES[data.packing], draw.integers(FIRST_WORD_ID, vocab_size - 1, length)
         if packing.pairs:
-            half = length // 2
-            sentences = np.array([half, length - half])
-            return Block(
-                ids, sentences=sentences, sample_other_document=lambda place: self._block(draw)
-            )
-        if self.config.objective.causal:
+            sentences = np.array([length // 2, length - length // 2])
+            return Block(ids, sentences=sentences, sample_other_document=lambda place: block())
+        if config.objective.causal:
             ids[0] = Tokenizer.bos_id
         if not packing.documents_apart:
             return Block(ids)
         cuts = np.sort(draw.integers(1, length, _DOCUMENTS - 1))
         return Block(ids, 1 + np.searchsorted(cuts, np.arange(length), "right"))
+
+    keys = [(seed, 0, rows * index + row) for row in range(rows)]
+    arrays = objective.collate([block() for _ in keys], keys, length)
+    return MicroBatch(index, arrays, rows * length, objective.targets(arrays), seed)
 
 
 def measure_launch(recipe: RunConfig, ranks: int, seconds: float, most: int) -> Speed:
@@ -152,28 +132,31 @@ def measure_launch(recipe: RunConfig, ranks: int, seconds: float, most: int) -> 
     Raises:
         ValueError: that of `measure`.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "speed.json")
-        arguments = (ranks, free_port(), path, recipe, seconds, most)
-        try:
-            # Called before anything has used a GPU, or torch's threads.
-            start_processes(_be_rank, arguments, ranks, start_method="fork")  # type: ignore[no-untyped-call]
-        except ProcessRaisedException as error:
-            _, is_refused, reason = str(error).rstrip().rpartition("\nValueError: ")
-            if is_refused:
-                raise ValueError(reason) from error
-            raise
-        return Speed(**json.loads(path.read_text()))
+    found: SimpleQueue[Speed] = multiprocessing.SimpleQueue()
+    arguments = (ranks, free_port(), found, (recipe, seconds, most))
+    try:
+        # Called before anything has used a GPU, or torch's threads.
+        start_processes(_be_rank, arguments, ranks, start_method="fork")  # type: ignore[no-untyped-call]
+    except ProcessRaisedException as error:
+        _, is_refused, reason = str(error).rstrip().rpartition("\nValueError: ")
+        if is_refused:
+            raise ValueError(reason) from error
+        raise
+    return found.get()
 
 
 def _be_rank(
-    rank: int, ranks: int, port: int, path: Path, recipe: RunConfig, seconds: float, most: int
+    rank: int,
+    ranks: int,
+    port: int,
+    found: SimpleQueue[Speed],
+    asked: tuple[RunConfig, float, int],
 ) -> None:
     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
     os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    if speed := measure(recipe, seconds, most):
-        write_json(path, dataclasses.asdict(speed))
+    if speed := measure(*asked):
+        found.put(speed)
 
 
 def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
@@ -221,7 +204,11 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     settings = deepspeed_json(*config.deepspeed_arguments(world_size))
     compiled = compiles(training.compile, settings, device.type == "cuda")
     objective = config.objective.build(vocabulary)
-    batches = RandomBatches(config, objective, vocab_size)
+    count = world_size * config.batch.accumulation_steps(world_size)
+    mine = [
+        random_batch(config, objective, vocab_size, index)
+        for index in range(process.rank, count, world_size)
+    ]
     torch.manual_seed(training.seed)
     engine = Engine(
         LanguageModel(architecture, VOCABULARY_MULTIPLE, backend),
@@ -232,7 +219,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         compiled=compiled,
     )
     _reset_peak(device)
-    durations = _timed_updates(engine, batches, seconds)
+    durations = _timed_updates(engine, mine, objective, seconds)
     if process.rank:
         return None
     peak_bytes = memory.most_bytes(device)
@@ -240,7 +227,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     length, rows = config.data.sequence_length, config.batch.global_batch_size
     speed = rows * length / statistics.median(durations)
     share = config.objective.target_share
-    ids = batches.made[0].arrays["document_ids"]
+    ids = mine[0].arrays["document_ids"]
     pairs = needs.computed_pairs(architecture, backend, ids) / ids.size
     flops, computed = (
         speed / world_size * needs.flops_per_token(architecture, length, share, each)
@@ -269,8 +256,13 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     )
 
 
-def _timed_updates(engine: Engine, batches: RandomBatches, seconds: float) -> list[float]:
-    """Train for about `seconds` after the warm-up; return how long each update took."""
+def _timed_updates(
+    engine: Engine, mine: Sequence[MicroBatch], objective: PretrainingObjective, seconds: float
+) -> list[float]:
+    """Train for about `seconds` after the warm-up; return how long each update took.
+
+    Every update has the same global batch, of which this rank reads `mine`.
+    """
     durations: list[float] = []
 
     def observe(record: StepRecord) -> int:
@@ -281,8 +273,8 @@ def _timed_updates(engine: Engine, batches: RandomBatches, seconds: float) -> li
 
     run_loop(
         engine,
-        batches,
-        batches.objective,
+        lambda *_: mine,
+        objective,
         learning_rate=lambda step: 1e-4,
         steps=range(sys.maxsize),
         observers=[observe],

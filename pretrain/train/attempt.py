@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_PREEMPTED
-from pretrain.data.batches import SegmentedBatches
+from pretrain.data.batches import segmented_batches
 from pretrain.data.prefetch import prefetched
 from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
@@ -88,9 +88,9 @@ class Attempt:
         """
         verdict = self._evaluate_if_missed()
         self.profiler.advance(self.start.step)
-        parts = [(each.segment.end_step, each.batches) for each in self.pipelines]
+        parts = [(each.segment.end_step, each.batches.micro_batches) for each in self.pipelines]
         workers = self.setup.config.training.data_workers
-        with prefetched(SegmentedBatches(parts), workers) as batches:
+        with prefetched(functools.partial(segmented_batches, parts), workers) as batches:
             for pipeline in self.pipelines:
                 if verdict == GO_ON and pipeline.segment.end_step > self.start.step:
                     verdict = self._train(pipeline, batches)

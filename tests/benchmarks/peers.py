@@ -242,9 +242,10 @@ def our_finetuning(shape: Shape, batch: int) -> float:
     encoder = LanguageModel(shape.of("baseline")).encoder
     head = ClassificationHead(encoder.config.hidden_size, ClassificationConfig(2))
     examples = RandomExamples()
+    batches = ShuffledBatches(examples.lengths, examples.collate, batch, 1, config.length_window)
     run_loop(
         train._engine(config, Classifier(encoder, head), start()),
-        ShuffledBatches(examples.lengths, examples.collate, batch, 1, config.length_window),
+        batches.micro_batches,
         Objective(TASKS["CoLA"]),
         learning_rate=lambda step: 1e-5,
         steps=range(WARM_UP + 10 * shape.steps + 1),

@@ -96,6 +96,7 @@ def test_ranks_share_a_batch_and_an_empty_share_does_not_count(encoded, window, 
         assert sorted(rows_of(whole)) == sorted(sum((rows_of(p) for p in parts if p.tokens), []))
         assert whole.tokens == sum(part.tokens for part in parts)
         assert len({part.index for part in parts}) == len(shares)  # their dropout differs
+        assert {(part.seed, part.epoch) for part in parts} == {(1, 6 * step / len(encoded))}
 
 
 def test_a_batch_is_padded_to_its_longest_example_and_counts_tokens(encoded):

@@ -100,10 +100,10 @@ def step_record(step, loss=5.0, gradient_norm=1.0, seed=1, **more):
     return StepRecord(step, result, **fields)
 
 
-def one_update(built, micro_batches, objective, learning_rate, seed, step):
+def one_update(built, micro_batches, objective, learning_rate, step):
     """One update of an engine, as the loop does it; every rank calls this."""
     counts, *_ = exchange(built, micro_batches)
-    losses = built.backward(micro_batches, objective, counts, seed, step)
+    losses = built.backward(micro_batches, objective, counts, step)
     return built.update(losses, objective, counts, learning_rate, step)
 
 

@@ -26,7 +26,7 @@ from pretrain.model.language_model import LanguageModel  # noqa: E402
 from pretrain.model.layers import compile_layers  # noqa: E402
 from pretrain.objectives.base import Vocabulary  # noqa: E402
 from pretrain.plan import plan  # noqa: E402
-from pretrain.plan.speed import RandomBatches  # noqa: E402
+from pretrain.plan.speed import random_batch  # noqa: E402
 from tests.gpu.rehearsal import kernels  # noqa: E402
 from tests.gpu.rehearsal.recorder import Recorder  # noqa: E402
 
@@ -65,8 +65,8 @@ def lengths(config: RunConfig, model, objective, recorder: Recorder) -> dict[str
 
 
 def batch(config: RunConfig, objective) -> dict[str, torch.Tensor]:
-    batches = RandomBatches(config, objective, plan.vocabulary_size(config))
-    return batches.micro_batch(0).to(torch.device("cuda"))
+    made = random_batch(config, objective, plan.vocabulary_size(config), 0)
+    return made.to(torch.device("cuda"))
 
 
 def measured(words: list[str]) -> dict[str, object]:

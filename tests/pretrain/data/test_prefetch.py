@@ -1,5 +1,6 @@
 """Batches made ahead by other processes are those that would have been made here."""
 
+import functools
 import os
 import pickle
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 from data_prep.corpus import Corpus
 from pretrain.config.sections import BatchConfig
-from pretrain.data.batches import SegmentedBatches
+from pretrain.data.batches import segmented_batches
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES
 from pretrain.loop.protocols import MicroBatch
@@ -34,12 +35,6 @@ class Drawn:
 
     def __init__(self, folder):
         self.folder = folder
-
-    def seed(self, step):
-        return 100 + step
-
-    def epoch(self, step):
-        return step / 10
 
     def micro_batches(self, step, rank, ranks):
         if step == BROKEN_STEP:
@@ -74,30 +69,29 @@ def drawn(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=[1, 3])
 def ahead(request, drawn):
-    with prefetched(drawn, request.param) as batches:
+    with prefetched(drawn.micro_batches, request.param) as batches:
         yield batches
 
 
 def test_content_and_order_do_not_depend_on_the_workers(drawn, ahead):
     for step in range(12):
-        made = ahead.micro_batches(step, 1, 2)
+        made = ahead(step, 1, 2)
         assert content(made) == content(drawn.micro_batches(step, 1, 2))
         assert made[0].arrays["pid"] != os.getpid()
-        assert (ahead.seed(step), ahead.epoch(step)) == (drawn.seed(step), drawn.epoch(step))
 
 
 def test_any_step_may_come_next_and_any_rank(drawn, ahead):
     for step, rank, ranks in [(30, 0, 1), (7, 0, 1), (7, 1, 2), (8, 1, 2), (1000000, 3, 4)]:
-        made = ahead.micro_batches(step, rank, ranks)
+        made = ahead(step, rank, ranks)
         assert content(made) == content(drawn.micro_batches(step, rank, ranks))
 
 
 def test_an_exception_in_a_worker_is_raised_at_its_step_with_its_traceback(ahead):
-    assert ahead.micro_batches(BROKEN_STEP - 1, 0, 1)
+    assert ahead(BROKEN_STEP - 1, 0, 1)
     with pytest.raises(ValueError, match="document 40 is damaged") as caught:
-        ahead.micro_batches(BROKEN_STEP, 0, 1)
+        ahead(BROKEN_STEP, 0, 1)
     assert "in micro_batches" in str(caught.value.__cause__)
-    assert ahead.micro_batches(BROKEN_STEP + 1, 0, 1)
+    assert ahead(BROKEN_STEP + 1, 0, 1)
 
 
 def test_without_workers_the_batches_are_as_they_were(drawn):
@@ -106,32 +100,32 @@ def test_without_workers_the_batches_are_as_they_were(drawn):
 
 
 def test_as_many_steps_are_made_ahead_as_are_promised_each_by_its_phase(tmp_path):
-    parts = [(end, Drawn(tmp_path / str(end))) for end in (7, 20)]
-    for _, part in parts:
-        part.folder.mkdir()
+    parts = [(end, Drawn(tmp_path / str(end)).micro_batches) for end in (7, 20)]
+    for end, _ in parts:
+        (tmp_path / str(end)).mkdir()
 
     def made():
         return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
 
-    with prefetched(SegmentedBatches(parts), 1) as batches:
-        batches.micro_batches(5, 0, 1)
+    with prefetched(functools.partial(segmented_batches, parts), 1) as batches:
+        batches(5, 0, 1)
         wait_until(lambda: len(made()) >= 3)
-        batches.micro_batches(6, 0, 1)
+        batches(6, 0, 1)
         wait_until(lambda: len(made()) >= 4)
         time.sleep(0.1)
     assert made() == ["20/7", "20/8", "7/5", "7/6"]
 
 
 def test_no_worker_outlives_the_context(drawn):
-    with prefetched(drawn, 1) as batches:
-        (worker,) = {int(batch.arrays["pid"][0]) for batch in batches.micro_batches(8, 0, 1)}
+    with prefetched(drawn.micro_batches, 1) as batches:
+        (worker,) = {int(batch.arrays["pid"][0]) for batch in batches(8, 0, 1)}
     assert not psutil.pid_exists(worker)
 
 
 def test_a_worker_that_is_killed_ends_the_attempt_rather_than_hang_it(tmp_path):
-    with prefetched(Drawn(tmp_path), 1) as batches:  # noqa: SIM117
+    with prefetched(Drawn(tmp_path).micro_batches, 1) as batches:  # noqa: SIM117
         with pytest.raises(RuntimeError, match="terminated abruptly"):
-            batches.micro_batches(DEADLY_STEP, 0, 1)
+            batches(DEADLY_STEP, 0, 1)
 
 
 RANK = """
@@ -141,8 +135,8 @@ from pretrain.data.prefetch import prefetched
 sys.path.insert(0, {tests!r})
 from test_prefetch import Drawn
 if __name__ == "__main__":
-    with prefetched(Drawn(Path({folder!r})), 2) as batches:
-        batches.micro_batches(0, 0, 1)
+    with prefetched(Drawn(Path({folder!r})).micro_batches, 2) as batches:
+        batches(0, 0, 1)
         print("ready", flush=True)
         time.sleep(60)
 """

@@ -143,7 +143,7 @@ def train(built, micro, steps, growing=()):
     for step in steps:
         mine = data.micro_batches(step, built.rank, built.world_size)
         rate = LEARNING_RATES[step % len(LEARNING_RATES)]
-        results.append(one_update(built, mine, data.objective, rate, data.seed(step), step))
+        results.append(one_update(built, mine, data.objective, rate, step))
     return results
 
 
@@ -321,7 +321,7 @@ def test_bf16_gradients_are_accumulated_in_fp32(name, run_ranks):
                 dataclasses.replace(batch, arrays={**batch.arrays, "factor": np.float32([factor])})
                 for factor in factors
             ]
-            return one_update(built, mine, Weighted(data.objective), 0.0, 1, 0).gradient_norm
+            return one_update(built, mine, Weighted(data.objective), 0.0, 0).gradient_norm
 
         return norm([512] + [1] * 7) / norm([512] + [0] * 7)
 
@@ -501,16 +501,11 @@ def test_dropout_differs_between_seeds_steps_and_micro_batches(run_ranks):
         data = batches(2)
         mine = data.micro_batches(0, built.rank, built.world_size)
         moved = [dataclasses.replace(batch, index=batch.index + 4) for batch in mine]
+        seeded = [dataclasses.replace(batch, seed=2) for batch in mine]
         # At learning rate 0, only dropout changes the loss.
         return [
-            one_update(built, some, data.objective, 0.0, seed, step).loss
-            for some, seed, step in [
-                (mine, 1, 0),
-                (mine, 1, 0),
-                (mine, 1, 1),
-                (mine, 2, 0),
-                (moved, 1, 0),
-            ]
+            one_update(built, some, data.objective, 0.0, step).loss
+            for some, step in [(mine, 0), (mine, 0), (mine, 1), (seeded, 0), (moved, 0)]
         ]
 
     first, again, *others = run_ranks(2, work)[0]
@@ -634,7 +629,7 @@ def test_a_non_finite_gradient_skips_the_update_and_its_adam_step(name, ranks, r
             if corrupt and step == 1:
                 objective = NonFinite(objective, built)
             number = step if corrupt else update
-            results.append(one_update(built, mine, objective, LEARNING_RATES[step], 1, number))
+            results.append(one_update(built, mine, objective, LEARNING_RATES[step], number))
         return results, built.weights()
 
     assert not name.startswith("zero0")
@@ -703,7 +698,7 @@ def test_a_loop_meets_twice_a_step_and_gives_what_single_updates_give(run_ranks,
         built, data, records = build("zero1_fp32", micro=2, dropout=0.1), batches(2), []
         run_loop(
             built,
-            data,
+            data.micro_batches,
             data.objective,
             learning_rate=lambda step: LEARNING_RATES[step % len(LEARNING_RATES)],
             steps=range(5),
@@ -734,7 +729,6 @@ class NonFiniteAt:
     def __init__(self, data, rank, loss=(), gradient=()):
         self.data, self.terms, self.rank = data, data.objective.terms, rank
         self.nan_losses, self.nan_gradients = loss, gradient
-        self.seed, self.epoch = data.seed, data.epoch
 
     def micro_batches(self, step, rank, world_size):
         self.step = step
@@ -760,7 +754,7 @@ def watched(built, steps, folder, **non_finite):
     writer = [metrics.MetricsWriter(folder, 1)] if built.rank == 0 else []
     verdict = run_loop(
         built,
-        data,
+        data.micro_batches,
         data,
         learning_rate=lambda step: 1e-3,
         steps=range(steps),
@@ -862,7 +856,7 @@ def test_a_batch_without_targets_is_refused(run_ranks):
             for batch in data.micro_batches(7, built.rank, built.world_size)
         ]
         with pytest.raises(ValueError, match="step 7: the global batch has no targets"):
-            one_update(built, empty, data.objective, 1e-3, 1, 7)
+            one_update(built, empty, data.objective, 1e-3, 7)
 
     run_ranks(2, work)
 

@@ -20,13 +20,7 @@ class Recorder:
 
     def micro_batches(self, step, rank, ranks):
         self.events.append(("batch", step, rank, ranks))
-        return [MicroBatch(step, {}, 64, (10, step), batch_digest=f"blocks of {step}")]
-
-    def seed(self, step):
-        return 100 + step
-
-    def epoch(self, step):
-        return step / 10
+        return [MicroBatch(step, {}, 64, (10, step), 100 + step, step / 10, f"blocks of {step}")]
 
     def gather(self, values):
         _, *others = values
@@ -35,9 +29,9 @@ class Recorder:
         self.events.append(("exchange", rows[0][0]))
         return rows
 
-    def backward(self, micro_batches, objective, counts, seed, step):
+    def backward(self, micro_batches, objective, counts, step):
         read = [batch.batch_digest for batch in micro_batches]
-        self.events.append(("gradient", step, read, objective, counts, seed))
+        self.events.append(("gradient", step, read, objective, counts))
         return f"losses of {step}"
 
     def update(self, losses, objective, counts, learning_rate, step):
@@ -58,7 +52,7 @@ class Recorder:
 def go(recorder, first=0, last=6, **keywords):
     return run(
         recorder,
-        recorder,
+        recorder.micro_batches,
         "objective",
         learning_rate=lambda step: step / 100,
         steps=range(first, last),
@@ -83,13 +77,13 @@ def test_the_events_of_a_step():
     assert recorder.events == [
         ("batch", 4, 0, 2),
         ("exchange", GO_ON),
-        ("gradient", 4, ["blocks of 4"], "objective", (128, 20, 8), 104),
+        ("gradient", 4, ["blocks of 4"], "objective", (128, 20, 8)),
         ("batch", 5, 0, 2),
         ("update", 4, "losses of 4", "objective", 0.04),
         ("shown", 4),
         ("judged", 4),
         ("exchange", GO_ON),
-        ("gradient", 5, ["blocks of 5"], "objective", (128, 20, 10), 105),
+        ("gradient", 5, ["blocks of 5"], "objective", (128, 20, 10)),
         ("update", 5, "losses of 5", "objective", 0.05),
         ("shown", 5),
         ("judged", 5),

@@ -67,7 +67,7 @@ def trained(name, micro, settings, folder):
     results = []
     for step in range(STEPS):
         mine = data.micro_batches(step, process.rank, process.world_size)
-        results.append(one_update(built, mine, data.objective, RATE, 1, step))
+        results.append(one_update(built, mine, data.objective, RATE, step))
     save_engine(built, folder, STEPS)
     return results
 

@@ -175,7 +175,7 @@ def test_an_engine_uses_the_planned_memory_and_disk(name, world_size, run_ranks,
         parts = [(0, 0, 0), (0, 0, 1)]
         arrays = OBJECTIVE.collate([Block(np.arange(4, 30))] * 2, parts, 30)
         mine = [MicroBatch(index, arrays, 52, (8,)) for index in range(2 // group.world_size)]
-        one_update(built, mine, OBJECTIVE, 1e-3, 0, 0)
+        one_update(built, mine, OBJECTIVE, 1e-3, 0)
         held = live_bytes() - before
         built.save(tmp_path / "saved")
         return held, settings
