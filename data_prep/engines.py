@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from data_prep.common import children, console
+from data_prep.common.arguments import CommandFailed
 from data_prep.inputs import input_state
 from data_prep.manifest import ShardManifest, ShardTask
 from data_prep.progress import Done, Progress
@@ -37,7 +38,7 @@ _RETRIES = 2  # by Ray, of a task whose process or machine was lost
 _counters: Counters  # of a worker process; set when it starts
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(CommandFailed):
     """A worker process ended without a result."""
 
 

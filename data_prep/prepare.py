@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.documents import how_divided
-from data_prep.engines import ENGINES, WorkerDied
+from data_prep.engines import ENGINES
 from data_prep.fields import add_reading_arguments, parse_key
 from data_prep.inputs import find_inputs
 from data_prep.manifest import CorpusManifest, Settings
@@ -77,20 +77,16 @@ def run(options: argparse.Namespace) -> int:
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     inputs, started = find_inputs(options.input), time.monotonic()
     workers = {"local": 1, "ray": len(inputs)}[options.engine]  # each takes a core of the cluster
-    try:
-        manifest = prepare(
-            inputs,
-            options.output,
-            options.tokenizer,
-            settings,
-            valid_inputs=find_inputs(options.valid_input),
-            workers=workers if options.workers is None else options.workers,
-            engine=options.engine,
-            overwrite=options.overwrite,
-        )
-    except WorkerDied as error:
-        print(f"{options.parser.prog}: error: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    manifest = prepare(
+        inputs,
+        options.output,
+        options.tokenizer,
+        settings,
+        valid_inputs=find_inputs(options.valid_input),
+        workers=workers if options.workers is None else options.workers,
+        engine=options.engine,
+        overwrite=options.overwrite,
+    )
     for line in _summary(options.output, manifest, time.monotonic() - started):
         print(line)
     broken = broken_warning(manifest)

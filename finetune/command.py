@@ -6,13 +6,11 @@ Each command's arguments stand above its action. Heavy imports are inside the ac
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.common.arguments import Command, as_invoked, check_least, numbers
-from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
+from data_prep.common.arguments import Command, CommandFailed, as_invoked, check_least, numbers
 from pretrain.config.settings import add_device
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def _run_arguments(command: argparse.ArgumentParser, default_seeds: str) -> None
     add("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
 
 
-def _glue(options: argparse.Namespace) -> int:
+def _glue(options: argparse.Namespace) -> None:
     """Fine-tune a model on tasks of GLUE with several seeds, and report the scores.
 
     example: python -m finetune glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
@@ -82,10 +80,10 @@ def _glue(options: argparse.Namespace) -> int:
     from finetune.tasks import find
 
     check_output(options.output)
-    return _run(options, lambda: options.data, find(options.tasks), options.protocol)
+    _run(options, lambda: options.data, find(options.tasks), options.protocol)
 
 
-def _finetune(options: argparse.Namespace) -> int:
+def _finetune(options: argparse.Namespace) -> None:
     """Fine-tune a model on a task of your own with several seeds, and report the scores.
 
     example: python -m finetune finetune models/clap --train a.csv --label mood --output scores
@@ -98,7 +96,7 @@ def _finetune(options: argparse.Namespace) -> int:
     sources = options.train, options.dev, options.test
     own = describe(Request(options.name, *sources, texts, label, options.kind, options.dev_share))
     print("\n".join(own.summary), flush=True)
-    return _run(options, lambda: str(write(options.output / DATA, own)), [own.task])
+    _run(options, lambda: str(write(options.output / DATA, own)), [own.task])
 
 
 def _run(
@@ -106,8 +104,8 @@ def _run(
     data: Callable[[], str],
     tasks: Sequence[Task],
     protocol: str = "default",
-) -> int:
-    """Execute the unfinished runs of tasks, report, and return the exit code."""
+) -> None:
+    """Execute the unfinished runs of tasks, and report; raise CommandFailed if one failed."""
     from finetune.batches import about_length
     from finetune.report import write_report
     from finetune.runs import MODEL, RESULT, WEIGHTS, plan_runs, prepare, run_all
@@ -141,12 +139,11 @@ def _run(
         model = options.output / plans[0].name / MODEL
         print(f"next: {as_invoked('finetune predict')} {model} FILE")
     if failed:
-        print(f"{options.parser.prog}: error: runs that failed: {len(failed)}", file=sys.stderr)
-        for cause in dict.fromkeys(failed.values()):
-            names = ", ".join(name for name, why in failed.items() if why == cause)
-            print(f"  {names}: {cause}", file=sys.stderr)
-        return EXIT_FAILED
-    return EXIT_DONE
+        causes = (
+            f"{', '.join(name for name, why in failed.items() if why == cause)}: {cause}"
+            for cause in dict.fromkeys(failed.values())
+        )
+        raise CommandFailed(f"runs that failed: {len(failed)}: {'; '.join(causes)}")
 
 
 def _report_arguments(command: argparse.ArgumentParser) -> None:

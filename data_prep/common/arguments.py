@@ -15,17 +15,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from data_prep.common import console
-from data_prep.common.exit_codes import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from data_prep.common.files import described
 
 AddArguments = Callable[["Parser"], None]
 Run = Callable[[argparse.Namespace], int | None]
 """Runs a command and returns its exit code, None for success. Its docstring is the command's help:
 a line that says what it does, and at the end an example. `options.parser.prog` is the command as
-the user called it. It raises ValueError or OSError for errors that the user can correct."""
+the user called it. It raises ValueError or OSError for errors that the user can correct, and
+CommandFailed for work that did not succeed."""
 Command = tuple[AddArguments, Run]
 
 _PACKAGES = ("data_prep", "pretrain", "finetune")
+
+
+class CommandFailed(Exception):
+    """The work was tried and did not succeed: the exit code is EXIT_FAILED."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -206,7 +211,7 @@ def run_command(
 ) -> int:
     """Parse a command line, run its command and return the exit code.
 
-    An error that the user can correct is reported in one line.
+    An error that the user can correct, or a failure, is reported in one line.
 
     Args:
         program: Returns the parser, as `program` does.
@@ -220,10 +225,10 @@ def run_command(
         code: int = options.run_command(options) or EXIT_DONE
         if code == EXIT_DONE:
             sys.stdout.flush()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, CommandFailed) as error:
         message = described(error) if isinstance(error, OSError) else str(error)
         print(f"{name}: error: {' '.join(message.split())}", file=sys.stderr)
-        return EXIT_USAGE
+        return EXIT_FAILED if isinstance(error, CommandFailed) else EXIT_USAGE
     except KeyboardInterrupt:
         print(f"{name}: stopped", file=sys.stderr)
         return EXIT_INTERRUPTED

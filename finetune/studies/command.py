@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from data_prep.common.arguments import check_least, numbers
-from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
+from data_prep.common.arguments import CommandFailed, check_least, numbers
 from data_prep.common.files import lock, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
 from finetune.studies import job
@@ -47,7 +46,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
 
 
-def study(options: argparse.Namespace) -> int:
+def study(options: argparse.Namespace) -> None:
     """Train and measure the arms of a study with several seeds, and report the differences.
 
     Every run is supervised. The same command continues a study that was stopped or killed, and
@@ -70,7 +69,7 @@ def study(options: argparse.Namespace) -> int:
     _check_data(chosen, options.data)
     if options.dry_run:
         sys.stdout.write(_forecast(chosen, checked, runs, options))
-        return EXIT_DONE
+        return
     engine = _engine(options, max(each.ranks for each in checked.values()))
     options.output.mkdir(parents=True, exist_ok=True)
     with lock(options.output / "lock", "another process works on this study"):
@@ -79,10 +78,8 @@ def study(options: argparse.Namespace) -> int:
             failed = _do(chosen, checked, runs, options, engine)
         finally:  # a study that is stopped has a report of what is finished
             sys.stdout.write(f"\n{write_report(chosen, checked, runs, options.output)}\n")
-    for name, code in failed.items():
-        words = f"{name} ended with exit code {code}: {options.output / name / job.LOG}"
-        print(f"{options.parser.prog}: error: {words}", file=sys.stderr)
-    return EXIT_FAILED if failed else EXIT_DONE
+    if failed:
+        raise CommandFailed("; ".join(failed))
 
 
 def _check_data(chosen: Study, data: str) -> None:
@@ -125,24 +122,26 @@ def _do(
     runs: Sequence[Run],
     options: argparse.Namespace,
     engine: Engine,
-) -> dict[str, int]:
-    """Execute the unfinished stages of all runs; return the exit codes of failed runs."""
+) -> list[str]:
+    """Execute the unfinished stages of all runs; describe the failures."""
     folders = [options.output / run.name for run in runs]
     for folder, run in zip(folders, runs, strict=True):
         job.write(folder, _stages(chosen, run, checked[run.arm], folder, options))
     left = [folder for folder in folders if job.stages_left(folder)]
     print(f"{options.output}: runs to do: {len(left)}, finished before: {len(runs) - len(left)}")
-    codes: dict[str, int] = {}
+    done, failed = len(runs) - len(left), list[str]()
 
     def ended(folder: Path, code: int) -> None:
-        codes[folder.name] = code
-        done = len(runs) - len(left) + len(codes)
+        nonlocal done
+        done += 1
         how = f"failed (exit code {code}), see {folder / job.LOG}" if code else "done"
         print(f"[{done}/{len(runs)}] {folder.name}: {how}", flush=True)
+        if code:
+            failed.append(f"{folder.name}: {how}")
 
     if left:
         engine(left, ended)
-    return {name: code for name, code in codes.items() if code}
+    return failed
 
 
 def _stages(

@@ -227,7 +227,7 @@ def test_a_repeated_run_that_leaves_no_model_has_failed_and_keeps_its_earlier_sc
     assert "runs to do: 2, finished before: 0" in shown.out
     assert f"[1/2, under a minute left] {NAME}: failed, {how}; see " in shown.out
     assert f"[2/2] {started[1]}: failed, {how}; " in shown.out
-    assert f"runs that failed: 2\n  {', '.join(started)}: {cause}\n" in shown.err
+    assert f"runs that failed: 2: {', '.join(started)}: {cause}\n" in shown.err
     assert result_of(without_model, NAME) == before
 
 
