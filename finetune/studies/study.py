@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from finetune import runs, tasks
 from pretrain.checks.recipe import check, check_device
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
-from pretrain.config.settings import flatten, merge, named_file, parse, to_yaml
+from pretrain.config.settings import flatten, merge, named_file, override, parse
 from pretrain.model.config import ModelConfig
 from pretrain.supervision.launch import world_size
 
@@ -81,7 +80,7 @@ class FineTuning:
         rest = [task for task in self.tasks if task not in self.by_task]
         groups = [(rest, self.seeds, list[str]())] if rest else []
         for task, own in self.by_task.items():
-            groups.append(([task], own.seeds or self.seeds, words_of(own.settings)))
+            groups.append(([task], own.seeds or self.seeds, _words(own.settings)))
         return groups
 
     @property
@@ -148,13 +147,9 @@ def _check(factors: Factors, seeds: Sequence[int], section: str = "") -> None:
         raise ValueError(f"{section}seeds {seeds}: must be different numbers, at least one")
 
 
-def words_of(settings: Settings) -> list[str]:
+def _words(settings: Settings) -> list[str]:
     """Return settings as `key=value`."""
-    # In a list, because YAML ends a text that stands alone with a line "...".
-    return [
-        f"{key}={to_yaml([value], default_flow_style=True, width=math.inf).strip()[1:-1]}"
-        for key, value in settings.items()
-    ]
+    return [override(key, value) for key, value in settings.items()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +178,7 @@ class Arm:
     @property
     def words(self) -> list[str]:
         """The other settings as `key=value`."""
-        return words_of({key: value for key, value in self.settings.items() if key != "recipe"})
+        return _words({key: value for key, value in self.settings.items() if key != "recipe"})
 
 
 @dataclasses.dataclass(frozen=True)

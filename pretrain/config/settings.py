@@ -100,18 +100,15 @@ for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
-def override(key: str, text: str) -> str:
-    """Return the override that sets a key to a text, in quotes where YAML needs them.
+def override(key: str, value: object) -> str:
+    """Return the override that sets a key to a value, with texts in quotes where YAML needs them.
 
     Without quotes, the path `runs/a #2` would be read as `runs/a`.
     """
-    try:
-        if parse(text, key) == text:
-            return f"{key}={text}"
-    except ValueError:
-        pass
-    quoted = to_yaml(text, default_style='"', allow_unicode=True, width=math.inf)
-    return f"{key}={quoted.strip()}"
+    # In a list, because YAML ends a text that stands alone with a line "...".
+    is_shown = str(value).isprintable()  # PyYAML misreads U+0085 in what it wrote itself
+    line = to_yaml([value], default_flow_style=True, allow_unicode=is_shown, width=math.inf)
+    return f"{key}={line.strip()[1:-1]}"
 
 
 def merge(base: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,10 +82,10 @@ def test_merging_goes_section_by_section_and_changes_neither_side():
 
 @pytest.mark.parametrize(
     "text",
-    ["runs/a", "runs/a #2", "a: b", "3", "true", "", "[a", "'a'", " a", "a\nb", "ž\U0001f600 #"],
+    ["runs/a #2", "a: b", "1e-3", "", "[a", "a, b", "'a'", " a", "a\nb", "\x85a", "ž\U0001f600 #"],
 )
 def test_an_override_of_a_text_is_read_as_that_text(text):
     values = {}
     settings.apply_override(values, settings.override("folder", text))
     assert values == {"folder": text}
-    assert settings.override("folder", "runs/a") == "folder=runs/a"
+    assert settings.override("folder", "runs/ž") == "folder=runs/ž"
