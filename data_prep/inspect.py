@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.common import pictures
+from data_prep.common.markup import text_table
 from data_prep.corpus import Corpus
 from data_prep.manifest import ROLES, SPLITS, CorpusManifest, LengthHistogram, load_manifest
 from data_prep.summary import table_of_sizes, unknown_tokens
 from data_prep.tokenizer import load
 
 _BAR_WIDTH = 40
+_COLUMNS = ("split", "subset", "documents", "tokens", "bytes of text", "of tokens", "tokens each")
 _SAMPLE_CHARACTERS = 400
 
 
@@ -69,24 +71,19 @@ def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
 
 
 def _counts(manifest: CorpusManifest) -> Iterator[str]:
-    width = max(map(len, ("subset", *manifest.subsets))) + 2
-    yield ""
-    yield (
-        f"{'split':8}{'subset':{width}}{'documents':>13}{'tokens':>17}{'share':>8}"
-        f"{'MB of text':>13}{'tokens each':>13}"
-    )
+    cells = []
     for split in SPLITS:
         total = manifest.totals[split]
         rows = sorted(manifest.kept.get(split, {}).items(), key=lambda item: -item[1].tokens)
         for subset, count in [("all", total), *rows]:
-            yield (
-                f"{split:8}{subset:{width}}{count.documents:13,}{count.tokens:17,}"
-                f"{count.tokens / max(total.tokens, 1):8.1%}{count.text_bytes / 1e6:13,.2f}"
-                f"{count.tokens / max(count.documents, 1):13,.1f}"
-            )
+            sizes = (f"{size:,}" for size in vars(count).values())
+            share = f"{count.tokens / max(total.tokens, 1):.1%}"
+            each = f"{count.tokens / max(count.documents, 1):,.1f}"
+            cells.append((split, subset, *sizes, share, each))
         sequences = sum(files.sequences for files in manifest.shards[split])
         if sequences != total.documents:
-            yield f"{split:8}{sequences:,} sentences"
+            cells.append((split, f"{sequences:,} sentences", *[""] * 5))
+    yield from ("", *text_table(_COLUMNS, cells))
 
 
 def _rejects(manifest: CorpusManifest) -> Iterator[str]:

@@ -5,9 +5,12 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from data_prep.common.markup import text_table
+from data_prep.common.wording import few
 from data_prep.filters import FILTERED, OTHER_SUBSET
 from data_prep.manifest import CorpusManifest, Count, Tally, add_counts
 from data_prep.statistics import count_ids
@@ -24,10 +27,9 @@ _MOST_VALID = 0.5
 LEAST_BYTES_PER_TOKEN = 2.0
 """In GPT-2's vocabulary, texts in Latin letters and code have 2.0 to 4.3 bytes per token, Russian,
 Arabic, Hindi and Chinese 1.5 to 1.8, and Korean 1.2."""
-_SUBSETS_SHOWN = 8
 _ENCODED = {"too-long", "too-short"}
 _NOT_BROKEN = {*_ENCODED, "empty", OTHER_SUBSET, FILTERED}
-_COLUMNS = (("documents", 14), ("tokens", 18), ("MB of text", 14))  # and their widths
+_COLUMNS = ("", "documents", "share", "tokens", "share", "bytes of text", "share")
 
 
 class SizeRow(NamedTuple):
@@ -60,20 +62,15 @@ def table_of_sizes(manifest: CorpusManifest) -> Iterator[str]:
     if len(found) == 1:
         yield "rejected: nothing"
         return
-    first = max(len(row.name) for row in found) + 2
-    yield " " * first + "".join(f"{title:>{width}}{'share':>8}" for title, width in _COLUMNS)
-    sums = [sum(size or 0 for size in sizes) for sizes in list(zip(*found, strict=True))[1:]]
-    for name, *sizes in found:
-        line = f"{name:{first}}"
-        for size, total, (title, width) in zip(sizes, sums, _COLUMNS, strict=True):
-            if size is None:
-                line += f"{'-':>{width}}{'':8}"
-            else:
-                text = f"{size / 1e6:,.2f}" if title == "MB of text" else f"{size:,}"
-                line += f"{text:>{width}}{size / max(total, 1):>8.1%}"
-        yield line.rstrip()
+    sums = [sum(filter(None, sizes)) for sizes in list(zip(*found, strict=True))[1:]]
+    cells = [[name, *chain(*map(_with_share, sizes, sums))] for name, *sizes in found]
+    yield from text_table(_COLUMNS, cells)
     if any(row.tokens is None for row in found):
         yield "(-: not encoded, so the number of tokens is unknown; shares leave it out)"
+
+
+def _with_share(size: int | None, total: int) -> tuple[str, str]:
+    return ("-", "") if size is None else (f"{size:,}", f"{size / max(total, 1):.1%}")
 
 
 def bytes_per_token(manifest: CorpusManifest) -> dict[str, float]:
@@ -93,8 +90,7 @@ def density(manifest: CorpusManifest) -> str:
 
 
 def _listed(found: Mapping[str, float]) -> str:
-    named = [f"{name} {number:.2f}" for name, number in found.items()]
-    return ", ".join(named[:_SUBSETS_SHOWN] + ["..."] * (len(named) > _SUBSETS_SHOWN))
+    return few(f"{name} {number:.2f}" for name, number in found.items())
 
 
 def warnings(manifest: CorpusManifest) -> Iterator[str]:

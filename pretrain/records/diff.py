@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import strict_json
+from data_prep.common.markup import text_table
 from data_prep.common.wording import changes
 from pretrain.config.settings import flatten
 from pretrain.records import metrics, segments
@@ -39,13 +40,11 @@ def describe_differences(first: Path, second: Path) -> str:
     sections["losses"] = [*_differing(*map(_results, runs)), *_where_both_are(*runs)]
     if not any(sections.values()):
         return f"{first} and {second}: nothing differs\n"
-    rows = [("", str(first), str(second)), *(row for found in sections.values() for row in found)]
-    names, values = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:2])
-    lines = [f"{'':{names}}    {first!s:{values}}  {second}"]
+    rows: list[Difference] = []
     for title, found in sections.items():
-        lines.append(title if found else f"{title}: no difference")
-        lines += [f"  {name:{names}}  {one:{values}}  {other}" for name, one, other in found]
-    return "\n".join(lines) + "\n"
+        rows.append((title if found else f"{title}: no difference", "", ""))
+        rows += [(f"  {name}", one, other) for name, one, other in found]
+    return "\n".join(text_table(("", str(first), str(second)), rows)) + "\n"
 
 
 def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Difference]:

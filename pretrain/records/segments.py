@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import files
+from data_prep.common.markup import text_table
 from data_prep.manifest import CorpusManifest
 from pretrain.config.load import RUN_FILE, differences, digest, dump, load
 from pretrain.config.run import RunConfig, Segments, Sizes
@@ -291,9 +292,7 @@ def table(segments: Segments, state: RunState) -> list[tuple[str, ...]]:
 def lines(segments: Segments, state: RunState) -> list[str]:
     """The lines of `table` below their names, aligned; [] before the run has begun."""
     rows = table(segments, state)
-    named = [COLUMNS, *rows] if rows else []
-    widths = [max(map(len, column)) for column in zip(*named, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in named]
+    return text_table(COLUMNS, rows) if rows else []
 
 
 def _changes(record: Record) -> Iterator[str]:

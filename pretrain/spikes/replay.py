@@ -14,12 +14,14 @@ import dataclasses
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.common import pictures, records
 from data_prep.common.files import named_errors, write_json
+from data_prep.common.markup import text_table
 from data_prep.compressed import open_stream
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import RunConfig
@@ -227,15 +229,12 @@ def detect(
 
 def table(found: Sequence[Found]) -> str:
     """Format the findings on several curves as text."""
-    width = max(len(each.name) for each in found)
-    lines = [f"{'curve':{width}}  records  suspicions  healed  new levels  spikes"]
+    rows = []
     for each in found:
-        kinds = [event["kind"] for event in each.events]
-        lines.append(
-            f"{each.name:{width}}  {len(each.steps):>7,}  {kinds.count('suspect'):>10}  "
-            f"{kinds.count('healed'):>6}  {kinds.count('new-level'):>10}  "
-            f"{kinds.count('spike'):>6}"
-        )
+        kinds = Counter(event["kind"] for event in each.events)
+        numbers = (kinds[kind] for kind in ("suspect", "healed", "new-level", "spike"))
+        rows.append((each.name, f"{len(each.steps):,}", *map(str, numbers)))
+    lines = text_table(("curve", "records", "suspicions", "healed", "new levels", "spikes"), rows)
     begins = {"spike": "", "segment": "would be ", "gave-up": "would be "}  # planned, not done
     for each in found:
         answered = [event for event in each.events if event["kind"] in begins]

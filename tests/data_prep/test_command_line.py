@@ -159,7 +159,7 @@ def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(home, tmp
         assert "(-: not encoded" in shown.out
     assert main(["verify", f"{tmp_path}/c"]) == 0
     assert main(["inspect", f"{tmp_path}/c"]) == 0
-    assert "train   en " in capsys.readouterr().out
+    assert "train  en " in capsys.readouterr().out
     file.write_text(good + "{\n")
     assert main([*command, "--overwrite"]) == 0
     assert "broken" not in capsys.readouterr().err

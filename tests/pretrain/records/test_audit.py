@@ -355,7 +355,7 @@ def test_a_recipe_that_was_changed_or_gives_other_batches_than_the_ledger_is_fou
         assert f"{path}: was changed" in " ".join(found.problems)
     path.write_text(text)
     segments = audit.audit(tmp_path / "run").segments
-    assert [line.split("  ")[0] for line in segments] == [
+    assert [line.strip().split("  ")[0] for line in segments] == [
         *("steps", "0 to 3", "3 to 6", "6 to 8", "8 to 133,082")
     ]
     history.records[0]["batches"] = [[0, 2], [3, 4], [6, 5]]
