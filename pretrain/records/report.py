@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,11 +18,9 @@ from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten
 from pretrain.records import metrics
 from pretrain.records.diff import machine
-from pretrain.records.history import sentences
 from pretrain.records.metrics import Line
 from pretrain.records.plots import LOSS_PLOTS, plot_loss
-from pretrain.records.segments import COLUMNS, table
-from pretrain.records.status import RunView, current_activity, view
+from pretrain.records.status import RunView, describe_run, view
 from pretrain.records.wording import format_number
 
 REPORT = "report.md"
@@ -37,26 +36,14 @@ def write_report(run: Path) -> Path:
     if not seen.lines:
         raise ValueError(f"{run / metrics.METRICS}: has no steps to draw")
     plot_loss(seen)
-    state = seen.state
-    rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
-    new_levels = sum(record["kind"] == "new-level" for record in seen.records)
-    rows |= costs(seen)
-    rows["attempts; loss spikes; rollbacks; new levels of the loss"] = (
-        f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}; {new_levels}"
-    )
     text = [
         f"# {run.name}",
         "",
-        current_activity(seen) + ".",
-        "",
+        textwrap.indent(describe_run(seen), "    "),  # as code: a crash may tell anything
         f"![training and validation loss]({LOSS_PLOTS[0]})",
         "",
-        *markdown_table(("figure", "value"), rows.items()),
-        *["## Segments", "", *markdown_table(COLUMNS, table(seen.segments, state))],
-        *_section("What was read", [*map(str, seen.drawn)]),
+        *markdown_table(("figure", "value"), costs(seen).items()),
         *_validation(seen.validation),
-        *_section("What happened", [text for _, text in sentences(seen.records)]),
-        *_section("Next", seen.pointers()),
         *_settings(seen),
         *_environment(seen),
     ]
@@ -65,12 +52,13 @@ def write_report(run: Path) -> Path:
 
 
 def costs(seen: RunView) -> dict[str, str]:
-    """Return the rows of the report about the cost of a run, and the part that was lost.
+    """Return the rows of the report about the cost of a run, and what was lost and why.
 
     Args:
         seen: the run, with at least one step.
     """
-    lines = seen.all_lines
+    lines, state = seen.all_lines, seen.state
+    new_levels = sum(record["kind"] == "new-level" for record in seen.records)
     lost = len(lines) - len(seen.lines)
     elapsed = seen.records[-1]["time"] - seen.records[0]["time"]
     speed = statistics.median(line["tokens"] / line["seconds"] for line in seen.lines)
@@ -83,12 +71,10 @@ def costs(seen: RunView) -> dict[str, str]:
         "elapsed time; spent in steps": (
             f"{duration(elapsed)}; {duration(sum(line['seconds'] for line in lines))}"
         ),
+        "attempts; loss spikes; rollbacks; new levels of the loss": (
+            f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}; {new_levels}"
+        ),
     }
-
-
-def _section(title: str, sentences: Sequence[str]) -> list[str]:
-    """A list below a title; nothing without any sentence."""
-    return [f"## {title}", "", *(f"- {text}" for text in sentences), ""] if sentences else []
 
 
 def _validation(measured: Sequence[Line]) -> list[str]:

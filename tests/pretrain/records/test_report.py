@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from pretrain import __main__ as command_line
-from pretrain.records import report
+from pretrain.records import ledger, report
 from tests.pretrain.histories import STEPS, History, spiked
 
 SCORE = {"loss": 5.1, "perplexity": 164.0, "targets": 1200}
@@ -30,26 +30,29 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
     text = (run / "report.md").read_text()
     assert (run / "loss.png").stat().st_size > 10_000
     for part in (
-        f"finished: {STEPS:,} of {STEPS:,} steps in 2 attempts.",
+        f"    finished: {STEPS:,} of {STEPS:,} steps in 2 attempts\n",
         "![training and validation loss](loss.png)",
         "| tokens read by the surviving steps | 2,900 |",
         "| tokens/s, median | 200 |",
         "| steps computed; lost to rollbacks and crashes | 34; 5 (14.7%) |",
         "| elapsed time; spent in steps | 0:00:00; 0:00:17 |",
-        "| 9 to 133,082 | spike | ",
-        "- corpus: ",
+        "| 2; 1; 1; 0 |",
+        "\n    9 to 133,082  spike ",
+        "\n    corpus: ",
         "## Validation after 20 steps",
         "| B | 1,200 | 5.1000 | 164.00 |",
         "| all, best (after 5 steps) | 10 | 4.9000 | 134.29 |",
-        f"- next: zeroclap export {run} --output MODEL",
-        "- LOSS SPIKE confirmed at step 13",
+        f"\n    next: zeroclap export {run} --output MODEL\n",
+        "  LOSS SPIKE confirmed at step 13",
     ):
         assert part in text
 
 
 def test_the_speed_is_the_median_also_of_an_even_number_of_steps():
     lines = [{"tokens": tokens, "seconds": 1.0} for tokens in (100, 300)]
-    seen = SimpleNamespace(records=[{"time": 0.0}], all_lines=lines, lines=lines)
+    records = [{"time": 0.0, "kind": "crash"}]
+    state = ledger.run_state([])
+    seen = SimpleNamespace(records=records, state=state, all_lines=lines, lines=lines)
     assert report.costs(seen)["tokens/s, median"] == "200"
 
 

@@ -162,4 +162,4 @@ def test_when_its_terminal_closes_the_ranks_save_and_the_exit_code_is_76(recipe,
         "commit",
         "preempted",
     ]
-    assert "## What happened" in (run / "report.md").read_text()
+    assert "attempt 1 stopped by request" in (run / "report.md").read_text()
