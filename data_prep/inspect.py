@@ -130,7 +130,7 @@ def plot_lengths(manifest: CorpusManifest, path: Path) -> None:
     """Draw how many documents have which length, and the longest one that was kept."""
     histogram, limit = manifest.length_histogram, manifest.settings.max_tokens
     edges = [1, *histogram.upper_edges]
-    with pictures.picture(path, 8, 4) as figure:
+    with pictures.picture(8, 4, path) as figure:
         axes = figure.subplots()
         widths = [right - left for left, right in itertools.pairwise(edges)]
         axes.bar(edges[:-1], histogram.counts, widths, align="edge", edgecolor="white")

@@ -6,7 +6,7 @@ matplotlib is imported where something is drawn: it takes about as long as drawi
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from data_prep.common.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
@@ -42,6 +43,8 @@ _STYLE: Mapping[Any, Any] = {
     "text.parse_math": False,  # a corpus may be called "$5_$10", which is no formula
 }
 
+_UNDATED: Mapping[str, Mapping[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
 
 def check_file(path: Path | None) -> None:
     """Raise an error if a picture, which the option --plot names, cannot be written."""
@@ -51,27 +54,26 @@ def check_file(path: Path | None) -> None:
 
 
 @contextmanager
-def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
+def picture(width: float, height: float, *paths: Path) -> Iterator[Figure]:
     """Yield an empty figure of so many inches, and write it when the block ends.
 
     Args:
-        path: its suffix, one of `FORMATS`, says in which form.
         width: inches.
         height: inches.
+        paths: files to write; the suffix of each, one of `FORMATS`, says in which form.
     """
     from cycler import cycler
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    kind = path.suffix.removeprefix(".")
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     # Some texts, such as those of ticks, are made by savefig only.
     with rc_context({**_STYLE, "axes.prop_cycle": cycler(color=CYCLE)}):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
-        content = io.BytesIO()
-        figure.savefig(content, format=kind, metadata=undated)
-    write_atomically(path, content.getvalue())
+        for path in paths:
+            content, kind = io.BytesIO(), path.suffix.removeprefix(".")
+            figure.savefig(content, format=kind, metadata=_UNDATED.get(kind))
+            write_atomically(path, content.getvalue())
 
 
 def legend_below(figure: Figure, columns: int = 2) -> None:
@@ -90,3 +92,10 @@ def plain_numbers(axis: Axis) -> None:
 
     axis.set_major_formatter(LogFormatter())
     axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+
+
+def axis_of_lengths(axes: Axes, lengths: Sequence[int]) -> None:
+    """Make the x axis one of input lengths in tokens: logarithmic, with a tick at each of them."""
+    axes.set(xlabel="tokens of the input", xscale="log")
+    axes.minorticks_off()
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])

@@ -201,9 +201,8 @@ def _latex(measured: Measured) -> str:
     return str(table.to_latex(escape=True, caption=caption))
 
 
-CURVES, LENGTHS = "curves", "lengths"
-"""Names of the pictures, which are written in each of `_FORMATS`."""
-_FORMATS = (".png", ".svg")
+CURVES, LENGTHS = ("curves.png", "curves.svg"), ("lengths.png", "lengths.svg")
+"""Names of the pictures."""
 _SMOOTHED = 0.02
 """Share of the steps that a point of the training loss is the mean of."""
 _FIRST = 0.02
@@ -222,21 +221,19 @@ def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
     """Draw training and validation loss by tokens: the mean over the seeds, and their range."""
     from matplotlib.ticker import LogLocator
 
-    for suffix in _FORMATS:
-        with pictures.picture(output / f"{CURVES}{suffix}", 10, 4.6) as figure:
-            left, right = figure.subplots(1, 2)
-            for number, (arm, of_seeds) in enumerate(curves.items()):
-                _training(left, of_seeds, arm.name, _kind(number))
-                _validation(right, of_seeds, arm.name, _kind(number))
-            left.set(title="training, smoothed; mean and range of seeds", ylabel="nats per target")
-            right.set(title="validation; mean and range of seeds")
-            for axes in (left, right):
-                axes.set_xscale("log")
-                axes.xaxis.set_major_formatter(lambda value, place: in_short(value))
-                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-                axes.minorticks_off()
-                axes.set_xlabel("tokens")
-            pictures.legend_below(figure)
+    with pictures.picture(10, 4.6, *(output / name for name in CURVES)) as figure:
+        left, right = figure.subplots(1, 2)
+        for number, (arm, of_seeds) in enumerate(curves.items()):
+            _training(left, of_seeds, arm.name, _kind(number))
+            _validation(right, of_seeds, arm.name, _kind(number))
+        left.set(title="training, smoothed; mean and range of seeds", ylabel="nats per target")
+        right.set(title="validation; mean and range of seeds")
+        for axes in (left, right):
+            axes.set(xlabel="tokens", xscale="log")
+            axes.xaxis.set_major_formatter(lambda value, place: in_short(value))
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.minorticks_off()
+        pictures.legend_below(figure)
 
 
 def _training(axes: Axes, curves: Sequence[Curve], label: str, kind: Mapping[str, Any]) -> None:
@@ -273,20 +270,16 @@ def draw_lengths(measured: Measured, output: Path) -> None:
     lengths = sorted({length for columns in by_corpus.values() for length in columns.values()})
     if len(lengths) < 2:
         return
-    for suffix in _FORMATS:
-        with pictures.picture(output / f"{LENGTHS}{suffix}", 6, 4.6) as figure:
-            axes = figure.subplots()
-            both = itertools.product(measured.items(), by_corpus.items())
-            for number, ((arm, frame), (corpus, columns)) in enumerate(both):
-                # Learned positions end, and a run may not be evaluated yet.
-                lines = frame[[name for name in columns if name in frame]].dropna()
-                places = [columns[name] for name in lines.columns]
-                if len(lines) and places:
-                    kind = {**_kind(number), "marker": "o"}
-                    _band(axes, places, lines.to_numpy(), f"{arm.name} {corpus}".strip(), kind)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-            axes.minorticks_off()
-            title, label = "mean and range of seeds", "tokens of the input"
-            axes.set(title=title, xlabel=label, ylabel="perplexity")
-            pictures.legend_below(figure)
+    with pictures.picture(6, 4.6, *(output / name for name in LENGTHS)) as figure:
+        axes = figure.subplots()
+        axes.set(title="mean and range of seeds", ylabel="perplexity")
+        pictures.axis_of_lengths(axes, lengths)
+        both = itertools.product(measured.items(), by_corpus.items())
+        for number, ((arm, frame), (corpus, columns)) in enumerate(both):
+            # Learned positions end, and a run may not be evaluated yet.
+            lines = frame[[name for name in columns if name in frame]].dropna()
+            places = [columns[name] for name in lines.columns]
+            if len(lines) and places:
+                kind = {**_kind(number), "marker": "o"}
+                _band(axes, places, lines.to_numpy(), f"{arm.name} {corpus}".strip(), kind)
+        pictures.legend_below(figure)

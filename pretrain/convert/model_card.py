@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data_prep.common.files import strict_json
+from data_prep.common.markup import markdown_table
 from data_prep.common.wording import count
 from pretrain.convert import names as layout
 from pretrain.convert.contents import ModelContents
@@ -92,8 +93,7 @@ def _training(facts: Mapping[str, Any] | None) -> Iterator[str]:
         for where, score in scores.items():
             rows[f"validation perplexity{where}"] = format_number(score["perplexity"], ".3f")
         rows["validation perplexity"] += f" after {measured['step']:,} steps"
-    lines = [f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows.items()]
-    yield "\n".join(["## Training\n", "| | |", "|---|---|", *lines, ""])
+    yield from ("## Training", "", *markdown_table(("", ""), rows.items()))
 
 
 def _corpus(facts: Mapping[str, Any]) -> str:

@@ -196,10 +196,10 @@ def draw_scores(measured: Sequence[Measured], path: Path) -> None:
     kind = f"sliding windows, stride {strides.pop():,}" if strides else "non-overlapping windows"
     lengths = sorted({result.length for _, result in scored})
     models = {each.model: each.trained_length for each, _ in scored}
-    with pictures.picture(path, 5.5, 4.6 + 0.1 * len(models)) as figure:
+    with pictures.picture(5.5, 4.6 + 0.1 * len(models), path) as figure:
         axes = figure.subplots()
         axes.set(title=f"perplexity by length, {kind}", ylabel="perplexity")
-        axes.set(xlabel="inference length (tokens)", xscale="log")
+        pictures.axis_of_lengths(axes, lengths)
         for number, (model, trained) in enumerate(models.items()):
             results = [result for each, result in scored if each.model == model]
             x, y = zip(*sorted((r.length, r.total.perplexity) for r in results), strict=True)
@@ -208,8 +208,6 @@ def draw_scores(measured: Sequence[Measured], path: Path) -> None:
                 value = np.exp(np.interp(trained, x, np.log(y)))
                 axes.plot(trained, value, "D", color=f"C{number}", mfc="white", ms=8, zorder=3)
         axes.plot([], [], "D", color="black", mfc="white", label="training length")
-        axes.minorticks_off()
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.set_yscale("log")  # short after the training length, a curve may explode
         pictures.plain_numbers(axes.yaxis)
         pictures.legend_below(figure)

@@ -30,19 +30,19 @@ def plot_loss(seen: RunView) -> None:
         seen: the run, with at least one step.
     """
     terms = [*seen.lines[-1].get("terms", {})] or [""]
-    for name in LOSS_PLOTS:
-        with pictures.picture(seen.folder / name, 9, 1.5 + 3.4 * len(terms)) as figure:
-            panels = figure.subplots(len(terms), squeeze=False, sharex=True)[:, 0]
-            for axes, term in zip(panels, terms, strict=True):
-                _draw(axes, seen, _loss(term))
-                axes.set(title=term, ylabel="nats per target")
-                for number, (step, text, color) in enumerate(_marks(seen)):
-                    label = {"label": text} if number < _MOST_MARKS else {}
-                    axes.axvline(step, color=color, ls="--", lw=0.8, zorder=1, **label)
-            panels[-1].set_xlabel("steps")
-            panels[-1].xaxis.set_major_formatter("{x:,.0f}")
-            figure.suptitle(seen.folder.resolve().name)
-            pictures.legend_below(figure)
+    paths = (seen.folder / name for name in LOSS_PLOTS)
+    with pictures.picture(9, 1.5 + 3.4 * len(terms), *paths) as figure:
+        panels = figure.subplots(len(terms), squeeze=False, sharex=True)[:, 0]
+        for axes, term in zip(panels, terms, strict=True):
+            _draw(axes, seen, _loss(term))
+            axes.set(title=term, ylabel="nats per target")
+            for number, (step, text, color) in enumerate(_marks(seen)):
+                label = {"label": text} if number < _MOST_MARKS else {}
+                axes.axvline(step, color=color, ls="--", lw=0.8, zorder=1, **label)
+        panels[-1].set_xlabel("steps")
+        panels[-1].xaxis.set_major_formatter("{x:,.0f}")
+        figure.suptitle(seen.folder.resolve().name)
+        pictures.legend_below(figure)
 
 
 def _loss(term: str) -> Callable[[Line], float]:

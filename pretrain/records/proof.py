@@ -16,11 +16,11 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.common.wording import count
+from data_prep.common.wording import count, in_short
 from pretrain.config.run import Sizes
 from pretrain.data.lineage import Lineage, digest
 from pretrain.data.order import Order
-from pretrain.records import ledger, metrics, versions, wording
+from pretrain.records import ledger, metrics, versions
 from pretrain.records.segments import corpora_of, order_of
 
 Counts = npt.NDArray[np.uint8]
@@ -222,7 +222,7 @@ def _count_blocks(
     end = sizes.first_block(len(steps))
     drawn = zip(order.mixture.counts(end), order.epochs(end), names, strict=True)
     parts = (
-        f"{count(blocks, 'block')}{f' of {name}' if name else ''} ({wording.epochs(read)} epochs)"
+        f"{count(blocks, 'block')}{f' of {name}' if name else ''} ({in_short(read)} epochs)"
         for blocks, read, name in drawn
     )
     found.checked.append(f"{len(steps):,} steps survive, each once: {', '.join(parts)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.arguments import as_invoked
-from data_prep.common.wording import count
+from data_prep.common.wording import count, in_short
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import RunConfig, Segments
 from pretrain.config.settings import override
@@ -50,7 +50,7 @@ class CorpusUsage:
         skipped = f", {self.skipped:,} skipped" if self.skipped else ""
         return (
             f"{self.name}: {count(self.blocks, 'block')} drawn, "
-            f"{wording.epochs(self.epochs)} epochs{skipped}; its blocks hold "
+            f"{in_short(self.epochs)} epochs{skipped}; its blocks hold "
             f"{self.share_of_tokens:.1%} of its tokens"
             + (f"; {self.share:.1%} of the last batch" if self.share < 1 else "")
         )

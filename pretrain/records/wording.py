@@ -34,11 +34,6 @@ def format_number(value: float | None, form: str) -> str:
     return format(value, form) if math.isfinite(finite_or_nan(value)) else "not finite"
 
 
-def epochs(number: float) -> str:
-    """A number of epochs: with two decimals, or two significant digits of a small one."""
-    return f"{number:.2f}" if number >= 1 or not number else f"{number:.2g}"
-
-
 def clock_time(seconds: float | None) -> str:
     """The local time so many seconds from now with its zone, and its day unless that is today."""
     if seconds is None:

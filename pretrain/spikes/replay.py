@@ -244,7 +244,7 @@ def table(found: Sequence[Found]) -> str:
 
 def _plot(found: Sequence[Found], path: Path) -> None:
     """Draw every curve with its suspicions and spikes."""
-    with pictures.picture(path, 10, 0.6 + 2.4 * len(found)) as figure:
+    with pictures.picture(10, 0.6 + 2.4 * len(found), path) as figure:
         grid = figure.subplots(len(found), squeeze=False)[:, 0]
         for axes, each in zip(grid, found, strict=True):
             axes.plot([o.step for o in each.steps], [o.loss for o in each.steps], lw=0.6)

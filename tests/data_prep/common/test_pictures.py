@@ -13,16 +13,17 @@ from data_prep.common.pictures import check_file, legend_below, picture
 def test_the_suffix_says_the_form_and_the_same_content_gives_the_same_bytes(tmp_path, name, start):
     found = []
     for _ in range(2):
-        with picture(tmp_path / name, 2, 2) as figure:
+        with picture(2, 2, tmp_path / "b.svg", tmp_path / name) as figure:
             figure.subplots().plot([1, 2], label="a")
             legend_below(figure)
         found.append((tmp_path / name).read_bytes())
     assert found[0].startswith(start)
+    assert (tmp_path / "b.svg").exists()
     assert found[0] == found[1]
 
 
 def test_a_picture_that_fails_leaves_no_file(tmp_path):
-    with pytest.raises(ZeroDivisionError), picture(tmp_path / "a.png", 2, 2):
+    with pytest.raises(ZeroDivisionError), picture(2, 2, tmp_path / "a.png"):
         _ = 1 / 0
     assert not list(tmp_path.iterdir())
 
@@ -35,7 +36,7 @@ def test_other_suffixes_are_refused():
 
 
 def test_a_legend_has_each_label_once_and_is_outside_all_axes(tmp_path):
-    with picture(tmp_path / "a.png", 4, 3) as figure:
+    with picture(4, 3, tmp_path / "a.png") as figure:
         for axes in figure.subplots(1, 2):
             axes.plot([1, 2], label="a")
             axes.plot([2, 1], label="b")

@@ -10,7 +10,7 @@ from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import TrainingConfig
 from pretrain.records import folder as run_folder
-from pretrain.records import ledger, metrics, pace, status, wording
+from pretrain.records import ledger, metrics, pace, status
 from tests.pretrain.histories import STEPS, History, spiked
 
 
@@ -66,8 +66,8 @@ def test_it_says_what_was_drawn_from_each_corpus(tmp_path, capsys):
     skipped = [len(lineage.skipped()[0]) for lineage in history.order.lineages]
     assert skipped == [6, 6]
     held = "its blocks hold 75.0% of its tokens; 50.0% of the last batch"
-    assert f"web: {web} blocks drawn, {wording.epochs(epochs[0])} epochs, 6 skipped; {held}" in text
-    assert f"books: {books} blocks drawn, {epochs[1]:.2f} epochs, 6 skipped; {held}" in text
+    assert f"web: {web} blocks drawn, {epochs[0]:.3g} epochs, 6 skipped; {held}" in text
+    assert f"books: {books} blocks drawn, {epochs[1]:.3g} epochs, 6 skipped; {held}" in text
 
 
 def test_what_the_blocks_hold_and_what_was_read_are_two_figures(tmp_path, capsys):
