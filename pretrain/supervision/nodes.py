@@ -128,7 +128,8 @@ class Reporter:
 
 def send_report(run: Path, node: int, report: Report) -> None:
     """Send a report to the `Listener` of node 0, from a machine that cannot write to the folder."""
-    if not (endpoint := control.read_json(sign_of(run, SUPERVISOR_LOCK))):
+    endpoint = control.read_json(sign_of(run, SUPERVISOR_LOCK)) or {}
+    if not endpoint.get("port"):  # no supervisor, or one without other nodes
         return
     sender = {"host": socket.gethostname(), "node": node, "key": endpoint["key"]}
     data = files.strict_json({**dataclasses.asdict(report), **sender}).encode()

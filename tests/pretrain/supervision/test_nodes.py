@@ -222,6 +222,8 @@ def test_a_node_that_cannot_write_sends_its_report_and_only_with_the_key_of_the_
             files.replace_json(path, {**listener.endpoint, "key": key})
             send_report(tmp_path, 2, refused)
             address = listener.endpoint["address"], listener.endpoint["port"]
+    with folder.lock(tmp_path, folder.SUPERVISOR_LOCK):  # of a supervisor without other nodes
+        send_report(tmp_path, 2, refused)
             with socket.create_connection(address) as stranger:
                 stranger.sendall(b"[" * 60_000)
             assert others.unavailable() == [1, 2]
