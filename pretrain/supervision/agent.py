@@ -157,7 +157,7 @@ class Agent:
             self._set_report(nodes.RUNNING, token=token)
 
     def _exit_code(self) -> int | None:
-        """Return the exit code if a stop was requested, or there was no attempt for too long.
+        """Return the exit code if a stop was requested, or no supervisor came for too long.
 
         The first request is forwarded to a running attempt, the second one ends it. After an
         attempt the supervisor has GRACE_SECONDS to name the exit code: it may have been the last.
@@ -170,9 +170,9 @@ class Agent:
                 control.request_stop(self._run, self._job.control_file.token)
         elif self._stop_requests.count and idle > processes.GRACE_SECONDS:
             return EXIT_PREEMPTED
-        limit = self._settings.node_wait_seconds
-        if self._job is None and idle > limit:
-            self._print(f"no attempt for {limit:.0f} s")
+        silence = self._supervisor.silence(self._settings.node_wait_seconds)
+        if self._job is None and silence:
+            self._print(silence)
             return EXIT_FAILED
         return None
 

@@ -207,11 +207,16 @@ class SupervisorLiveness:
                     self.endpoint = str(newest["address"]), int(newest["port"])
                 return
 
-    def silence(self) -> str:
-        """Describe a silence of node 0 that is too long, without reading files; else ""."""
-        if time.monotonic() - self._last <= SILENCE_SECONDS:
+    def silence(self, limit: float = 0.0) -> str:
+        """Describe a silence of node 0 that is too long, without reading files; else "".
+
+        Args:
+            limit: the longest silence, in seconds; 0: SILENCE_SECONDS.
+        """
+        seconds = limit or SILENCE_SECONDS
+        if time.monotonic() - self._last <= seconds:
             return ""
-        return f"it received no heartbeat from node 0 for {SILENCE_SECONDS:.0f} s"
+        return f"it received no heartbeat from node 0 for {seconds:.0f} s"
 
 
 class OtherNodes:

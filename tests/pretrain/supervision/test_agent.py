@@ -15,7 +15,7 @@ from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, 
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import processes
-from pretrain.records import control, ledger
+from pretrain.records import control, folder, ledger
 from pretrain.records.control import ControlFile
 from pretrain.records.folder import SUPERVISOR_LOCK, sign_of
 from pretrain.supervision import agent, launch, nodes, supervisor
@@ -217,8 +217,15 @@ def test_a_file_system_that_is_unavailable_for_a_while_does_not_end_an_agent(sta
     assert stage.join() == 0
 
 
-def test_an_agent_without_a_supervisor_exits(stage):
-    stage.start(node_wait_seconds=0.3)
+def test_an_agent_without_a_supervisor_exits_and_one_whose_supervisor_waits_does_not(
+    stage, monkeypatch
+):
+    """The supervisor may wait for room on the disk, for days."""
+    monkeypatch.setattr(folder, "_SIGN_SECONDS", 0.1)
+    with folder.lock(stage.run, SUPERVISOR_LOCK):
+        stage.start(node_wait_seconds=0.5)
+        stage.thread.join(2.0)
+        assert stage.code is None
     assert stage.join() == EXIT_FAILED
 
 
