@@ -237,12 +237,15 @@ class OtherNodes:
         """What the file of each node was at the last read."""
         self._reports = {**self._files}
         self._last_change: dict[int, float] = {}
-        self._started = self._read_at = time.monotonic()
+        self._started = self._read_at = self._looked = time.monotonic()
 
     def read(self) -> None:
         """Read the reports of all nodes."""
-        # The time before reading, which may wait for an unavailable file system.
-        self._read_at = time.monotonic()
+        # What kept this process waiting, as an unavailable file system does, may have kept the
+        # other nodes, too: of the time since the last read not more than usual counts.
+        now = time.monotonic()
+        self._read_at += min(now - self._looked, 2 * QUIET_SECONDS)
+        self._looked = now
         for node, path in self._paths.items():
             newest = control.read_json(path)
             if newest is not None and newest != self._files[node]:
@@ -253,7 +256,7 @@ class OtherNodes:
                 self._take(report["node"], report)
 
     def _take(self, node: int, report: dict[str, Any]) -> None:
-        self._reports[node], self._last_change[node] = report, time.monotonic()
+        self._reports[node], self._last_change[node] = report, self._read_at
 
     def silent(self) -> list[int]:
         """Return the nodes that counted as silent at the last read.
