@@ -1,9 +1,10 @@
 """Compare the files of a corpus with the hashes that its manifest lists.
 
 A corpus is known by the digest of these hashes, so a file with other contents would go unnoticed.
-`check` hashes all files once, and notes the path, size and time of each and a hash of bytes at
-fixed places. While these stay the same, a later call reads only the bytes at those places. The kept
-tables of blocks are compared with their hashes in the same way.
+`check` hashes all files once, and leaves a note: an empty file, named after a hash of the path,
+size and time of each and of bytes at fixed places. While these stay the same, a later call reads
+only the bytes at those places. The kept tables of blocks are compared with their hashes in the same
+way.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ import numpy as np
 
 from data_prep import cache
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import replace_json, sha256_of, strict_json
+from data_prep.common.files import sha256_of, strict_json
 from data_prep.manifest import CorpusManifest
 
 _PLACES = 256
@@ -44,22 +45,19 @@ def check(folder: Path, manifest: CorpusManifest) -> None:
         f"{problem}; restore the files that `{command}` wrote, or prepare the corpus again"
         for problem in differences(folder, manifest)
     )
-    _check(_state(folder, digest, list(manifest.hashes)), places, problems)
+    _check(_note_of(folder, digest, list(manifest.hashes)), places, problems)
     for tables in cache.kept(folder, digest):
         names = sorted(file.name for file in tables.iterdir())
-        _check(_state(tables, digest, names), places, cache.differences(tables))
+        _check(_note_of(tables, digest, names), places, cache.differences(tables))
 
 
-def _check(now: dict[str, str], places: Sequence[Path], problems: Iterator[str]) -> None:
-    """Refuse the first of the problems, which are looked for unless a note has the state `now`."""
-    expected = f"{strict_json(now)}\n".encode()  # as `replace_json` writes it
-    for place in places:
-        with suppress(OSError):  # none yet, or another user's
-            if (place / _name(now)).read_bytes() == expected:
-                return
+def _check(note: str, places: Sequence[Path], problems: Iterator[str]) -> None:
+    """Refuse the first of the problems, which are looked for unless a place has the note."""
+    if any(os.path.exists(place / note) for place in places):
+        return
     if problem := next(problems, None):
         raise ValueError(problem)
-    _note(now, places)
+    _leave(note, places)
 
 
 def noted(folder: Path, manifest: CorpusManifest, problems: Iterator[str]) -> list[str]:
@@ -72,25 +70,21 @@ def noted(folder: Path, manifest: CorpusManifest, problems: Iterator[str]) -> li
     """
     digest = manifest.digest()
     try:
-        now = _state(folder, digest, list(manifest.hashes))
+        note = _note_of(folder, digest, list(manifest.hashes))
     except ValueError:  # a file is missing, which is one of the problems
         return [*problems]
     if not (found := [*problems]):
-        _note(now, cache.folders(folder, digest))
+        _leave(note, cache.folders(folder, digest))
     return found
 
 
-def _note(now: dict[str, str], places: Sequence[Path]) -> None:
-    """Note in the first place that can be written that the files with the state `now` are right."""
+def _leave(note: str, places: Sequence[Path]) -> None:
+    """Leave a note in the first place that can be written."""
     for place in places:
         with suppress(OSError):
             place.mkdir(parents=True, exist_ok=True)
-            replace_json(place / _name(now), now)
+            (place / note).touch()
             return
-
-
-def _name(now: dict[str, str]) -> str:
-    return f"contents-{now['path']}.json"
 
 
 def differences(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
@@ -126,25 +120,21 @@ def problem_of(file: Path, expected: str) -> str | None:
     return f"{file}: its sha256 is {found}, but the manifest has {expected}"
 
 
-def _state(folder: Path, digest: str, names: Sequence[str]) -> dict[str, str]:
-    """What identifies the state of a corpus's files: path, size and time, and sampled bytes."""
+def _note_of(folder: Path, digest: str, names: Sequence[str]) -> str:
+    """Name the note that files are right as they are now: path, size and time, sampled bytes."""
     try:
         states = [(folder / name).stat() for name in names]
     except OSError as error:
         raise ValueError(f"{error.filename}: no such file, but the manifest names it") from None
     listed = [(name, s.st_size, s.st_mtime_ns) for name, s in zip(names, states, strict=True)]
     ends = np.cumsum([state.st_size for state in states])
-    sampled = hashlib.blake2b(digest_size=16)
+    now = [str(folder.resolve()), digest, listed]
+    state = hashlib.blake2b(strict_json(now).encode(), digest_size=16)
     total = int(ends[-1]) if len(ends) else 0
     draw = np.random.RandomState(int(digest[:8], 16))
     for place in np.sort(draw.random_sample(_PLACES) * total).astype(np.int64).tolist():
         number = int(np.searchsorted(ends, place, side="right"))
         with (folder / names[number]).open("rb") as file:
             file.seek(place - (int(ends[number - 1]) if number else 0))
-            sampled.update(file.read(_PLACE_BYTES))
-    return {
-        "path": hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest(),
-        "digest": digest,
-        "files": hashlib.blake2b(strict_json(listed).encode(), digest_size=16).hexdigest(),
-        "sampled": sampled.hexdigest(),
-    }
+            state.update(file.read(_PLACE_BYTES))
+    return f"contents-{state.hexdigest()}"
