@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import math
 import os
 import re
@@ -24,7 +23,7 @@ from typing import Any
 
 from data_prep.common import children
 from data_prep.common.arguments import as_invoked
-from data_prep.common.files import check_new, sha256_of, write_json
+from data_prep.common.files import check_new, named_errors, read_json, sha256_of, write_json
 from data_prep.common.records import decode
 from data_prep.common.wording import changes
 from finetune import examples, tasks
@@ -133,15 +132,14 @@ def read_plan(folder: Path) -> RunPlan:
         ValueError: there is none, or this version cannot read it.
     """
     path = folder / PLAN
-    try:
-        return decode(RunPlan, json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    if not path.is_file():
         raise ValueError(
             f"{folder}: not the folder of a run: it has no {PLAN}, which "
             f"`{as_invoked('finetune glue')}` or `{as_invoked('finetune finetune')}` writes"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not a plan that this version can read: {error}") from error
+        )
+    values = read_json(path)
+    with named_errors(f"{path}: not a plan that this version can read"):
+        return decode(RunPlan, values)
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -154,7 +152,7 @@ def read_result(folder: Path) -> dict[str, Any]:
         ValueError: an older version wrote it, which did not judge each epoch.
     """
     path = folder / RESULT
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    result = read_json(path)
     if "collapsed" in result:
         raise ValueError(f"{path}: an older version wrote it; delete it to repeat the run")
     for scores in (result["best"], result["last"], *result["epochs"]):

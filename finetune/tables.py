@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.files import strict_json
+from data_prep.common.files import named_errors, parse_json, strict_json
 
 HUB = "datasets:"
 
@@ -117,13 +116,9 @@ def _json_lines(path: Path) -> Iterator[TableRow]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 place = f"{path}: line {number}"
-                try:
-                    value = json.loads(line, object_pairs_hook=_record)
+                with named_errors(place):
+                    value = parse_json(line, object_pairs_hook=_record)
                     strict_json(value, ensure_ascii=False).encode()  # refuses \ud800, half a letter
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{place}: not valid JSON: {error}") from None
-                if not isinstance(value, dict):
-                    raise ValueError(f"{place}: not a JSON object with a key for each column")
                 yield TableRow(place, value)
 
 

@@ -122,12 +122,22 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: The file is damaged, or holds something else; it is named.
     """
+    with named_errors(path):
+        return parse_json(path.read_bytes())
+
+
+def parse_json(data: bytes | str, **options: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Parse JSON that holds an object; the options are those of `json.loads`.
+
+    Raises:
+        ValueError: It is damaged, or something else.
+    """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(data if isinstance(data, str) else data.decode(), **options)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not valid JSON: {error}") from None
+        raise ValueError(f"is not valid JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: is not a JSON object but {type(values).__name__}")
+        raise ValueError(f"is not a JSON object but {type(values).__name__}")
     return values
 
 
@@ -159,6 +169,13 @@ def retried(action: Callable[[], T], sleep: Callable[[float], object] = time.sle
         except OSError:
             sleep(pause)
     return action()
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file, with `retried`; one that does not exist is empty."""
+    with suppress(FileNotFoundError):
+        return retried(path.read_bytes)
+    return b""
 
 
 def check_writable(file: Path | None) -> None:

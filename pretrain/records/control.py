@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import signal
 import threading
@@ -88,11 +87,9 @@ def read_control_file(run: Path) -> ControlFile | None:
         OSError: The file cannot be read now.
     """
     path = folder_of(run) / FILE_NAME
+    values = parse_object(files.read_bytes(path))
     try:
-        values = parse_object(files.retried(path.read_bytes))
         return None if values is None else ControlFile(**values)
-    except FileNotFoundError:
-        return None
     except TypeError as error:
         raise ValueError(
             f"{path}: is not a control file of this version ({error}); delete it if no process "
@@ -208,19 +205,16 @@ def stop_on_signals(run: Path, token: str, environ: Mapping[str, str]) -> None:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; return `None` if there is no valid one, or it cannot be read now."""
-    try:
+    with contextlib.suppress(OSError):
         return parse_object(path.read_bytes())
-    except OSError:
-        return None
+    return None
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
     """Parse a JSON object; return `None` if `data` is not one."""
-    try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None
+    with contextlib.suppress(ValueError):
+        return files.parse_json(data)
+    return None
 
 
 @contextlib.contextmanager

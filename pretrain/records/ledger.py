@@ -60,10 +60,7 @@ def read_ledger(path: Path) -> list[Record]:
 def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
     """Return the records, how many bytes hold them, what the last line lacks, and its hash."""
     files.check_not_link(path)
-    try:
-        data = files.retried(path.read_bytes)
-    except FileNotFoundError:
-        data = b""
+    data = files.read_bytes(path)
     records: list[Record] = []
     previous, size, lacks = _FIRST, 0, b""
     for line in data.splitlines(keepends=True):

@@ -81,10 +81,7 @@ def read_metrics(
         tell: called if other lines are left out. An incomplete last one was left by a crash and
             does not count.
     """
-    try:
-        lines = files.retried(path.read_bytes).split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
+    lines = files.read_bytes(path).split(b"\n")[:-1]
     valid = [record for line in lines if (record := parse_line(line, path.name)) is not None]
     if invalid := len(lines) - len(valid):
         tell(f"{path}: {invalid} lines are not valid and are left out")

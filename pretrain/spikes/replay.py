@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 import math
 import sys
 from collections import Counter
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import pictures, records
-from data_prep.common.files import named_errors, write_json
+from data_prep.common.files import named_errors, parse_json, write_json
 from data_prep.common.markup import text_table
 from data_prep.compressed import open_stream
 from pretrain.config.load import RUN_FILE, load
@@ -107,7 +106,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             yield number, _record(line, names)
-        except (ValueError, RecursionError):
+        except ValueError:
             if number < len(lines):
                 raise ValueError(f"{path}: line {number} is malformed") from None
 
@@ -116,17 +115,14 @@ def _record(line: str, names: list[str]) -> dict[str, Any]:
     """The columns of a line of a CSV; without names, of a JSON object."""
     if names:
         return dict(zip(names, next(csv.reader([line])), strict=True))
-    record = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError(line)
-    return record
+    return parse_json(line)
 
 
 def _trainer_history(text: str, path: Path) -> list[dict[str, Any]]:
     """The records with a training loss of transformers' trainer_state.json."""
     try:  # the last one has the mean of all losses, as train_loss
-        return [each for each in json.loads(text)["log_history"] if "loss" in each]
-    except (ValueError, RecursionError, TypeError, KeyError):
+        return [each for each in parse_json(text)["log_history"] if "loss" in each]
+    except (ValueError, TypeError, KeyError):
         raise ValueError(f"{path}: is not a trainer_state.json of transformers") from None
 
 
