@@ -92,22 +92,6 @@ class Scores:
         )
 
 
-def scores_by_corpus(
-    sums: npt.ArrayLike, terms: Mapping[str, float], subsets: Mapping[str, int]
-) -> dict[str, Score]:
-    """Return the scores of each of several corpora that have targets.
-
-    Args:
-        sums: [subsets of all corpora, terms, 3], or flat.
-        terms: of the objective.
-        subsets: number of subsets of each corpus, by name.
-    """
-    parts = np.asarray(sums, dtype=np.float64).reshape(sum(subsets.values()), len(terms), 3)
-    ends = np.cumsum(list(subsets.values()))[:-1]
-    wholes = [part.sum(axis=0) for part in np.split(parts, ends)]
-    return Scores.of(wholes, terms, list(subsets)).subsets
-
-
 @dataclasses.dataclass(frozen=True)
 class LengthScores(Scores):
     """Scores on blocks, or on windows of texts, of one length."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pretrain.config.run import Segment
 from pretrain.data.batches import PretrainingBatches, validation_batches
 from pretrain.data.sources import open_source
@@ -89,11 +91,14 @@ class DataPipeline:
 
     def scores(self, sums: Sequence[float]) -> dict[str, Any]:
         """The scores of the validation splits as a record; of several corpora, of each as well."""
-        from pretrain.inference.evaluate import Scores, scores_by_corpus
+        from pretrain.inference.evaluate import Scores
 
-        record = dataclasses.asdict(Scores.of(sums, self._validated.terms, self._names))
+        terms = self._validated.terms
+        record = dataclasses.asdict(Scores.of(sums, terms, self._names))
         if self.segment.config.data.corpora:  # several
-            sizes = {name: len(m.subsets) for name, m in self._corpora.items()}
-            by_corpus = scores_by_corpus(sums, self._validated.terms, sizes)
-            record["corpora"] = {name: dataclasses.asdict(s) for name, s in by_corpus.items()}
+            of_subsets = iter(np.reshape(sums, (len(self._names), -1)))
+            sizes = (len(manifest.subsets) for manifest in self._corpora.values())
+            wholes = [sum(itertools.islice(of_subsets, size)) for size in sizes]
+            by_corpus = Scores.of(wholes, terms, [*self._corpora])
+            record["corpora"] = dataclasses.asdict(by_corpus)["subsets"]
         return record
