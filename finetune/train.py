@@ -36,7 +36,7 @@ from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import StepRecord
 from pretrain.model.classifier import Classifier
-from pretrain.records.metrics import METRICS, MetricsWriter
+from pretrain.records.metrics import METRICS, JsonLines, line_of
 from pretrain.records.progress import ProgressPrinter
 
 
@@ -98,7 +98,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     steps = config.steps(len(read))
     progress = ProgressPrinter(steps)
     evaluator = DevEvaluator(engine, batches, plan, dev_sets, progress.say)
-    metrics, records = MetricsWriter(folder, attempt=1), list[StepRecord]()
+    metrics, records = JsonLines(folder / METRICS), list[StepRecord]()
     training_started = time.perf_counter()
     run_loop(
         engine,
@@ -106,7 +106,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         tasks.Objective(task),
         learning_rate=lambda step: config.rate(step, steps),
         steps=range(steps),
-        observers=[metrics, progress, records.append],
+        observers=[lambda record: metrics.write(line_of(record)), progress, records.append],
         hooks=[Hook(1, evaluator)],
     )
     ended = time.perf_counter()

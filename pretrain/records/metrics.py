@@ -153,29 +153,16 @@ def surviving_validation(
     ]
 
 
-def line_of(record: StepRecord) -> dict[str, Any]:
-    """The line of metrics.jsonl for a finished step, without its attempt."""
+def line_of(record: StepRecord, attempt: int = 1) -> dict[str, Any]:
+    """The line of metrics.jsonl for a finished step of an attempt."""
     result = record.result
-    line = {"step": record.step, **vars(result), **vars(record), "blocks": record.batch_digest}
+    line = {"attempt": attempt, "step": record.step, **vars(result), **vars(record)}
+    line["blocks"] = record.batch_digest
     for name in ("result", "batch_digest", "measured", "figures", "terms"):
         del line[name]
     if result.terms:
         line["terms"] = {name: vars(term) for name, term in result.terms.items()}
     return {**line, **record.figures}
-
-
-class MetricsWriter:
-    """Observer that writes each step's record to metrics.jsonl with the attempt's number."""
-
-    def __init__(self, run: Path, attempt: int) -> None:
-        """Append to the run's metrics.jsonl."""
-        self._lines = JsonLines(run / METRICS)
-        self._attempt = attempt
-        self.sync = self._lines.sync
-
-    def __call__(self, record: StepRecord) -> None:
-        """Write one finished step."""
-        self._lines.write({"attempt": self._attempt, **line_of(record)})
 
 
 def best_validation(validation: Sequence[Line]) -> Line | None:

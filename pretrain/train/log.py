@@ -67,7 +67,7 @@ class RunLog:
             self._trackers.append(WandbRun(self._run, public(config), start.attempt, self.say))
         for text in since_last_attempt(records):
             self._board.text(start.step, text)
-        self._metrics = metrics.MetricsWriter(self._run, start.attempt)
+        self._metrics = metrics.JsonLines(self._run / metrics.METRICS)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         self._first_validation_id = (validation or [{}])[0].get("validation_id", "")
         self._loss_before = recorded_loss(lines, records, start)
@@ -97,7 +97,7 @@ class RunLog:
     def step(self, record: StepRecord) -> None:
         """Write a finished step; an observer of the loop."""
         record = dataclasses.replace(record, figures=self._figures(record))
-        self._metrics(record)
+        self._metrics.write(metrics.line_of(record, self._start.attempt))
         self._scalars(record.step, curves(record))
         self._progress(record)
         if record.step == self._start.step:

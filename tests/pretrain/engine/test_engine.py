@@ -751,14 +751,14 @@ def watched(built, steps, folder, **non_finite):
     """
     data, records, events = NonFiniteAt(batches(2), built.rank, **non_finite), [], []
     watch = SpikeWatch(SpikeDetector(WATCHED), [], events.append)
-    writer = [metrics.MetricsWriter(folder, 1)] if built.rank == 0 else []
+    written = metrics.JsonLines(folder / metrics.METRICS)
     verdict = run_loop(
         built,
         data.micro_batches,
         data,
         learning_rate=lambda step: 1e-3,
         steps=range(steps),
-        observers=[records.append, *writer, watch],
+        observers=[records.append, lambda each: written.write(metrics.line_of(each)), watch],
     )
     if built.rank == 0:
         lines, again = metrics.read_metrics(folder / metrics.METRICS), SpikeDetector(WATCHED)

@@ -61,9 +61,9 @@ def test_a_spoiled_line_is_left_out_and_counted(spoiled, tmp_path):
 
 
 def test_a_line_of_metrics_without_what_readers_need_is_left_out_with_a_warning(tmp_path):
-    writer = metrics.MetricsWriter(tmp_path, 1)
+    writer = metrics.JsonLines(tmp_path / metrics.METRICS)
     for step in range(3):
-        writer(record(step))
+        writer.write(metrics.line_of(record(step)))
     path, told = tmp_path / metrics.METRICS, []
     assert len(metrics.read_metrics(path, told.append)) == 3
     assert told == []
@@ -128,8 +128,8 @@ def test_a_measurement_of_an_abandoned_lineage_does_not_count_before_it_is_repea
 
 
 def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
-    writer = metrics.MetricsWriter(tmp_path, 3)
-    writer(record(7))
+    writer = metrics.JsonLines(tmp_path / metrics.METRICS)
+    writer.write(metrics.line_of(record(7), 3))
     (line,) = metrics.read_metrics(tmp_path / metrics.METRICS)
     assert line["attempt"] == 3
     assert "terms" not in line
@@ -141,9 +141,9 @@ def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
 
 
 def test_a_line_has_every_term_where_there_are_several(tmp_path):
-    writer = metrics.MetricsWriter(tmp_path, 1)
+    writer = metrics.JsonLines(tmp_path / metrics.METRICS)
     terms = {"masked": TermLoss(2.0, 7), "order": TermLoss(None, 0)}
-    writer(step_record(7, terms=terms))
+    writer.write(metrics.line_of(step_record(7, terms=terms)))
     (line,) = metrics.read_metrics(tmp_path / metrics.METRICS)
     assert line["terms"] == {
         "masked": {"loss": 2.0, "targets": 7},

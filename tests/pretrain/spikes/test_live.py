@@ -56,7 +56,7 @@ class Run:
     """The spike watch of an attempt, and the files that it writes."""
 
     def __init__(self, folder):
-        self.metrics = metrics.MetricsWriter(folder, 1)
+        self.metrics = metrics.JsonLines(folder / metrics.METRICS)
         self.validation = metrics.JsonLines(folder / metrics.VALIDATION)
         self.folder, self.events = folder, []
 
@@ -68,7 +68,7 @@ class Run:
         )
 
     def step(self, record):
-        self.metrics(record)
+        self.metrics.write(metrics.line_of(record))
         verdict = self.watch(record)
         done = record.step + 1
         if done % EVERY == 0:
