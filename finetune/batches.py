@@ -92,7 +92,7 @@ class EncodedExamples:
         """Return the number of examples."""
         return len(self.ids)
 
-    def collate(self, chosen: Sequence[int], index: int = 0) -> MicroBatch:
+    def collate(self, chosen: Sequence[int]) -> MicroBatch:
         """Return the chosen examples, padded to the longest of them.
 
         The arrays are input_ids [B, T], document_ids [B, T] bool, labels [B] and, for a model with
@@ -108,9 +108,7 @@ class EncodedExamples:
         }
         if self._segments:
             arrays["segment_ids"] = Tokenizer.segment_ids(input_ids, self._segments)
-        return MicroBatch(
-            index=index, arrays=arrays, tokens=int(lengths.sum()), targets=(len(chosen),)
-        )
+        return MicroBatch(0, arrays, tokens=int(lengths.sum()), targets=(len(chosen),))
 
 
 def lay_out(texts: Sequence[Ids], max_tokens: int, tokenizer: Tokenizer, separators: int) -> Ids:
@@ -145,8 +143,8 @@ class ShuffledBatches:
 
     lengths: npt.NDArray[np.int64]
     """[N]: the number of tokens of each example."""
-    collate: Callable[[Sequence[int], int], MicroBatch]
-    """Returns the examples of some indices as one micro-batch, whose own index is the second."""
+    collate: Callable[[Sequence[int]], MicroBatch]
+    """Returns the examples of some indices as one micro-batch."""
     batch_size: int
     order_seed: int
     length_window: int = 1
@@ -167,8 +165,8 @@ class ShuffledBatches:
         Of fewer examples than ranks, the last ranks have an empty share.
         """
         chosen = self.chosen(step)
-        share = self.collate(chosen[rank::world_size] or chosen[:1], rank)
-        share = dataclasses.replace(share, seed=self.order_seed, epoch=self.epoch(step))
+        share = self.collate(chosen[rank::world_size] or chosen[:1])
+        share = dataclasses.replace(share, index=rank, seed=self.order_seed, epoch=self.epoch(step))
         return [share if rank < len(chosen) else share.emptied()]
 
     def chosen(self, step: int) -> list[int]:

@@ -18,10 +18,10 @@ from data_prep.common.files import write_atomically
 from data_prep.documents import Reject, read_documents
 from data_prep.tokenizer import FILE_NAME, Tokenizer, train_characters
 from finetune.batches import ShuffledBatches
-from pretrain.loop.protocols import Arrays, MicroBatch
-from pretrain.objectives.base import Block, Ids
+from pretrain.loop.protocols import MicroBatch
+from pretrain.objectives.base import Block, Ids, Key
 from pretrain.objectives.causal import CausalLMConfig
-from pretrain.objectives.tokens import TokenObjective
+from pretrain.objectives.tokens import DocumentObjective
 
 
 def documents(path: Path) -> list[str]:
@@ -143,19 +143,17 @@ def encode(rows: Sequence[Columns], tokenizer: Tokenizer, block: int, source: Pa
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AnswerObjective(TokenObjective):
+class AnswerObjective(DocumentObjective):
     """The tokens of a row from its first `<mask>` on are predicted. The model must be causal."""
 
     mask_id: int
     settings: CausalLMConfig = dataclasses.field(default_factory=CausalLMConfig)
-    compiled: bool = False
 
     term = "answer"
 
-    def collate(self, rows: Sequence[Ids], length: int) -> Arrays:
-        """Return one micro-batch, as `arrange` makes it, of rows of at most `length` ids."""
-        read = [(row, np.arange(np.argmax(row == self.mask_id), len(row))) for row in rows]
-        return self.arrange([Block(row) for row in rows], read, length)
+    def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
+        """Return the ids of a row, and the positions from the first `<mask>` on; draw nothing."""
+        return ids, np.arange(np.argmax(ids == self.mask_id), len(ids))
 
 
 def answer_batches(
@@ -164,9 +162,10 @@ def answer_batches(
     """Return the batches of rows; each epoch has an order of its own."""
     lengths = np.array([len(row) for row in rows])
 
-    def collate(chosen: Sequence[int], index: int) -> MicroBatch:
-        tokens = lengths[chosen]
-        arrays = objective.collate([rows[number] for number in chosen], int(tokens.max()))
-        return MicroBatch(index, arrays, int(tokens.sum()), objective.targets(arrays))
+    def collate(chosen: Sequence[int]) -> MicroBatch:
+        blocks, tokens = [Block(rows[number]) for number in chosen], lengths[chosen]
+        keys = [(order_seed, 0, number) for number in chosen]
+        arrays = objective.collate(blocks, keys, int(tokens.max()))
+        return MicroBatch(0, arrays, int(tokens.sum()), objective.targets(arrays))
 
     return ShuffledBatches(lengths, collate, batch_size, order_seed)

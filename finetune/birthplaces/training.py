@@ -337,19 +337,18 @@ def dataset(options: argparse.Namespace) -> None:
     if options.kind == "charcorruption":
         size = tokenizer.vocab_size
         objective = recipe.objective.build(Vocabulary(size, size, options.corpus.parent))
-        blocks = [
-            Block(np.array([tokenizer.bos_id, *ids[: length - 1]], dtype=np.int64))
+        rows = [
+            np.array([tokenizer.bos_id, *ids[: length - 1]], dtype=np.int64)
             for ids in tokenizer.encode_batch(texts[:COUNT])
         ]
-        shown = [objective.collate([b], [(1, 0, at)], length) for at, b in enumerate(blocks)]
     elif (data := options.finetune_corpus_path) is None:
         raise ValueError("--finetune_corpus_path: is needed with namedata")
     else:
-        answers = AnswerObjective(tokenizer.mask_id)
+        objective = AnswerObjective(tokenizer.mask_id)
         rows = encode(read_rows(data)[:COUNT], tokenizer, length, data)
-        shown = [answers.collate([row], length) for row in rows]
     special = {tokenizer.pad_id: "\u25a1", tokenizer.mask_id: "\u2047"}
-    for arrays in shown:
+    for number, row in enumerate(rows):
+        arrays = objective.collate([Block(row)], [(1, 0, number)], length)
         inputs = arrays["input_ids"][0]
         labels = np.full_like(inputs, tokenizer.pad_id)
         used = arrays["labels"] != IGNORED

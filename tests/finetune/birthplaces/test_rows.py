@@ -7,6 +7,7 @@ import pytest
 
 from data_prep.tokenizer import train_characters
 from finetune.birthplaces.rows import AnswerObjective, answer_batches, encode, read_rows, score
+from pretrain.objectives.base import Block
 from pretrain.objectives.tokens import IGNORED
 
 TOKENIZER = train_characters(["abcdefghij ?"])
@@ -49,7 +50,7 @@ def test_a_row_is_question_mask_answer_mask_and_the_rest_from_the_first_mask_is_
     first, second = (row.tolist() for row in rows)
     assert first == [BOS, *ids("ab?"), MASK, *ids("cd"), MASK]
     assert encode([("ab?",)], TOKENIZER, 32, FILE)[0].tolist() == first[:5]
-    arrays = AnswerObjective(MASK).collate(rows, 10)
+    arrays = AnswerObjective(MASK).collate([*map(Block, rows)], [(1, 0, 0)] * 2, 10)
     assert arrays["input_ids"].tolist()[1] == [*second, *[TOKENIZER.pad_id] * 4]
     assert arrays["document_ids"].sum(axis=1).tolist() == [8, 6]
     used = arrays["labels"] != IGNORED
