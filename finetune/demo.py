@@ -12,7 +12,6 @@ import json
 import random
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -134,12 +133,11 @@ def table(output: Path, seconds: float) -> str:
     from data_prep.manifest import load_manifest
     from finetune.report import CONSTANT, CONSTANT_TITLE, collect, summary
     from finetune.runs import WEIGHTS
-    from pretrain.records import ledger, metrics
+    from pretrain.records import status
+    from pretrain.records.report import costs
 
     corpus = load_manifest(output / "corpus")
-    records = ledger.read_ledger(output / "run" / ledger.FILE_NAME)
-    steps = metrics.surviving(metrics.read_metrics(output / "run" / metrics.METRICS))
-    speed = statistics.median(step["tokens"] / step["seconds"] for step in steps)
+    seen = status.view(output / "run")
     rows = {
         f"validation perplexity, {e['length']} tokens": f"{e['total']['perplexity']:.1f}"
         for e in json.loads((output / "evaluation.json").read_text())
@@ -149,8 +147,8 @@ def table(output: Path, seconds: float) -> str:
     titles = {**{name: f"{name} weights" for name in WEIGHTS}, CONSTANT: CONSTANT_TITLE}
     for name, title in titles.items():
         rows[f"word order, accuracy, {title}"] = f"{scores[name, 'last', 'accuracy']:.3f}"
-    rows["loss spikes survived"] = str(len(ledger.segments(records, ledger.SPIKE)))
-    rows["pretraining speed"] = f"{speed:,.0f} tokens/s"
+    rows["loss spikes survived"] = str(len(seen.state.rollbacks))
+    rows["pretraining speed"] = f"{costs(seen)['tokens/s, median']} tokens/s"
     rows["whole demo"] = f"{seconds:.0f} s"
     width = max(map(len, rows))
     lines = [f"{name:<{width}}  {value:>14}" for name, value in rows.items()]

@@ -20,9 +20,9 @@ from pretrain.convert.writing import save_model
 from pretrain.engine.consolidated import consolidated_weights
 from pretrain.model.config import ModelConfig
 from pretrain.records import checkpoints, ledger
-from pretrain.records.folder import not_a_run
 from pretrain.records.history import suspicion
 from pretrain.records.ledger import RunState
+from pretrain.records.status import view
 from pretrain.records.summary import summary
 
 
@@ -42,23 +42,20 @@ def export_checkpoint(run: Path, output: Path, step: int | None = None) -> tuple
     Raises:
         ValueError: no run, no such checkpoint, none before a suspected spike, or a damaged one.
     """
-    if not (run / "run.yaml").is_file():
-        raise not_a_run(run, "run.yaml")
-    config = recipes.load(str(run / "run.yaml"))
-    records = ledger.read_ledger(run / ledger.FILE_NAME)
-    state = ledger.run_state(records)
+    seen = view(run)
+    config, state = seen.config, seen.state
     step, reason = _chosen(run, state, step)
     if step:
         architecture, weights, recipe = _checkpoint(run, config, state, step)
     else:
-        architecture, weights, recipe = _initial(run, config, ledger.created(records))
+        architecture, weights, recipe = _initial(run, config, ledger.created(seen.records))
     # In training the table is padded with further rows.
     weights[TOKENS] = weights[TOKENS][: architecture.vocab_size].clone()
     provenance = {
         "run": run.resolve().name,
         "step": step,
         "recipe": recipe,
-        "training": summary(run, config, step),
+        "training": summary(seen, step),
     }
     contents = ModelContents(architecture, weights, tokenizers.load(run), provenance)
     call = save_model(output, contents)

@@ -9,29 +9,24 @@ from typing import Any
 
 from data_prep.manifest import load_manifest
 from pretrain.config.run import RunConfig
-from pretrain.records import ledger, metrics, segments
+from pretrain.records import ledger, segments
+from pretrain.records.status import RunView
 
 
-def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
+def summary(seen: RunView, step: int) -> dict[str, Any]:
     """Sum up the steps of a run before a checkpoint, on the surviving lineage.
 
     Args:
-        run: its folder.
-        config: its recipe.
+        seen: the run.
         step: of the checkpoint; 0 for the initial weights.
 
     Returns:
         `tokens` read, without padding; `attempts`, `loss_spikes` and `rollbacks` until then;
         `corpora`; `validation`, the newest measurement until then, if there is one; `init_from`, if
         the run continues another model (`ledger.origin`).
-
-    Raises:
-        ValueError: the run's ledger does not verify.
     """
-    records = ledger.read_ledger(run / ledger.FILE_NAME)
-    lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS))
-    done = [line for line in lines if line["step"] < step]
-    measured = metrics.surviving_validation(metrics.read_metrics(run / metrics.VALIDATION), lines)
+    records = seen.records
+    done = [line for line in seen.lines if line["step"] < step]
     newest = max((line["attempt"] for line in done), default=0)
     attempts = [r for r in records if r["kind"] == "attempt" and r["attempt"] <= newest]
     # A spike from before the newest of them led to it, even if its onset was at a later step.
@@ -42,9 +37,9 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
         "attempts": len(attempts),
         "loss_spikes": sum(r["number"] < began or r["onset"] < step for r in spikes),
         "rollbacks": sum(r["number"] < began for r in ledger.segments(records, ledger.SPIKE)),
-        "corpora": _corpora(config, records),
+        "corpora": _corpora(seen.config, records),
     }
-    if before := [line for line in measured if line["step"] <= step]:
+    if before := [line for line in seen.validation if line["step"] <= step]:
         found["validation"] = {
             name: before[-1][name] for name in ("step", "loss", "perplexity", "subsets")
         }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.config.run import RunConfig
+from pretrain.records.status import view
 from pretrain.records.summary import summary
 from tests.pretrain.histories import spiked
 
@@ -20,7 +20,7 @@ def test_it_counts_what_came_before_the_step(step, tokens, attempts, spikes, mea
     history.measure(12)
     history.measure(25)
     history.write(tmp_path / "run")
-    found = summary(tmp_path / "run", RunConfig(), step)
+    found = summary(view(tmp_path / "run"), step)
     assert (found["tokens"], found["attempts"]) == (tokens, attempts)
     assert (found["loss_spikes"], found["rollbacks"]) == (spikes, spikes)
     assert found.get("validation", {}).get("step") == measured
