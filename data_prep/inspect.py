@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.common import pictures
-from data_prep.common.markup import text_table
 from data_prep.corpus import Corpus
 from data_prep.manifest import ROLES, SPLITS, CorpusManifest, LengthHistogram, load_manifest
-from data_prep.summary import table_of_sizes, unknown_tokens
+from data_prep.summary import table_of_kept, table_of_sizes, unknown_tokens
 from data_prep.tokenizer import load
 
 _BAR_WIDTH = 40
-_COLUMNS = ("split", "subset", "documents", "tokens", "bytes of text", "of tokens", "tokens each")
 _SAMPLE_CHARACTERS = 400
 
 
@@ -34,7 +32,7 @@ def run(options: argparse.Namespace) -> None:
     manifest = load_manifest(folder)
     for line in itertools.chain(
         _facts(folder, manifest),
-        _counts(manifest),
+        ["", *table_of_kept(manifest)],
         _rejects(manifest),
         unknown_tokens(folder, manifest),
         _histogram(manifest.length_histogram),
@@ -68,22 +66,6 @@ def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         if fact not in (None, ""):
             yield f"{name.replace('_', '-'):22}{fact}"
     yield from (f"{'damaged':22}{damage}" for damage in manifest.damages)
-
-
-def _counts(manifest: CorpusManifest) -> Iterator[str]:
-    cells = []
-    for split in SPLITS:
-        total = manifest.totals[split]
-        rows = sorted(manifest.kept.get(split, {}).items(), key=lambda item: -item[1].tokens)
-        for subset, count in [("all", total), *rows]:
-            sizes = (f"{size:,}" for size in vars(count).values())
-            share = f"{count.tokens / max(total.tokens, 1):.1%}"
-            each = f"{count.tokens / max(count.documents, 1):,.1f}"
-            cells.append((split, subset, *sizes, share, each))
-        sequences = sum(files.sequences for files in manifest.shards[split])
-        if sequences != total.documents:
-            cells.append((split, f"{sequences:,} sentences", *[""] * 5))
-    yield from ("", *text_table(_COLUMNS, cells))
 
 
 def _rejects(manifest: CorpusManifest) -> Iterator[str]:

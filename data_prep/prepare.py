@@ -18,7 +18,7 @@ from data_prep.run import prepare
 from data_prep.summary import (
     ALLOWED_BROKEN,
     broken_warning,
-    density,
+    table_of_kept,
     table_of_sizes,
     unknown_tokens,
     warnings,
@@ -96,13 +96,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator[str]:
-    totals = ", ".join(
-        f"{split} {total.documents:,} documents {total.tokens:,} tokens"
-        for split, total in manifest.totals.items()
-    )
-    yield f"{output}: {totals}, {seconds:.1f} s"
+    yield f"{output}: made in {seconds:.1f} s"
+    yield from table_of_kept(manifest)
     yield from table_of_sizes(manifest)
-    yield density(manifest)
     yield from unknown_tokens(output, manifest)
     yield from (f"damaged: {damage}" for damage in manifest.damages)
     if not manifest.totals["valid"].documents:

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from data_prep.common.markup import text_table
 from data_prep.common.wording import few
 from data_prep.filters import FILTERED, OTHER_SUBSET
-from data_prep.manifest import CorpusManifest, Count, Tally, add_counts
+from data_prep.manifest import SPLITS, CorpusManifest, Count, Tally, add_counts
 from data_prep.statistics import count_ids
 
 ALLOWED_BROKEN = 0.1
@@ -30,6 +30,10 @@ Arabic, Hindi and Chinese 1.5 to 1.8, and Korean 1.2."""
 _ENCODED = {"too-long", "too-short"}
 _NOT_BROKEN = {*_ENCODED, "empty", OTHER_SUBSET, FILTERED}
 _COLUMNS = ("", "documents", "share", "tokens", "share", "bytes of text", "share")
+_KEPT = (
+    *("split", "subset", "documents", "tokens", "bytes of text"),
+    *("share of tokens", "tokens each", "bytes a token"),
+)
 
 
 class SizeRow(NamedTuple):
@@ -54,6 +58,24 @@ def rows(manifest: CorpusManifest) -> list[SizeRow]:
     if manifest.cut_tokens:
         found.append(SizeRow("cut off", 0, manifest.cut_tokens, manifest.cut_bytes))
     return found
+
+
+def table_of_kept(manifest: CorpusManifest) -> list[str]:
+    """Return lines with the sizes of each split and its subsets, largest first."""
+    cells = []
+    for split in SPLITS:
+        total = manifest.totals[split]
+        rows = sorted(manifest.kept.get(split, {}).items(), key=lambda item: -item[1].tokens)
+        for subset, count in [("all", total), *rows]:
+            sizes = (f"{size:,}" for size in vars(count).values())
+            share = f"{count.tokens / max(total.tokens, 1):.1%}"
+            tokens = f"{count.tokens / max(count.documents, 1):,.1f}"
+            text_bytes = f"{count.text_bytes / max(count.tokens, 1):.2f}"
+            cells.append((split, subset, *sizes, share, tokens, text_bytes))
+        sequences = sum(files.sequences for files in manifest.shards[split])
+        if sequences != total.documents:
+            cells.append((split, f"{sequences:,} sentences", *[""] * 6))
+    return text_table(_KEPT, cells)
 
 
 def table_of_sizes(manifest: CorpusManifest) -> Iterator[str]:
@@ -82,17 +104,6 @@ def bytes_per_token(manifest: CorpusManifest) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def density(manifest: CorpusManifest) -> str:
-    """Return a line with the bytes of text per token."""
-    by_subset, kept = bytes_per_token(manifest), sum(manifest.totals.values(), Count())
-    line = f"{kept.text_bytes / kept.tokens:.2f} bytes of text per token"
-    return line if len(by_subset) == 1 else f"{line}; lowest first: {_listed(by_subset)}"
-
-
-def _listed(found: Mapping[str, float]) -> str:
-    return few(f"{name} {number:.2f}" for name, number in found.items())
-
-
 def warnings(manifest: CorpusManifest) -> Iterator[str]:
     """Yield what makes a corpus less useful than its author may expect, and what to do."""
     tokens = manifest.totals["valid"].tokens
@@ -109,10 +120,10 @@ def warnings(manifest: CorpusManifest) -> Iterator[str]:
             f"standard error of its loss is about {error:.2f} nats. Use at least "
             f"{LEAST_VALID_TOKENS:,} tokens, for example with {use}"
         )
-    low = {n: b for n, b in bytes_per_token(manifest).items() if b < LEAST_BYTES_PER_TOKEN}
-    if low:
+    sizes = bytes_per_token(manifest).items()
+    if low := [f"{name} {each:.2f}" for name, each in sizes if each < LEAST_BYTES_PER_TOKEN]:
         yield (
-            f"under {LEAST_BYTES_PER_TOKEN:g} bytes of text per token ({_listed(low)}): the "
+            f"under {LEAST_BYTES_PER_TOKEN:g} bytes of text per token ({few(low)}): the "
             "vocabulary has few words of this text and encodes the rest as bytes. Train one on "
             "such text with train-tokenizer to need fewer tokens"
         )
