@@ -18,7 +18,7 @@ def _command(name: str, summary: str, example: str) -> Command:
     def run(options: argparse.Namespace) -> int | None:
         return import_module(module).run(options)
 
-    run.__doc__ = f"{summary}.\n\nexample: python -m data_prep {name} {example}"
+    run.__doc__ = f"{summary}.\n\nexample: zeroclap {name} {example}"
     return add_arguments, run
 
 

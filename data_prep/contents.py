@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import cache
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import sha256_of, strict_json
 from data_prep.manifest import CorpusManifest
 
@@ -40,9 +39,9 @@ def check(folder: Path, manifest: CorpusManifest) -> None:
         ValueError: A file is missing or differs; it is named, or the folder of tables is.
     """
     digest = manifest.digest()
-    places, command = cache.folders(folder, digest), as_invoked("data_prep prepare")
+    places = cache.folders(folder, digest)
     problems = (
-        f"{problem}; restore the files that `{command}` wrote, or prepare the corpus again"
+        f"{problem}; restore the files that `zeroclap prepare` wrote, or prepare the corpus again"
         for problem in differences(folder, manifest)
     )
     _check(_note_of(folder, digest, list(manifest.hashes)), places, problems)

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import (
     check_format,
     named_errors,
@@ -294,7 +293,7 @@ def load_manifest(folder: Path) -> CorpusManifest:
         ValueError: The folder is missing, is not a corpus, is not finished, or its manifest is
             damaged.
     """
-    remedy = f"choose a folder that `{as_invoked('data_prep prepare')}` wrote"
+    remedy = "choose a folder that `zeroclap prepare` wrote"
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; {remedy}")
     file = folder / FILE_NAME

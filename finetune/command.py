@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.common.arguments import Command, CommandFailed, as_invoked, check_least, numbers
+from data_prep.common.arguments import Command, CommandFailed, check_least, numbers
 from pretrain.config.settings import add_device
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _run_arguments(command: argparse.ArgumentParser, default_seeds: str) -> None
 def _glue(options: argparse.Namespace) -> None:
     """Fine-tune a model on tasks of GLUE with several seeds, and report the scores.
 
-    example: python -m finetune glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
+    example: zeroclap glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
     """
     from finetune.runs import check_output
     from finetune.tasks import find
@@ -86,7 +86,7 @@ def _glue(options: argparse.Namespace) -> None:
 def _finetune(options: argparse.Namespace) -> None:
     """Fine-tune a model on a task of your own with several seeds, and report the scores.
 
-    example: python -m finetune finetune models/clap --train a.csv --label mood --output scores
+    example: zeroclap finetune models/clap --train a.csv --label mood --output scores
     """
     from finetune.custom_task import Request, describe, write
     from finetune.runs import DATA, check_output
@@ -137,7 +137,7 @@ def _run(
         print(f"report: {options.output / 'report.md'}")
     if not failed and not options.no_models:
         model = options.output / plans[0].name / MODEL
-        print(f"next: {as_invoked('finetune predict')} {model} FILE")
+        print(f"next: zeroclap predict {model} FILE")
     if failed:
         causes = (
             f"{', '.join(name for name, why in failed.items() if why == cause)}: {cause}"
@@ -153,7 +153,7 @@ def _report_arguments(command: argparse.ArgumentParser) -> None:
 def _report(options: argparse.Namespace) -> None:
     """Print the scores of a folder's runs beside the published ones.
 
-    example: python -m finetune glue-report scores
+    example: zeroclap glue-report scores
     """
     from finetune.report import write_report
 
@@ -173,7 +173,7 @@ def _predict_arguments(command: argparse.ArgumentParser) -> None:
 def _predict(options: argparse.Namespace) -> None:
     """Label new text with a fine-tuned model.
 
-    example: python -m finetune predict scores/RTE-pretrained-seed1/model pairs.tsv
+    example: zeroclap predict scores/RTE-pretrained-seed1/model pairs.tsv
     """
     from data_prep.common.files import check_absent, write_atomically
     from finetune.predict import predict
@@ -197,7 +197,7 @@ def _submit_arguments(command: argparse.ArgumentParser) -> None:
 def _submit(options: argparse.Namespace) -> None:
     """Predict the test sets and pack them for GLUE's server, gluebenchmark.com.
 
-    example: python -m finetune submit scores --output submission
+    example: zeroclap submit scores --output submission
     """
     from finetune.predict import submit
 

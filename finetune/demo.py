@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 from data_prep.common import children
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import json_lines, write_atomically
 
 MARK = ".made-by-zeroclap-demo"
@@ -39,32 +38,32 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def stages(output: Path, world_size: int) -> dict[str, str]:
     """Return the demo's commands by their purpose, in order.
 
-    A command is the arguments of `python -m`, quoted as for a shell.
+    A command is the arguments of `zeroclap`, quoted as for a shell.
     """
     out = shlex.quote(str(output))
     texts = f"'{output}/text/*.jsonl.zst'"
     return {
-        "real text, from the Python installation": f"data_prep sample --output {out}/text",
-        "a vocabulary for it": f"data_prep train-tokenizer --input {texts} --vocab-size 4096 "
+        "real text, from the Python installation": f"sample --output {out}/text",
+        "a vocabulary for it": f"train-tokenizer --input {texts} --vocab-size 4096 "
         f"--output {out}/vocabulary",
-        "text to indexed binaries, with several processes": f"data_prep prepare --input {texts} "
+        "text to indexed binaries, with several processes": f"prepare --input {texts} "
         f"--output {out}/corpus --tokenizer {out}/vocabulary --valid-fraction 0.07 --workers 2",
-        "check every checksum and index": f"data_prep verify {out}/corpus",
+        "check every checksum and index": f"verify {out}/corpus",
         "pretraining through the deepspeed launcher, supervised; one block of text is damaged": (
-            f"pretrain supervise demo folder={out}/run data.corpus={out}/corpus "
+            f"supervise demo folder={out}/run data.corpus={out}/corpus "
             f"supervision.processes_per_node={world_size}"
         ),
-        "a model folder": f"pretrain export {out}/run --output {out}/model",
+        "a model folder": f"export {out}/run --output {out}/model",
         "validation perplexity, at the training length and beyond it": (
-            f"pretrain evaluate {out}/model --data {out}/corpus --lengths 128,256 "
+            f"evaluate {out}/model --data {out}/corpus --lengths 128,256 "
             f"--json {out}/evaluation.json"
         ),
         "what the model predicts for a masked word": (
-            f"pretrain fill-mask {out}/model 'Return the <mask> of the given object.' --top-k 3"
+            f"fill-mask {out}/model 'Return the <mask> of the given object.' --top-k 3"
         ),
         "fine-tuning to tell a docstring from one whose words were shuffled: two seeds, from "
         "pretrained and from random weights": (
-            f"finetune finetune {out}/model --train {out}/{TASK}.jsonl --text text "
+            f"finetune {out}/model --train {out}/{TASK}.jsonl --text text "
             f"--label words --dev-share 0.2 --name {TASK} --seeds 1,2 --weights both "
             f"--output {out}/scores epochs=1 learning_rate=5e-4 warmup_fraction=0.2 pooling=mean "
             "dropout=0 attention_dropout=0"
@@ -98,7 +97,7 @@ def word_order() -> bytes:
 def demo(options: argparse.Namespace) -> int:
     """Run everything end to end on text from Python itself.
 
-    example: python -m finetune demo --output demo-output
+    example: zeroclap demo --output demo-output
     """
     from pretrain.processes.gpus import visible_gpus
 
@@ -112,13 +111,9 @@ def demo(options: argparse.Namespace) -> int:
     began = time.monotonic()
     plan = stages(output, min(2, len(visible_gpus()) or 2))
     for number, (title, words) in enumerate(plan.items(), start=1):
-        shown = as_invoked(words)
-        print(f"\n[{number}/{len(plan)}] {title}\n$ {shown}", flush=True)
+        print(f"\n[{number}/{len(plan)}] {title}\n$ zeroclap {words}", flush=True)
         started = time.monotonic()
-        package, *arguments = shlex.split(words)
-        # So that the command itself names others as this one does.
-        module = "finetune.zeroclap" if shown.startswith("zeroclap ") else package
-        command = [sys.executable, "-m", module, *arguments]
+        command = [sys.executable, "-m", "finetune.zeroclap", *shlex.split(words)]
         # Not `run`, which kills it 0.25 s after a Ctrl-C, while it saves.
         if code := subprocess.Popen(command, env=children.environment()).wait():
             print(f"stage {number} failed with exit code {code}")

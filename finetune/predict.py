@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from scipy.special import softmax
 
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import check_writable, write_atomically
 from data_prep.common.records import decode
 from finetune import examples, scores
@@ -69,8 +68,7 @@ def _task_of(loaded: LoadedModel) -> Task:
     if loaded.classifier is None:
         raise ValueError(
             f"{loaded.folder}: has no classification head, so it predicts no labels; choose a "
-            "fine-tuned model, such as the folder model/ in a run of "
-            f"`{as_invoked('finetune finetune')}`"
+            "fine-tuned model, such as the folder model/ in a run of `zeroclap finetune`"
         )
     if own := loaded.recorded("custom_task"):
         return decode(Task, own)

@@ -15,7 +15,6 @@ from typing import Any
 import pandas
 from pandas import DataFrame
 
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import json_lines, write_atomically
 from data_prep.common.markup import markdown_table
 from finetune.protocols import COLUMNS, PROTOCOLS, Protocol
@@ -68,7 +67,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     """
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
-        lack = f"has no finished run of `{as_invoked('finetune glue')}`"
+        lack = "has no finished run of `zeroclap glue`"
         raise ValueError(f"{folder}: {lack if folder.is_dir() else 'no such folder'}")
     return [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import children
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import check_new, named_errors, read_json, sha256_of, write_json
 from data_prep.common.records import decode
 from data_prep.common.wording import changes
@@ -134,8 +133,8 @@ def read_plan(folder: Path) -> RunPlan:
     path = folder / PLAN
     if not path.is_file():
         raise ValueError(
-            f"{folder}: not the folder of a run: it has no {PLAN}, which "
-            f"`{as_invoked('finetune glue')}` or `{as_invoked('finetune finetune')}` writes"
+            f"{folder}: not the folder of a run: it has no {PLAN}, which `zeroclap "
+            "glue` or `zeroclap finetune` writes"
         )
     values = read_json(path)
     with named_errors(f"{path}: not a plan that this version can read"):

@@ -3,7 +3,7 @@
 usage: python -m finetune.train RUN_FOLDER
        torchrun --nproc-per-node=N -m finetune.train RUN_FOLDER
 
-The folder has run.json, the plan that `python -m finetune glue` wrote. The run adds metrics.jsonl
+The folder has run.json, the plan that `zeroclap glue` wrote. The run adds metrics.jsonl
 (one line per step) and at the end result.json, and model/ if the plan asks for it.
 """
 

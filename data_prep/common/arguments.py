@@ -26,8 +26,6 @@ the user called it. It raises ValueError or OSError for errors that the user can
 CommandFailed for work that did not succeed."""
 Command = tuple[AddArguments, Run]
 
-_PACKAGES = ("data_prep", "pretrain", "finetune")
-
 
 class CommandFailed(Exception):
     """The work was tried and did not succeed: the exit code is EXIT_FAILED."""
@@ -123,20 +121,6 @@ def version() -> str:
         return f"of unknown version: not installed, run from {Path(__file__).parents[2]}"
 
 
-def as_invoked(command: str) -> str:
-    """Return a command as the user of this process calls it.
-
-    Args:
-        command: package and name, such as "data_prep prepare".
-
-    Returns:
-        `zeroclap prepare`; `python -m data_prep prepare` where a package was started like that.
-    """
-    started = Path(sys.argv[0])
-    is_module = started.name == "__main__.py" and started.parent.name in _PACKAGES
-    return f"python -m {command}" if is_module else f"zeroclap {command.partition(' ')[2]}"
-
-
 def program(
     name: str, description: str, example: str, groups: Mapping[str, Mapping[str, Command]]
 ) -> Parser:
@@ -159,7 +143,7 @@ def program(
     for title, commands in groups.items():
         lines += ["", f"{title}:"]
         for command_name, (add_arguments, run) in commands.items():
-            command = add_command(added, command_name, run, name, add_arguments)
+            command = add_command(added, command_name, run, add_arguments)
             summary = str(command.description).partition("\n")[0]
             lines.append(f"  {command_name:<16} {summary.rstrip('.')}")
     parser.description = "\n".join(lines)
@@ -170,7 +154,6 @@ def add_command(
     added: "argparse._SubParsersAction[Parser]",
     name: str,
     run: Run,
-    program: str,
     add_arguments: AddArguments | None = None,
 ) -> Parser:
     """Add a command to those of a program, and return its parser.
@@ -179,10 +162,9 @@ def add_command(
         added: The program's commands.
         name: Of the command.
         run: Runs it; its docstring is the command's help.
-        program: Replaces the name by which the docstring's example calls a program.
         add_arguments: Adds the command's arguments when it is parsed.
     """
-    text = re.sub(r"python -m \w+(?= )", program, inspect.getdoc(run) or "")
+    text = inspect.getdoc(run) or ""
     summary = text.partition("\n")[0].rstrip(".")
     command = added.add_parser(name, help=summary, description=text, add_arguments=add_arguments)
     command.set_defaults(run_command=run, parser=command)

@@ -1,4 +1,4 @@
-"""The command line of the birthplace task: `python -m finetune birthplaces FUNCTION`.
+"""The command line of the birthplace task: `zeroclap birthplaces FUNCTION`.
 
 Functions and options are named as in the assignment on pretraining of Stanford's course CS224N
 (2023, assignment 5). training.py has each function under its name, with the help of its command.
@@ -21,9 +21,8 @@ def add_arguments(command: Parser) -> None:
     functions = command.add_subparsers(
         dest="function", required=True, metavar="FUNCTION", prog=command.prog
     )
-    program = command.prog.rpartition(" ")[0]
     for name, words in FUNCTIONS.items():
-        function = add_command(functions, name, getattr(training, name), program)
+        function = add_command(functions, name, getattr(training, name))
         for word in words.split():
             option = word.removesuffix("?")
             added = function.add_argument(option, **_OPTIONS[option])
@@ -33,7 +32,7 @@ def add_arguments(command: Parser) -> None:
 def birthplaces(options: argparse.Namespace) -> None:
     """Teach a small model where people were born: pretraining stores knowledge.
 
-    example: python -m finetune birthplaces pretrain vanilla wiki.txt --writing_params_path before
+    example: zeroclap birthplaces pretrain vanilla wiki.txt --writing_params_path before
     """
     raise AssertionError("a function is required")
 

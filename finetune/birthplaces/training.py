@@ -124,7 +124,7 @@ def pretrain(options: argparse.Namespace) -> int:
 
     The run is supervised: called again, the same command continues it.
 
-    example: python -m finetune birthplaces pretrain vanilla wiki.txt --writing_params_path before
+    example: zeroclap birthplaces pretrain vanilla wiki.txt --writing_params_path before
     """
     from pretrain.convert.export import export_checkpoint
     from pretrain.processes.gpus import visible_gpus
@@ -168,7 +168,7 @@ def finetune(options: argparse.Namespace) -> None:
 
     It runs in one process, on a GPU where there is one. Interrupted, it starts again.
 
-    example: python -m finetune birthplaces finetune vanilla wiki.txt \
+    example: zeroclap birthplaces finetune vanilla wiki.txt \
         --reading_params_path before --finetune_corpus_path train.tsv --writing_params_path after
     """
     from pretrain.convert.writing import save_model
@@ -297,7 +297,7 @@ def answers(model: LanguageModel, rows: Sequence[Ids], mask_id: int) -> list[lis
 def evaluate(options: argparse.Namespace) -> None:
     r"""Answer questions, and count the right answers.
 
-    example: python -m finetune birthplaces evaluate vanilla wiki.txt \
+    example: zeroclap birthplaces evaluate vanilla wiki.txt \
         --reading_params_path after --eval_corpus_path dev.tsv --outputs_path dev.predictions
     """
     from pretrain.convert.model_folder import build
@@ -317,7 +317,7 @@ def evaluate(options: argparse.Namespace) -> None:
 def london(options: argparse.Namespace) -> None:
     """Count the questions that the answer "London" is right for.
 
-    example: python -m finetune birthplaces london --eval_corpus_path dev.tsv
+    example: zeroclap birthplaces london --eval_corpus_path dev.tsv
     """
     rows = read_rows(options.eval_corpus_path)
     print(score(rows, ["London"] * len(rows)))
@@ -330,7 +330,7 @@ COUNT = 4
 def dataset(options: argparse.Namespace) -> None:
     """Show what the model reads (x) and predicts (y), with <pad> as U+25A1, <mask> as U+2047.
 
-    example: python -m finetune birthplaces dataset charcorruption wiki.txt
+    example: zeroclap birthplaces dataset charcorruption wiki.txt
     """
     texts, recipe = documents(options.corpus), load_recipe("birthplaces-vanilla")
     tokenizer, length = vocabulary(texts), recipe.data.sequence_length

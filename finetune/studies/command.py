@@ -52,7 +52,7 @@ def study(options: argparse.Namespace) -> None:
     Every run is supervised. The same command continues a study that was stopped or killed, and
     does nothing twice.
 
-    example: python -m finetune study clap-without-confound --output clap data.corpus=corpora/pile
+    example: zeroclap study clap-without-confound --output clap data.corpus=corpora/pile
     """
     from finetune.studies import study as studies
     from finetune.studies.report import write_report

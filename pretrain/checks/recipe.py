@@ -7,7 +7,6 @@ import itertools
 import math
 from pathlib import Path
 
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import named_errors
 from data_prep.common.wording import count
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
@@ -182,8 +181,7 @@ def _check_corpora(
             read again what another has read.
     """
     if not data.named_corpora:
-        made = f"a folder that `{as_invoked('data_prep prepare')}` made"
-        raise ValueError(f"data.corpus: is not set; name {made}")
+        raise ValueError("data.corpus: is not set; name a folder that `zeroclap prepare` made")
     digests: set[str] = set()
     for name, corpus in data.named_corpora.items():
         path = str(Path(corpus.path))

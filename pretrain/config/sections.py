@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, Lt
 from pydantic import AfterValidator
 
-from data_prep.common.arguments import as_invoked
 from data_prep.common.records import (
     Fraction,
     NonNegativeFloat,
@@ -93,8 +92,8 @@ class DataConfig:
                 raise ValueError(not_accepted("data.corpora", name, f"a name of {accepted}"))
             if not corpus.path:
                 raise ValueError(
-                    f"data.corpora.{name}.path: is not set; name a folder that "
-                    f"`{as_invoked('data_prep prepare')}` made"
+                    f"data.corpora.{name}.path: is not set; name a folder that `zeroclap prepare` "
+                    "made"
                 )
 
     @property

@@ -6,8 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from data_prep.common.arguments import as_invoked
-
 
 def add_export_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `export`."""
@@ -25,7 +23,7 @@ def export(options: argparse.Namespace) -> None:
     A baseline is a plain RoBERTa, and an ALBERT whose layers share everything or nothing a plain
     ALBERT. Others carry their code (trust_remote_code).
 
-    example: python -m pretrain export runs/base --output models/base
+    example: zeroclap export runs/base --output models/base
     """
     from pretrain.convert.export import export_checkpoint
 
@@ -40,8 +38,8 @@ def add_import_arguments(command: argparse.ArgumentParser) -> None:
     add("source", type=Path, help="a fairseq checkpoint (.pt)")
     add("--output", type=Path, required=True, help="the new model folder")
     tokenizer = "its vocabulary, which the checkpoint does not hold: roberta-base, or a file or "
-    tokenizer += f"folder that `{as_invoked('data_prep prepare')}` accepts (default: none; the "
-    tokenizer += "model then takes ids, not text)"
+    tokenizer += "folder that `zeroclap prepare` accepts (default: none; the model then takes ids, "
+    tokenizer += "not text)"
     add("--tokenizer", help=tokenizer)
     head = "the classification head to import, in place of the head over the vocabulary"
     add("--head", metavar="NAME", default="", help=head)
@@ -50,7 +48,7 @@ def add_import_arguments(command: argparse.ArgumentParser) -> None:
 def import_model(options: argparse.Namespace) -> None:
     """Make a model folder from a fairseq checkpoint. Folders of transformers need no import.
 
-    example: python -m pretrain import model.pt --tokenizer roberta-base --output models/a
+    example: zeroclap import model.pt --tokenizer roberta-base --output models/a
     """
     from data_prep import tokenizer as tokenizers
     from pretrain.convert import fairseq

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from data_prep import tokenizer as tokenizers
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import named_errors
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
@@ -114,8 +113,7 @@ def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Re
         if not state.is_done(config.training.steps) or step != state.checkpoints[-1]:
             raise
         raise ValueError(
-            f"{error}; `{as_invoked('pretrain supervise')}` with the same recipe trains the "
-            "last steps again"
+            f"{error}; `zeroclap supervise` with the same recipe trains the last steps again"
         ) from None
     with named_errors(f"{folder / checkpoints.MANIFEST}: architecture"):
         architecture = ModelConfig.from_dict(manifest["architecture"])

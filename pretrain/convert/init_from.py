@@ -11,7 +11,6 @@ from pathlib import Path
 
 from safetensors.torch import save
 
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import named_errors, sha256_of, write_atomically
 from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain.config.run import RunConfig
@@ -123,7 +122,7 @@ def _check_vocabulary(
             f"{name}: has a vocabulary of {vocabulary.vocab_size} ids ({digest[:12]}), but the "
             f"corpus {corpus} was made with one of {manifest.vocab_size} ids "
             f"({manifest.tokenizer_digest[:12]}); give the model's vocabulary to "
-            f"`{as_invoked('data_prep prepare')} --tokenizer`"
+            "`zeroclap prepare --tokenizer`"
         )
 
 

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from data_prep.common import hub
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import named_errors, read_json
 from data_prep.tokenizer import FILE_NAMES, Tokenizer
 from pretrain.convert import names as layout
@@ -117,7 +116,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         what = "is not a model folder, it has no config.json"
-        hint = f"`{as_invoked('pretrain export')} RUN --output FOLDER` makes one"
+        hint = "`zeroclap export RUN --output FOLDER` makes one"
         if (folder / "model" / path.name).is_file():  # a run of fine-tuning
             hint = f"its model is in {folder / 'model'}"
         raise ValueError(f"{folder}: {what if folder.exists() else 'no such folder'} ({hint})")

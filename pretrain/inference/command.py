@@ -43,7 +43,7 @@ def evaluate(options: argparse.Namespace) -> None:
     rank of the same machine, and up to the order of additions on several ranks. Models with a pair
     head are also scored on next sentence and sentence order.
 
-    example: python -m pretrain evaluate models/base --data corpora/pile --lengths 512,1024
+    example: zeroclap evaluate models/base --data corpora/pile --lengths 512,1024
     """
     from pretrain.inference.evaluation import run
 
@@ -62,7 +62,7 @@ def add_fill_mask_arguments(command: argparse.ArgumentParser) -> None:
 def fill_mask(options: argparse.Namespace) -> None:
     """Show the most likely fillers of <mask> in a text.
 
-    example: python -m pretrain fill-mask models/base "The capital of China is <mask>."
+    example: zeroclap fill-mask models/base "The capital of China is <mask>."
     """
     from pretrain.engine.distributed import choose_device
     from pretrain.inference.pretrained import Pretrained

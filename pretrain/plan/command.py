@@ -22,7 +22,7 @@ _MICRO_BATCHES = 4
 def recipes(options: argparse.Namespace) -> None:  # noqa: ARG001
     """List the recipes, and the accepted values of settings that take a name.
 
-    example: python -m pretrain recipes
+    example: zeroclap recipes
     """
     from pretrain.plan.recipe_lines import listing
 
@@ -46,7 +46,7 @@ def show(options: argparse.Namespace) -> None:
     file in which you save it. Fields of the model that follow from its size and variant are
     comments.
 
-    example: python -m pretrain show pile-large model.variant=zero-clap --changed
+    example: zeroclap show pile-large model.variant=zero-clap --changed
     """
     from pretrain.plan.recipe_lines import show as lines_of
 
@@ -73,7 +73,7 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
 def plan(options: argparse.Namespace) -> None:
     """Estimate the cost of a run: parameters, memory, hours, checkpoints.
 
-    example: python -m pretrain plan pile-base data.corpus=corpora/pile --gpus 8 --kind h100
+    example: zeroclap plan pile-base data.corpus=corpora/pile --gpus 8 --kind h100
     """
     from pretrain.checks.recipe import check_recipe, check_settings
     from pretrain.config.load import load
@@ -123,7 +123,7 @@ def bench(options: argparse.Namespace) -> None:
     Trains on random tokens, so that no corpus is needed. On several GPUs: `deepspeed
     --no_local_rank --module pretrain bench RECIPE`.
 
-    example: python -m pretrain bench pile-base --json bench.json
+    example: zeroclap bench pile-base --json bench.json
     """
     from pretrain.checks.recipe import check_settings
     from pretrain.config.load import load

@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from data_prep.common.arguments import as_invoked
 from data_prep.common.records import OneOf, docstrings, keys
 from pretrain.checks.recipe import check_settings
 from pretrain.config import load as recipes
@@ -130,8 +129,7 @@ def _lines(
         if key == "model.overrides" and texts and not hidden:
             yield from _not_overridden(values)
     if hidden and not path:
-        command = as_invoked("pretrain show")
-        yield from ("", f"# `{command} --all` also prints the advanced settings.")
+        yield from ("", "# `zeroclap show --all` also prints the advanced settings.")
 
 
 def listing() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Say whether a run's folder is sound: `python -m pretrain audit RUN`.
+"""Say whether a run's folder is sound: `zeroclap audit RUN`.
 
 `proof` compares the run's records with each other; this module compares them with the files that
 they name. Both name blocks by number. That a number stands for the same text is checked at each

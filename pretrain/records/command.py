@@ -34,7 +34,7 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
 def status(options: argparse.Namespace) -> None:
     """Show what happened to a run and what it is doing now.
 
-    example: python -m pretrain status runs/base
+    example: zeroclap status runs/base
     """
     from pretrain.records.report import write_report
     from pretrain.records.status import describe_run, facts, view
@@ -55,7 +55,7 @@ def add_diff_arguments(command: argparse.ArgumentParser) -> None:
 def diff(options: argparse.Namespace) -> None:
     """Show what differs between two runs: settings, data, environment and losses.
 
-    example: python -m pretrain diff runs/base runs/zero-clap
+    example: zeroclap diff runs/base runs/zero-clap
     """
     from pretrain.records.diff import describe_differences
 
@@ -79,7 +79,7 @@ def audit(options: argparse.Namespace) -> int:
     it did read. `--content` also checks that the blocks are the corpus's. If all records were
     rewritten together, no audit shows it.
 
-    example: python -m pretrain audit runs/base
+    example: zeroclap audit runs/base
     """
     from pretrain.records.audit import audit as audit_run
     from pretrain.records.audit import write_findings

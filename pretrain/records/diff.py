@@ -1,4 +1,4 @@
-"""Compare two runs: `python -m pretrain diff RUN RUN`."""
+"""Compare two runs: `zeroclap diff RUN RUN`."""
 
 from __future__ import annotations
 

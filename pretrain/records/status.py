@@ -1,4 +1,4 @@
-"""History and current state of a run: `python -m pretrain status RUN`."""
+"""History and current state of a run: `zeroclap status RUN`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.arguments import as_invoked
 from data_prep.common.wording import count, in_short
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import RunConfig, Segments
@@ -119,11 +118,11 @@ class RunView:
         if self.activity in (TRAINING, STARTING) and not self.orphaned:
             return ""
         if self.activity == FINISHED:
-            return f"{as_invoked('pretrain export')} {shlex.quote(str(self.folder))} --output MODEL"
+            return f"zeroclap export {shlex.quote(str(self.folder))} --output MODEL"
         recipe = shlex.quote(str(_recipe_of(self.folder)))
         moved = self.folder.resolve() != Path(self.config.folder).resolve()
         folder = f" {shlex.quote(override('folder', str(self.folder)))}" if moved else ""
-        return f"{as_invoked('pretrain supervise')} {recipe}{folder}"
+        return f"zeroclap supervise {recipe}{folder}"
 
     def pointers(self) -> list[str]:
         """Say where the log is, and what to do next."""

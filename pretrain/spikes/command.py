@@ -27,7 +27,7 @@ def replay(options: argparse.Namespace) -> None:
     Of a run's folder the surviving steps are read, with the thresholds of its own recipe, so that
     spikes that were rolled back are not among them; other curves use the defaults.
 
-    example: python -m pretrain replay runs/base other.csv spike.deviations=5 --plot curves.png
+    example: zeroclap replay runs/base other.csv spike.deviations=5 --plot curves.png
     """
     from pretrain.spikes.replay import replay
 

@@ -1,4 +1,4 @@
-"""The agent of a node other than node 0: `python -m pretrain supervise --node-rank 1 ...`.
+"""The agent of a node other than node 0: `zeroclap supervise --node-rank 1 ...`.
 
 It follows the control file that the supervisor on node 0 writes: it starts and ends the launcher of
 this node and reports on it. It makes one decision: if node 0 is silent for too long, it ends the

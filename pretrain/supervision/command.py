@@ -28,7 +28,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def supervise(options: argparse.Namespace) -> int:
     """Train a run to its end: launch it, roll it back from loss spikes, relaunch it.
 
-    example: python -m pretrain supervise pile-base data.corpus=corpora/pile folder=runs/base
+    example: zeroclap supervise pile-base data.corpus=corpora/pile folder=runs/base
     """
     from pretrain.config.load import load
     from pretrain.records.segments import Source

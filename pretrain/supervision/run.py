@@ -8,7 +8,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from data_prep.common.arguments import as_invoked
 from data_prep.common.exit_codes import EXIT_DONE
 from pretrain.checks import capacity
 from pretrain.checks.needs import least_states
@@ -96,7 +95,7 @@ def _show_end(run: Path) -> None:
             sys.stdout.write(f"report: {write_report(run)}\n")
         sys.stdout.write("".join(f"{line}\n" for line in view(run).pointers()))
     except (ImportError, OSError, ValueError) as error:  # the run's own exit code counts
-        sys.stderr.write(f"{as_invoked('pretrain supervise')}: no report: {error}\n")
+        sys.stderr.write(f"zeroclap supervise: no report: {error}\n")
 
 
 def _check(config: RunConfig, source: Source | None, node: Node) -> Course:

@@ -1,4 +1,4 @@
-"""Launch a run, watch it and relaunch it until it is finished: `python -m pretrain supervise`.
+"""Launch a run, watch it and relaunch it until it is finished: `zeroclap supervise`.
 
 The supervisor starts attempts through a launcher; it never trains and needs no torch. The ledger
 alone determines what to do next (decide.py), because exit codes can be wrong: ranks that leave

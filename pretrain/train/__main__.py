@@ -3,7 +3,7 @@
 usage: deepspeed [--hostfile FILE] --module pretrain.train RECIPE [key=value ...]
        [--from=[RUN@]STEP]
 
-`python -m pretrain supervise` does the same, and rolls back from loss spikes. RECIPE is a YAML file
+`zeroclap supervise` does the same, and rolls back from loss spikes. RECIPE is a YAML file
 or a name from pretrain/recipes; key=value changes a setting, such as optimizer.learning_rate=1e-4
 or folder=runs/a. --from is that of `supervise`.
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import tokenizer as tokenizers
-from data_prep.common.arguments import as_invoked
 from data_prep.common.files import write_json
 from pretrain.checks import resume as resume_checks
 from pretrain.config.deepspeed import check_same_state
@@ -133,7 +132,7 @@ def check_no_open_spike(config: RunConfig, state: ledger.RunState) -> None:
     if spike is not None:
         raise ValueError(
             f"{config.folder}: the loss has spiked since step {spike['onset']} and the run was not "
-            f"rolled back yet; `{as_invoked('pretrain supervise')}` rolls it back and continues"
+            "rolled back yet; `zeroclap supervise` rolls it back and continues"
         )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.common.arguments import as_invoked
 from tests.data_prep.conftest import make_texts, run_here, write_pile
 
 PREPARE = "prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t"
@@ -189,21 +188,6 @@ def test_characters_that_the_vocabulary_lacks_are_counted(tmp_path, capsys):
     assert message in capsys.readouterr().out
     assert main(["inspect", f"{tmp_path}/c"]) == 0
     assert message in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("started", "expected"),
-    [
-        ("/opt/bin/zeroclap", "zeroclap prepare"),
-        ("/opt/pretrain/__main__.py", "python -m data_prep prepare"),
-        ("/opt/pretrain/train.py", "zeroclap prepare"),
-        ("/opt/pytest/__main__.py", "zeroclap prepare"),
-        ("", "zeroclap prepare"),
-    ],
-)
-def test_hints_name_the_program_as_the_user_typed_it(started, expected, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [started])
-    assert as_invoked("data_prep prepare") == expected
 
 
 def test_a_command_interrupted_in_its_imports_is_stopped_in_one_line(monkeypatch, capsys):
