@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import files
+from data_prep.common.records import decode
 from data_prep.common.wording import changes
 from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain.config.load import RUN_FILE, differences
@@ -190,8 +191,8 @@ def check_checkpoint(
             field.
     """
     with files.named_errors(f"the architecture in the checkpoint of step {step}"):
-        saved = ModelConfig.from_dict(manifest["architecture"]).to_dict()
-    now = {"step": step, "lineage": lineage, **architecture.to_dict()}
+        saved = dataclasses.asdict(decode(ModelConfig, manifest["architecture"]))
+    now = {"step": step, "lineage": lineage, **dataclasses.asdict(architecture)}
     then = {"step": manifest["step"], "lineage": manifest["lineage"], **saved}
     changed = sorted(f"{name}: {was!r}, now {is_now!r}" for name, was, is_now in changes(then, now))
     if changed:

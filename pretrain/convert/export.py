@@ -10,6 +10,7 @@ from torch import Tensor
 
 from data_prep import tokenizer as tokenizers
 from data_prep.common.files import named_errors
+from data_prep.common.records import decode
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.convert.contents import ModelContents
@@ -116,5 +117,5 @@ def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Re
             f"{error}; `zeroclap supervise` with the same recipe trains the last steps again"
         ) from None
     with named_errors(f"{folder / checkpoints.MANIFEST}: architecture"):
-        architecture = ModelConfig.from_dict(manifest["architecture"])
+        architecture = decode(ModelConfig, manifest["architecture"])
     return architecture, dict(consolidated_weights(folder)), manifest["recipe"]

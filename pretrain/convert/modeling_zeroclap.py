@@ -27,6 +27,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
+from pretrain.model.checks import check_value
 from pretrain.model.classification import ClassificationConfig, check_pooling
 from pretrain.model.config import ModelConfig
 from pretrain.model.embeddings import TokenEmbedding
@@ -86,20 +87,14 @@ class ZeroclapConfig(PretrainedConfig):
         """
         ids, rows = self.mask_token_ids, self.vocab_size
         is_zero = self.mask_embedding == "zero"
-        if is_zero != bool(ids) or any(id >= rows for id in ids):
-            accepted = f"the ids of the mask, below {rows}" if is_zero else "empty"
-            raise ValueError(
-                f"mask_token_ids: {ids} is not accepted; with mask_embedding "
-                f"{self.mask_embedding!r} it must be {accepted}"
-            )
-        config = ModelConfig.from_dict(
-            {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelConfig)}
-        )
-        if config.latents or config.head == "untied":
-            raise ValueError(
-                f"latents: {config.latents}, head: {config.head!r}; accepted: 0, and roberta, clap "
-                "or tied"
-            )
+        fits = is_zero == bool(ids) and all(id < rows for id in ids)
+        accepted = f"the ids of the mask, below {rows}," if is_zero else "empty"
+        accepted += f" with mask_embedding {self.mask_embedding!r}"
+        check_value("mask_token_ids", ids, fits, accepted)
+        fields = dataclasses.fields(ModelConfig)
+        config = ModelConfig(**{field.name: getattr(self, field.name) for field in fields})
+        check_value("latents", config.latents, not config.latents, "0")
+        check_value("head", config.head, config.head != "untied", ("roberta", "clap", "tied"))
         return config
 
 
@@ -234,11 +229,9 @@ def _checked_mask(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor | 
     """Return the mask as bool [B, T]; None where all tokens are real."""
     if attention_mask is None:
         return None
-    if attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask: {list(attention_mask.shape)} is not accepted; it must be "
-            f"{list(input_ids.shape)}, nonzero for real tokens"
-        )
+    fits, accepted = attention_mask.shape == input_ids.shape, list(input_ids.shape)
+    expected = f"{accepted}, nonzero for real tokens"
+    check_value("attention_mask", list(attention_mask.shape), fits, expected)
     return attention_mask.bool()
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from data_prep.common import hub
 from data_prep.common.files import named_errors, read_json
+from data_prep.common.records import decode
 from data_prep.tokenizer import FILE_NAMES, Tokenizer
 from pretrain.convert import names as layout
 from pretrain.convert import tokenizer_files
@@ -215,7 +216,7 @@ def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
         fits = isinstance(masks, list) and masks == [*range(rows - len(masks), rows)]
         check_value("mask_token_ids", masks, fits, f"the last of the {rows} rows")
         values["vocab_size"] = rows - len(masks)
-    return ModelConfig.from_dict(values)
+    return decode(ModelConfig, values)
 
 
 def _classifier(settings: Mapping[str, Any], theirs: Weights) -> ClassificationConfig | None:

@@ -12,6 +12,7 @@ transformers itself is not needed here: the files are JSON and safetensors.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import re
 from pathlib import Path
@@ -124,7 +125,7 @@ def _own(contents: ModelContents) -> _Form:
         last = config.vocab_size if vocabulary is None else vocabulary.mask_id
         masks += range(config.vocab_size, last + 1)
     settings = {
-        **config.to_dict(),
+        **dataclasses.asdict(config),
         # transformers counts on a row for every id of the tokenizer.
         "vocab_size": config.vocab_size + len(masks),
         "mask_token_ids": masks,

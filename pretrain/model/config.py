@@ -85,7 +85,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Architecture of one model; the defaults are RoBERTa base as trained on the Pile."""
+    """Architecture of one model; the defaults are RoBERTa base as trained on the Pile.
+
+    Files of an older version lack fields that were added since, whose defaults describe its models.
+    """
 
     vocab_size: int
     """Rows of the token embedding. With `mask_embedding` "zero" the mask token has no row: every id
@@ -303,27 +306,3 @@ class ModelConfig:
         cannot be normalised.
         """
         return self.head == "roberta" and self.mask_embedding == "row"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return every field as a plain mapping."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> ModelConfig:
-        """Build the record from a mapping that `to_dict` of this or an earlier version wrote.
-
-        Fields with a default may be missing: the default of a later field describes older models.
-
-        Args:
-            values: field values by name.
-
-        Raises:
-            ValueError: a field without a default is missing, a field is unknown, or a value is not
-                accepted.
-        """
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        needed = {name for name in fields if fields[name].default is dataclasses.MISSING}
-        missing, unknown = sorted(needed - values.keys()), sorted(values.keys() - fields)
-        if missing or unknown:
-            raise ValueError(f"missing {missing}, unknown {unknown}")
-        return cls(**values)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class Saver:
         blocks = setup.segments.sizes.first_block(step)
         manifest, *_ = setup.course.manifests.values()
         return {
-            "architecture": setup.architecture.to_dict(),
+            "architecture": dataclasses.asdict(setup.architecture),
             "recipe": public(setup.config),
             "deepspeed": setup.settings,
             "ranks": self._group.world_size,
