@@ -155,22 +155,22 @@ def _stages(
     words = [*run.arm.words, *options.overrides, f"training.seed={run.seed}"]
     words += [override("folder", trained)]
     found = [
-        Stage("train", ["pretrain", "supervise", run.arm.recipe, *words]),
-        Stage("export", ["pretrain", "export", trained, "--output", model], makes=model),
+        Stage("train", ["supervise", run.arm.recipe, *words]),
+        Stage("export", ["export", trained, "--output", model], makes=model),
     ]
     longest = checked.model.longest_input or math.inf  # learned positions end
     lengths = ",".join(str(length) for length in chosen.lengths if length <= longest)
     corpora = {source.path: source.name for source in checked.config.segments.sources}
     for path, name in corpora.items():
         of_corpus = f"-{quote(name, safe='')}" if len(corpora) > 1 else ""
-        evaluate = ["pretrain", "evaluate", model, "--data", path]
+        evaluate = ["evaluate", model, "--data", path]
         evaluate += ["--json", str(folder / f"{EVALUATION}{of_corpus}.json")]
         evaluate += ["--lengths", lengths] if lengths else []
         found.append(Stage(f"evaluate{of_corpus}", evaluate))
     for way in finetuning_arms(chosen, run.arm):
         assert chosen.finetune is not None
         for number, (tasks, seeds, own) in enumerate(chosen.finetune.groups):
-            glue = ["finetune", "glue", model, "--data", options.data, "--no-models"]
+            glue = ["glue", model, "--data", options.data, "--no-models"]
             glue += ["--jobs", str(options.glue_jobs), "--tasks", ",".join(tasks)]
             glue += ["--seeds", ",".join(map(str, seeds))]
             glue += ["--output", str(folder / "scores" / way.folder), *way.words, *own]

@@ -38,7 +38,7 @@ class Stage:
 
     name: str
     arguments: list[str]
-    """Of `python -m`."""
+    """Of `zeroclap`."""
     makes: str = ""
     """The folder that the command makes as a whole; empty: it continues from what it finds."""
 
@@ -90,7 +90,7 @@ def do(folder: Path) -> int:
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for stage in stages_left(folder):
-            print(f"$ python -m {shlex.join(stage.arguments)}", flush=True)
+            print(f"$ zeroclap {shlex.join(stage.arguments)}", flush=True)
             if stage.makes:  # by a process that was killed before it could mark the stage
                 shutil.rmtree(stage.makes, ignore_errors=True)
             if code := _run(stage.arguments, lock.fileno()):
@@ -111,7 +111,7 @@ def _run(arguments: Sequence[str], lock: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     with subprocess.Popen(
-        [sys.executable, "-m", *arguments],
+        [sys.executable, "-m", "finetune.zeroclap", *arguments],
         env=children.environment(),
         start_new_session=True,
         preexec_fn=children.end_with_parent,

@@ -19,8 +19,8 @@ def commands(monkeypatch):
     ran, codes = [], {}
 
     def run(arguments, lock):
-        ran.append(arguments[1])
-        return codes.get(arguments[1], 0)
+        ran.append(arguments[0])
+        return codes.get(arguments[0], 0)
 
     monkeypatch.setattr(job, "_run", run)
     return ran, codes
@@ -32,7 +32,7 @@ def test_stages_that_are_done_are_not_done_again_and_others_make_their_folder_an
     """Also one that a killed job made and could not mark."""
     ran, codes = commands
     names = ("train", "export", "glue")
-    job.write(tmp_path, [Stage(name, ["", name], makes=str(tmp_path / name)) for name in names])
+    job.write(tmp_path, [Stage(name, [name], makes=str(tmp_path / name)) for name in names])
     codes["export"] = 7
     assert job.do(tmp_path) == 7
     assert [stage.name for stage in job.stages_left(tmp_path)] == ["export", "glue"]
@@ -54,7 +54,7 @@ def test_a_command_that_is_saving_holds_up_the_next_job_of_its_run(tmp_path, num
         "job.sys = type('S', (), {'executable': sys.argv[1]})\n"
         "sys.exit(job.do(Path(sys.argv[2])))"
     )
-    job.write(tmp_path, [Stage("train", ["pretrain", "supervise"])])
+    job.write(tmp_path, [Stage("train", ["supervise"])])
     saving = tmp_path / "python"
     saving.write_text(
         f'#!/bin/sh\ntrap "sleep 1; echo saved > {tmp_path}/saved; exit 76" TERM\n'

@@ -62,7 +62,7 @@ def run(tmp_path, monkeypatch):
 def test_each_run_is_a_task_in_the_folder_of_the_command(run, tmp_path):
     (tmp_path / "mine.yaml").write_text("extends: small\n")
     for name, recipe in (("right", "mine.yaml"), ("wrong", "nowhere.yaml")):
-        job.write(tmp_path / name, [Stage("show", ["pretrain", "show", recipe])])
+        job.write(tmp_path / name, [Stage("show", ["show", recipe])])
     text = run(PROGRAM, "1", "right", "wrong")
     assert text.endswith("[('right', 0), ('wrong', 2)]\n")
     assert (tmp_path / "right" / "show.done").exists()
@@ -70,12 +70,12 @@ def test_each_run_is_a_task_in_the_folder_of_the_command(run, tmp_path):
 
 
 def test_a_run_whose_machine_is_lost_goes_on_on_another(run, tmp_path):
-    job.write(tmp_path / "one", [Stage("show", ["pretrain", "show", "small"])])
+    job.write(tmp_path / "one", [Stage("show", ["show", "small"])])
     assert "[('one', 0)]" in run(LOST_MACHINE, PROGRAM, "one")
-    assert (tmp_path / "one" / job.LOG).read_text().count("$ python -m pretrain show") == 1
+    assert (tmp_path / "one" / job.LOG).read_text().count("$ zeroclap show") == 1
 
 
 def test_a_run_that_fits_no_machine_is_refused(run, tmp_path):
-    job.write(tmp_path / "large", [Stage("show", ["pretrain", "show", "small"])])
+    job.write(tmp_path / "large", [Stage("show", ["show", "small"])])
     text = run(PROGRAM, "999", "large")
     assert "a run has 999 ranks, and no machine of the cluster has more than" in text

@@ -67,7 +67,7 @@ def test_a_study_that_is_stopped_and_killed_goes_on_without_doing_anything_twice
     for folder in folders:
         log = (folder / job.LOG).read_text()
         # A run that was killed in its export makes the model anew.
-        exports = log.count("$ python -m pretrain export")
+        exports = log.count("$ zeroclap export")
         assert exports == 1 or folder / "export.done" not in before, log
         assert job.stages_left(folder) == []
     rows = list(csv.DictReader((output / "report.csv").read_text().splitlines()))
