@@ -24,7 +24,7 @@ from typing import Any
 from data_prep.common import children
 from data_prep.common.files import check_new, named_errors, read_json, sha256_of, write_json
 from data_prep.common.records import decode
-from data_prep.common.wording import changes
+from data_prep.common.wording import changes, duration
 from finetune import examples, tasks
 from finetune.batches import longest_input
 from finetune.config import FinetuneConfig
@@ -437,8 +437,7 @@ def run_all(
         progress, work = f"{len(done)}/{len(plans)}", sum(each.work for each in done)
         if left and work:
             seconds = (time.monotonic() - began) / work * sum(each.work for each in left)
-            about = f"about {seconds / 60:.0f} min" if seconds >= 60 else "under a minute"
-            progress += f", {about} left"
+            progress += f", {duration(seconds)} left"
         # It may have the result of an earlier one.
         if code != 0 or not is_finished(output / plan.name, plan):
             failed[plan.name] = _cause(output, plan, code)

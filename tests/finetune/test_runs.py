@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import io
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -225,7 +226,7 @@ def test_a_repeated_run_that_leaves_no_model_has_failed_and_keeps_its_earlier_sc
     assert started == [NAME, "CoLA-pretrained-seed3"]
     shown = capsys.readouterr()
     assert "runs to do: 2, finished before: 0" in shown.out
-    assert f"[1/2, under a minute left] {NAME}: failed, {how}; see " in shown.out
+    assert re.search(rf"\[1/2, 0:00:\d\d left\] {NAME}: failed, {how}; see ", shown.out)
     assert f"[2/2] {started[1]}: failed, {how}; " in shown.out
     assert f"runs that failed: 2: {', '.join(started)}: {cause}\n" in shown.err
     assert result_of(without_model, NAME) == before
