@@ -1,4 +1,4 @@
-"""The initial weights of a run: drawn from its seed, or those of another model.
+"""The model of a run, with its initial weights: drawn from its seed, or those of another model.
 
 A run with `model.init_from` copies that model into its own folder before its first attempt
 (convert/init_from.py). Attempts that begin at step 0, also after a rollback, read only the copy:
@@ -17,11 +17,16 @@ from pretrain.config.run import RunConfig
 from pretrain.convert.names import TOKENS
 from pretrain.model.config import VOCABULARY_MULTIPLE, ModelConfig
 from pretrain.model.language_model import LanguageModel
+from pretrain.model.layers import checkpoint_activations, compile_layers
 from pretrain.records import folder, ledger
 
 
 def initial_model(
-    config: RunConfig, architecture: ModelConfig, backend: str = "dense", read: bool = True
+    config: RunConfig,
+    architecture: ModelConfig,
+    backend: str = "dense",
+    compiled: bool = False,
+    read: bool = True,
 ) -> LanguageModel:
     """Return the model of a run before its first update, on the CPU.
 
@@ -29,6 +34,8 @@ def initial_model(
         config: the recipe.
         architecture: what it describes, with the corpus's vocabulary.
         backend: of attention.
+        compiled: compile each layer with torch.compile. Dropout masks then differ from those of
+            an uncompiled model, and are as reproducible. Not at ZeRO stage 3.
         read: False: draw the weights even with `model.init_from`; a checkpoint overwrites them.
 
     Raises:
@@ -42,6 +49,10 @@ def initial_model(
         rows = table.new_zeros(len(table) - len(weights[TOKENS]), table.shape[1])
         weights[TOKENS] = torch.cat([weights[TOKENS], rows])
         model.load_state_dict(weights)
+    if compiled:
+        compile_layers(model)
+    if config.training.activation_checkpointing:
+        checkpoint_activations(model)
     return model
 
 

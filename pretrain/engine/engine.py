@@ -98,9 +98,6 @@ class Engine:
         optimizer: OptimizerConfig,
         settings: Mapping[str, Any],
         process: Process,
-        *,
-        activation_checkpointing: bool = False,
-        compiled: bool = False,
     ) -> None:
         """Initialise DeepSpeed with `model`.
 
@@ -109,23 +106,12 @@ class Engine:
             optimizer: settings of the optimizer; `step` takes the learning rate.
             settings: the result of `deepspeed_json`.
             process: the result of `start`.
-            activation_checkpointing: keep only the input of each layer and compute the layer again
-                in the backward pass. This saves memory, costs one forward pass, and changes no bit
-                of the result.
-            compiled: compile each layer with torch.compile. Dropout masks then differ from those of
-                an uncompiled model, and are as reproducible. Not at ZeRO stage 3.
         """
         import deepspeed
-
-        from pretrain.model.layers import checkpoint_activations, compile_layers
 
         self.rank, self.device = process.rank, process.device
         self.world_size = process.world_size
         self._optimizer = optimizer
-        if compiled:
-            compile_layers(model)
-        if activation_checkpointing:
-            checkpoint_activations(model)
         wrapped = optimizers.build(model, optimizer)
         stage = stage_of(settings)
         # With fp32 accumulation at stage 1, DeepSpeed would take another optimizer, in whose

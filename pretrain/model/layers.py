@@ -119,6 +119,8 @@ def build_layers(
 def checkpoint_activations(model: nn.Module) -> None:
     """Recompute each layer in the backward pass, with the dropout of the forward pass.
 
+    Only the input of each layer is kept. This saves memory, costs one forward pass, and changes no
+    bit of the result.
     Layers are compiled before, if at all: torch.compile leaves those that it finds changed alone.
     """
     for layer in model.modules():

@@ -25,6 +25,7 @@ from pretrain.checks import devices, needs
 from pretrain.checks.recipe import check_device
 from pretrain.config.deepspeed import compiles
 from pretrain.config.run import RunConfig
+from pretrain.convert.initial_weights import initial_model
 from pretrain.data.sources import SOURCES
 from pretrain.engine import memory
 from pretrain.engine.distributed import Process, leave
@@ -32,8 +33,6 @@ from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON, MicroBatch, StepRecord
 from pretrain.model.backends import choose_backend
-from pretrain.model.config import VOCABULARY_MULTIPLE
-from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID
 from pretrain.plan.plan import CPU, Measured, vocabulary_size
@@ -209,21 +208,14 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         random_batch(config, objective, vocab_size, index)
         for index in range(process.rank, count, world_size)
     ]
-    torch.manual_seed(training.seed)
-    engine = Engine(
-        LanguageModel(architecture, VOCABULARY_MULTIPLE, backend),
-        config.optimizer,
-        settings,
-        process,
-        activation_checkpointing=training.activation_checkpointing,
-        compiled=compiled,
-    )
+    model = initial_model(config, architecture, backend, compiled, read=False)
+    engine = Engine(model, config.optimizer, settings, process)
     _reset_peak(device)
     durations = _timed_updates(engine, mine, objective, seconds)
     if process.rank:
         return None
     peak_bytes = memory.most_bytes(device)
-    del engine
+    del engine, model
     length, rows = config.data.sequence_length, config.batch.global_batch_size
     speed = rows * length / statistics.median(durations)
     share = config.objective.target_share

@@ -42,16 +42,8 @@ class Attempt:
         from pretrain.train.measurements import Measurements
 
         self.setup, self.start, self.group = setup, setup.start, setup.group
-        self.supervisor, training = setup.supervisor, setup.config.training
-        self.measurements = Measurements(setup)
-        self.engine = Engine(
-            setup.model,
-            setup.config.optimizer,
-            setup.settings,
-            setup.process,
-            activation_checkpointing=training.activation_checkpointing,
-            compiled=setup.environment["compiled"],
-        )
+        self.supervisor, self.measurements = setup.supervisor, Measurements(setup)
+        self.engine = Engine(setup.model, setup.config.optimizer, setup.settings, setup.process)
         self.supervisor.report_setup()
         self._load_checkpoint()
         self.log = RunLog(setup)

@@ -107,8 +107,8 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
     environment = _environment(config, architecture, settings, process.device.type, group)
     state, token = group.on_rank_0_slowly(lambda: resume.enter(course, architecture))
     supervisor = SupervisorClient(run, token, group.rank, config.training.steps)
-    backend = environment["attention_backend"]
-    model = initial_model(config, architecture, backend, not state.checkpoints)
+    backend, compiled = environment["attention_backend"], environment["compiled"]
+    model = initial_model(config, architecture, backend, compiled, not state.checkpoints)
     supervisor.report_setup()
     if state.is_done(config.training.steps):
         if group.rank == 0:

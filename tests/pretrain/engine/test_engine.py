@@ -20,6 +20,7 @@ from pretrain.loop.loop import run as run_loop
 from pretrain.model import presets
 from pretrain.model.config import VOCABULARY_MULTIPLE
 from pretrain.model.language_model import LanguageModel
+from pretrain.model.layers import checkpoint_activations, compile_layers
 from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints, metrics
@@ -123,7 +124,7 @@ def build(
     variant="zero-clap",
     precision=None,
     zero=None,
-    **options,
+    changed=lambda model: None,
 ):
     """An engine; `precision` and `zero` update sections of its configuration."""
     process = engine.start()
@@ -134,7 +135,8 @@ def build(
         settings["bf16"] |= precision
     settings.get("zero_optimization", {}).update(zero or {})
     model = fresh_model(dropout, variant)
-    return engine.Engine(model, optimizer, settings, process, **options)
+    changed(model)
+    return engine.Engine(model, optimizer, settings, process)
 
 
 def train(built, micro, steps, growing=()):
@@ -875,7 +877,8 @@ def test_activation_checkpointing_computes_layers_twice_with_the_same_bits(
     name, variant, run_ranks
 ):
     def trained(twice):
-        built = build(name, 2, 0.1, variant=variant, activation_checkpointing=twice)
+        changed = checkpoint_activations if twice else lambda model: None
+        built = build(name, 2, 0.1, variant=variant, changed=changed)
         calls = []
         for layer in built._deepspeed.module.encoder.layers:
             layer.attention.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -897,19 +900,19 @@ def test_a_compiled_model_trains_alike_with_the_same_names_and_resumes(run_ranks
     """On one rank: every rank compiles by itself."""
 
     def straight():
-        built = build("zero1_bf16", micro=2, dropout=0.1, compiled=True)
+        built = build("zero1_bf16", micro=2, dropout=0.1, changed=compile_layers)
         train(built, 2, range(2))
         save_engine(built, tmp_path, 2)
         return train(built, 2, range(2, 4))
 
     def resumed():
-        built = build("zero1_bf16", micro=2, dropout=0.1, compiled=True)
+        built = build("zero1_bf16", micro=2, dropout=0.1, changed=compile_layers)
         built.load(checkpoints.folder_of(tmp_path, 2))
         return train(built, 2, range(2, 4))
 
     def without_dropout():
         results = train_and_save(
-            tmp_path / "fp32", "zero1_fp32", steps=2, variant=variant, compiled=True
+            tmp_path / "fp32", "zero1_fp32", steps=2, variant=variant, changed=compile_layers
         )
         return [result.loss for result in results]
 
