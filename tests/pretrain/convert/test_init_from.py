@@ -14,6 +14,7 @@ from pretrain.__main__ import main as pretrain
 from pretrain.config.load import dump, public
 from pretrain.convert import init_from
 from pretrain.convert.export import export_checkpoint
+from pretrain.convert.initial_weights import initial_model
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
@@ -287,3 +288,12 @@ def test_a_run_without_checkpoints_says_so(recipe, tmp_path):
     for step, message in ((None, "has no checkpoint yet"), (7, "has no checkpoint of step 7")):
         with pytest.raises(ValueError, match=rf"run: {message}; --step may be 0, where 0 is the"):
             export_checkpoint(tmp_path / "run", tmp_path / "model", step)
+
+
+@pytest.mark.parametrize(("word", "passes"), [("false", 1), ("true", 2)])
+def test_layers_are_computed_again_where_the_recipe_says_so(word, passes, recipe, tmp_path):
+    config, calls = recipe.load(tmp_path, f"training.activation_checkpointing={word}"), []
+    model = initial_model(config, config.architecture(97))
+    model.encoder.layers[0].attention.register_forward_pre_hook(lambda *_: calls.append(1))
+    model(torch.arange(4, 24)[None], None, torch.arange(20)).sum().backward()
+    assert len(calls) == passes
