@@ -14,6 +14,7 @@ import numpy as np
 from data_prep import manifest as records
 from data_prep.common.arguments import check_least
 from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, check_new, lock, read_json
+from data_prep.common.wording import few
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.filters import OTHER_SUBSET, own_filter
@@ -233,7 +234,7 @@ def merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) -
     if not tally.kept:
         reasons = tally.rejects_summary() or "the inputs have no lines"
         if others := tally.rejects.get(OTHER_SUBSET):
-            reasons += f"; subsets found: {', '.join(sorted(others.by_subset)[:30])}"
+            reasons += f"; subsets found: {few(sorted(others.by_subset), 30)}"
         raise ValueError(f"{output}: no document kept: {reasons}")
     subsets = sorted({subset for counts in tally.kept.values() for subset in counts})
     if len(subsets) > MAX_SUBSETS:

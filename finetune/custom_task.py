@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import json_lines, write_atomically
-from data_prep.common.wording import count
+from data_prep.common.wording import count, few
 from finetune.examples import Example
 from finetune.tables import TableRow, check_columns, read_rows, text
 from finetune.tasks import TASKS, Kind, Task
@@ -203,10 +203,9 @@ def _label_of(task: Task, request: Request, row: TableRow) -> float:
     if task.is_regression:
         return _number_of(request, row) / task.scale
     if (name := _name_of(request, row)) not in task.labels:
-        more = " ..." if len(task.labels) > 20 else ""
         raise ValueError(
             f"{row.place}: label {name!r} is not in the training data, which has "
-            f"{', '.join(task.labels[:20])}{more}"
+            f"{few(task.labels, 20)}"
         )
     return task.labels.index(name)
 
@@ -256,8 +255,8 @@ def _summary(task: Task, splits: Mapping[str, list[Example]], request: Request) 
         yield f"  {request.label}: numbers from {min(numbers):g} to {max(numbers):g}"
     else:
         counts = Counter(task.labels[int(e.label)] for e in splits["train"])
-        shown = ", ".join(f"{name} {number:,}" for name, number in counts.most_common(20))
-        yield f"  {request.label}: {shown}{' ...' if len(counts) > 20 else ''}"
+        shown = few((f"{name} {number:,}" for name, number in counts.most_common()), 20)
+        yield f"  {request.label}: {shown}"
         if rare := [name for name in task.labels if counts[name] <= 1]:
             yield f"  WARNING: labels with at most one training example: {', '.join(rare)}"
     seen = {_hash(example) for example in splits["train"]}

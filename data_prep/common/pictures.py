@@ -28,6 +28,8 @@ BLUE, RED, GREEN, PURPLE, ORANGE, LIGHT_BLUE = (
 """Colours that people with a colour vision deficiency tell apart (Okabe and Ito 2008)."""
 GREY = "#7f7f7f"
 CYCLE = (BLUE, RED, GREEN, PURPLE, ORANGE, LIGHT_BLUE, GREY, "black")
+_LINES = ("-", "--", ":", "-.")
+"""Of curves beyond the eighth, the sixteenth and the twenty-fourth."""
 _STYLE: Mapping[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -67,7 +69,8 @@ def picture(width: float, height: float, *paths: Path) -> Iterator[Figure]:
     from matplotlib.figure import Figure
 
     # Some texts, such as those of ticks, are made by savefig only.
-    with rc_context({**_STYLE, "axes.prop_cycle": cycler(color=CYCLE)}):
+    cycle = cycler(linestyle=_LINES) * cycler(color=CYCLE)
+    with rc_context({**_STYLE, "axes.prop_cycle": cycle}):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         for path in paths:

@@ -208,13 +208,7 @@ _SMOOTHED = 0.02
 _FIRST = 0.02
 """Share of the tokens that is not drawn: the fall at the start would flatten all that follows."""
 _POINTS = 400
-_LINES = ("-", "--", ":", "-.")
-
-
-def _kind(number: int) -> dict[str, Any]:
-    """Return the colour and the kind of line of an arm."""
-    rounds, color = divmod(number, len(pictures.CYCLE))
-    return {"color": pictures.CYCLE[color], "linestyle": _LINES[rounds % len(_LINES)]}
+"""About so many of a curve are drawn."""
 
 
 def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
@@ -223,9 +217,10 @@ def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
 
     with pictures.picture(10, 4.6, *(output / name for name in CURVES)) as figure:
         left, right = figure.subplots(1, 2)
-        for number, (arm, of_seeds) in enumerate(curves.items()):
-            _training(left, of_seeds, arm.name, _kind(number))
-            _validation(right, of_seeds, arm.name, _kind(number))
+        for arm, of_seeds in curves.items():
+            width = int(_SMOOTHED * len(of_seeds[0].losses)) | 1
+            _draw_losses(left, [(c.tokens, smoothed(c.losses, width)) for c in of_seeds], arm.name)
+            _draw_losses(right, [(c.measured_at, c.validation) for c in of_seeds], arm.name)
         left.set(title="training, smoothed; mean and range of seeds", ylabel="nats per target")
         right.set(title="validation; mean and range of seeds")
         for axes in (left, right):
@@ -236,29 +231,21 @@ def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
         pictures.legend_below(figure)
 
 
-def _training(axes: Axes, curves: Sequence[Curve], label: str, kind: Mapping[str, Any]) -> None:
-    last = min(curve.tokens[-1] for curve in curves)
-    places = np.geomspace(max(1.0, _FIRST * last), last, _POINTS)
-    lines = []
-    for curve in curves:
-        width = int(_SMOOTHED * len(curve.losses)) | 1
-        lines.append(np.interp(places, curve.tokens, smoothed(curve.losses, width)))
-    _band(axes, places, np.array(lines), label, kind)
-
-
-def _validation(axes: Axes, curves: Sequence[Curve], label: str, kind: Mapping[str, Any]) -> None:
-    measured = min(len(curve.validation) for curve in curves)
-    places = np.mean([curve.measured_at[:measured] for curve in curves], axis=0)
+def _draw_losses(axes: Axes, curves: Sequence[tuple[Sequence[int], Any]], label: str) -> None:
+    """Draw losses by tokens of several seeds, as far as all of them have come."""
+    shortest = min(len(losses) for _, losses in curves)
+    chosen = slice(None, shortest, max(1, shortest // _POINTS))
+    tokens, losses = (np.array([one[chosen] for one in each]) for each in zip(*curves, strict=True))
+    places = tokens.mean(axis=0)
     drawn = places >= _FIRST * max(places, default=0.0)
-    lines = np.array([curve.validation[:measured] for curve in curves])
-    _band(axes, places[drawn], lines[:, drawn], label, kind)
+    _band(axes, places[drawn], losses[:, drawn], label)
 
 
-def _band(axes: Axes, places: Any, lines: Any, label: str, kind: Mapping[str, Any]) -> None:  # noqa: ANN401 - arrays
-    axes.plot(places, lines.mean(axis=0), label=label, **kind)
+def _band(axes: Axes, places: Any, lines: Any, label: str, marker: str = "") -> None:  # noqa: ANN401 - arrays
+    (line,) = axes.plot(places, lines.mean(axis=0), label=label, marker=marker)
     if len(lines) > 1:
         low, high = lines.min(axis=0), lines.max(axis=0)
-        axes.fill_between(places, low, high, color=kind["color"], alpha=0.15, lw=0)
+        axes.fill_between(places, low, high, color=line.get_color(), alpha=0.15, lw=0)
 
 
 def draw_lengths(measured: Measured, output: Path) -> None:
@@ -275,11 +262,10 @@ def draw_lengths(measured: Measured, output: Path) -> None:
         axes.set(title="mean and range of seeds", ylabel="perplexity")
         pictures.axis_of_lengths(axes, lengths)
         both = itertools.product(measured.items(), by_corpus.items())
-        for number, ((arm, frame), (corpus, columns)) in enumerate(both):
+        for (arm, frame), (corpus, columns) in both:
             # Learned positions end, and a run may not be evaluated yet.
             lines = frame[[name for name in columns if name in frame]].dropna()
             places = [columns[name] for name in lines.columns]
             if len(lines) and places:
-                kind = {**_kind(number), "marker": "o"}
-                _band(axes, places, lines.to_numpy(), f"{arm.name} {corpus}".strip(), kind)
+                _band(axes, places, lines.to_numpy(), f"{arm.name} {corpus}".strip(), "o")
         pictures.legend_below(figure)

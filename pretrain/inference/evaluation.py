@@ -146,12 +146,14 @@ def _note(loaded: LoadedModel, corpus: Corpus, options: argparse.Namespace) -> s
 # --- tables --------------------------------------------------------------------------------------
 
 
+_ROW = "{:>8} {:>10} {:>12} {:>9} {:>8} {:>11} {:>9}{}\n"
+"""A line, whose widths are fixed: each is printed as soon as it is measured."""
+
+
 def heading(counted: str) -> str:
     """The first line of a table of `table_rows`; `counted` is "windows" or "blocks"."""
-    return (
-        f"{'length':>8} {counted:>10} {'targets':>12} {'coverage':>9} {'loss':>8} "
-        f"{'perplexity':>11} {'accuracy':>9}\n"
-    )
+    names = ("targets", "coverage", "loss", "perplexity", "accuracy")
+    return _ROW.format("length", counted, *names, "")
 
 
 def table_rows(result: LengthScores | Refusal) -> str:
@@ -162,23 +164,20 @@ def table_rows(result: LengthScores | Refusal) -> str:
     """
     if isinstance(result, Refusal):
         return f"{result.length:>8} refused: {result.refused}\n"
-    first, terms = f"{result.length:>8} {result.blocks:>10,}", result.terms
-    if len(terms) == 1:  # of windows of documents, which are not pairs: the same as the total
-        terms = {}
-    subsets = result.subsets if len(result.subsets) > 1 else {}
-    summed, lines, coverage = bool(terms), [], f"{result.coverage:.1%}"
+    # The only term, of windows of documents, which are not pairs, is the same as the total.
+    terms, subsets = (each if len(each) > 1 else {} for each in (result.terms, result.subsets))
+    summed, lines = bool(terms), ""
     rows = [("", result.total, summed), *((f"  {n}", s, False) for n, s in terms.items())]
     rows += [(f"  {name}", score, summed) for name, score in subsets.items()]
     rows += [(f"  pairs: {name}", score, False) for name, score in result.pairs.items()]
+    length, blocks, coverage = str(result.length), f"{result.blocks:,}", f"{result.coverage:.1%}"
     for last, score, is_sum in rows:
         perplexity = "-" if is_sum else f"{score.perplexity:.2f}"
         accuracy = "-" if is_sum else f"{score.accuracy:.1%}"
-        lines.append(
-            f"{first} {score.targets:>12,} {coverage:>9} {score.loss:>8.4f} {perplexity:>11} "
-            f"{accuracy:>9}{last}\n"
-        )
-        first, coverage = " " * len(first), ""
-    return "".join(lines)
+        numbers = (f"{score.targets:,}", coverage, f"{score.loss:.4f}", perplexity, accuracy)
+        lines += _ROW.format(length, blocks, *numbers, last)
+        length = blocks = coverage = ""
+    return lines
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -200,13 +199,13 @@ def draw_scores(measured: Sequence[Measured], path: Path) -> None:
         axes = figure.subplots()
         axes.set(title=f"perplexity by length, {kind}", ylabel="perplexity")
         pictures.axis_of_lengths(axes, lengths)
-        for number, (model, trained) in enumerate(models.items()):
+        for model, trained in models.items():
             results = [result for each, result in scored if each.model == model]
             x, y = zip(*sorted((r.length, r.total.perplexity) for r in results), strict=True)
-            axes.plot(x, y, "o-", color=f"C{number}", label=model)
+            (line,) = axes.plot(x, y, marker="o", label=model)
             if x[0] <= trained <= x[-1]:
                 value = np.exp(np.interp(trained, x, np.log(y)))
-                axes.plot(trained, value, "D", color=f"C{number}", mfc="white", ms=8, zorder=3)
+                axes.plot(trained, value, "D", color=line.get_color(), mfc="white", ms=8, zorder=3)
         axes.plot([], [], "D", color="black", mfc="white", label="training length")
         axes.set_yscale("log")  # short after the training length, a curve may explode
         pictures.plain_numbers(axes.yaxis)

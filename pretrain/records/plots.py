@@ -62,7 +62,8 @@ def _draw(axes: Axes, seen: RunView, loss: Callable[[Line], float]) -> None:
     """
 
     def draw(part: Sequence[Line], width: int = 1, **style: Any) -> None:  # noqa: ANN401 - a curve's style
-        axes.plot([line["step"] for line in part], smoothed([*map(loss, part)], width), **style)
+        steps = [line["step"] for line in part]
+        axes.plot(steps, smoothed([*map(loss, part)], width), ls="-", **style)
 
     width = int(_SMOOTHED * len(seen.lines)) | 1
     if width > 1:

@@ -45,3 +45,9 @@ def test_a_legend_has_each_label_once_and_is_outside_all_axes(tmp_path):
     assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
     lowest = min(axes.get_tightbbox().y0 for axes in figure.axes)
     assert legend.get_window_extent().y1 <= lowest
+
+
+def test_thirty_two_curves_are_told_apart(tmp_path):
+    with picture(4, 3, tmp_path / "a.png") as figure:
+        lines = [figure.gca().plot([1, 2])[0] for _ in range(32)]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 32
