@@ -14,7 +14,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO, cast
 
 from data_prep.common.files import allow_open_files
@@ -33,6 +33,10 @@ class _LastingStream:
         """Write or drop a text."""
         self._survive(lambda: self._stream.write(text))
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write or drop several texts."""
+        self.write("".join(lines))
 
     def flush(self) -> None:
         """Write or drop what is buffered."""

@@ -64,6 +64,7 @@ def test_output_that_is_not_the_result_of_a_command_may_be_lost(monkeypatch):
         monkeypatch.setattr(sys, "stdout", full)
         with console.survive_broken_pipe(), console.survive_broken_pipe(False):
             print("line\n" * 20_000)
+            sys.stdout.writelines(["line\n"] * 20_000)
 
 
 @pytest.mark.parametrize("package", ["data_prep", "pretrain", "finetune"])
