@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import read_json
-from data_prep.common.records import not_accepted, unknown_key
+from data_prep.common.records import unknown_key
 from data_prep.common.wording import changes
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import flatten, named_file
 from pretrain.model.backends import AUTOMATIC
+from pretrain.model.checks import check_value
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
 _SECTIONS = ("zero_optimization", "fp16", "bf16", "data_types")
@@ -111,14 +112,13 @@ def _load(name: str) -> tuple[Path, dict[str, Any]]:
         _check_object(f"{path}: {name}", zero.get(name) or {})
     for name in ("stage", "reduce_bucket_size"):
         number = zero.get(name, 0)
-        if not isinstance(number, int | float) or number % 1:
-            raise ValueError(not_accepted(f"{path}: {name}", number, "a whole number"))
+        fits = isinstance(number, int | float) and not number % 1
+        check_value(f"{path}: {name}", number, fits, "a whole number")
     return path, settings
 
 
 def _check_object(where: str, part: object) -> None:
-    if not isinstance(part, dict):
-        raise ValueError(f"{where}: is {part!r}, not an object of keys and values")
+    check_value(where, part, isinstance(part, dict), "an object of keys and values")
 
 
 def _check_not_misleading(path: Path, settings: Mapping[str, Any]) -> None:

@@ -25,12 +25,12 @@ from data_prep.common.records import (
     PositiveFloat,
     PositiveInt,
     Whole,
-    not_accepted,
     unknown_key,
     whole,
 )
 from data_prep.common.wording import count
 from pretrain.model.backends import ATTENTION_BACKENDS, AUTOMATIC
+from pretrain.model.checks import check_value
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
 
@@ -39,10 +39,9 @@ MOST_STEPS_PROFILED = 20
 
 def _check_range(name: str, steps: Sequence[int], most: float = math.inf) -> None:
     """Refuse what is neither empty nor the first step of a range and the first one after it."""
-    if steps and not (len(steps) == 2 and 0 < steps[1] - steps[0] <= most):
-        limit = "" if most == math.inf else f", at most {most} steps"
-        accepted = f"a step and a later one{limit}, such as [480, 490]"
-        raise ValueError(not_accepted(name, steps, accepted))
+    fits = not steps or (len(steps) == 2 and 0 < steps[1] - steps[0] <= most)
+    limit = "" if most == math.inf else f", at most {most} steps"
+    check_value(name, steps, fits, f"a step and a later one{limit}, such as [480, 490]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +86,8 @@ class DataConfig:
                 'give one of them; data.corpus="" unsets what a recipe says'
             )
         for name, corpus in self.corpora.items():
-            if not re.fullmatch(r"[\w-]+", name):
-                accepted = "letters, digits, - and _"
-                raise ValueError(not_accepted("data.corpora", name, f"a name of {accepted}"))
+            fits = re.fullmatch(r"[\w-]+", name) is not None
+            check_value("data.corpora", name, fits, "a name of letters, digits, - and _")
             if not corpus.path:
                 raise ValueError(
                     f"data.corpora.{name}.path: is not set; name a folder that `zeroclap prepare` "

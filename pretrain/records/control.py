@@ -75,8 +75,7 @@ def write(run: Path, control_file: ControlFile) -> None:
     for path in (p for kind in ("stop", "failure") for p in folder.glob(f"{kind}-*")):
         if path.name.split("-")[1] != control_file.token:
             path.unlink(missing_ok=True)
-    data = files.strict_json(dataclasses.asdict(control_file)) + "\n"
-    files.write_atomically(folder / FILE_NAME, data.encode())
+    files.write_json(folder / FILE_NAME, dataclasses.asdict(control_file))
 
 
 def read_control_file(run: Path) -> ControlFile | None:
