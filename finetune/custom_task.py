@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import json_lines, write_atomically
+from data_prep.common.records import check_value
 from data_prep.common.wording import count, few
 from finetune.examples import Example
 from finetune.tables import TableRow, check_columns, read_rows, text
@@ -70,15 +71,11 @@ def describe(request: Request) -> CustomTask:
             kind, or only dev has it; names file, line and what would be accepted. Or there are
             three texts, or the name is not that of a folder, or that of a task of GLUE.
     """
-    if not re.fullmatch(r"\w[\w .-]*", request.name) or request.name in TASKS:
-        raise ValueError(
-            f"--name {request.name!r}: accepted: letters, digits, spaces, '.', '-' and '_', and no "
-            "name of a task of GLUE"
-        )
-    if len(request.texts) > 2:
-        raise ValueError(
-            f"--text {' '.join(request.texts)}: accepted: one column, or two for pairs"
-        )
+    fits = re.fullmatch(r"\w[\w .-]*", request.name) and request.name not in TASKS
+    accepted = "of letters, digits, spaces, '.', '-' and '_', and no name of a task of GLUE"
+    check_value("--name", request.name, bool(fits), accepted)
+    columns = " ".join(request.texts)
+    check_value("--text", columns, len(request.texts) <= 2, "one column, or two for pairs")
     sources = {"train": request.train, "dev": request.dev, "test": request.test}
     rows = {split: read_rows(source) for split, source in sources.items() if source}
     for row in itertools.chain(*rows.values()):
@@ -217,8 +214,7 @@ def _divided(
 
     Dev has the same share of every class, and train keeps an example of each.
     """
-    if not 0 < share < 1:
-        raise ValueError(f"--dev-share {share}: accepted: above 0 and below 1")
+    check_value("--dev-share", share, 0 < share < 1, "above 0 and below 1")
     classes = [e.label if kind == "classification" else 0 for e in examples]
     total, size = len(examples), max(1, round(share * len(examples)))
     left, wanted, seen = Counter(classes), Counter[float](), 0

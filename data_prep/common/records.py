@@ -223,6 +223,16 @@ def not_accepted(path: str, value: object, accepted: str) -> str:
     return f"{f'{path}: ' if path else ''}{value!r} is not accepted; it must be {accepted}"
 
 
+def check_value(path: str, value: object, fits: bool, accepted: str | Collection[str]) -> None:
+    """Raise ValueError unless a value fits; `accepted` is words, or the accepted texts.
+
+    The modules in pretrain/model/ have their own, because exports carry them.
+    """
+    if not fits:
+        words = accepted if isinstance(accepted, str) else f"one of {', '.join(accepted)}"
+        raise ValueError(not_accepted(path, value, words))
+
+
 def docstrings(kind: type) -> dict[str, str]:
     """The string literals that stand below the fields of a dataclass and its bases, by field."""
     bases = filter(dataclasses.is_dataclass, reversed(kind.__mro__))

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import read_json
-from data_prep.common.records import unknown_key
+from data_prep.common.records import check_value, unknown_key
 from data_prep.common.wording import changes
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import flatten, named_file
 from pretrain.model.backends import AUTOMATIC
-from pretrain.model.checks import check_value
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
 _SECTIONS = ("zero_optimization", "fp16", "bf16", "data_types")

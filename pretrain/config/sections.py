@@ -25,12 +25,12 @@ from data_prep.common.records import (
     PositiveFloat,
     PositiveInt,
     Whole,
+    check_value,
     unknown_key,
     whole,
 )
 from data_prep.common.wording import count
 from pretrain.model.backends import ATTENTION_BACKENDS, AUTOMATIC
-from pretrain.model.checks import check_value
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
 

@@ -16,11 +16,11 @@ from typing import Any
 from torch import Tensor
 
 from data_prep.common.files import named_errors
+from data_prep.common.records import check_value
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import weights as tensors
 from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
 from pretrain.convert.names import check_modelled
-from pretrain.model.checks import check_value
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_prep.common.records import check_value
 from pretrain.convert.contents import CLASSIFIER
 from pretrain.convert.weights import Names, renamed
-from pretrain.model.checks import check_value
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 

@@ -21,13 +21,12 @@ from torch import Tensor, nn
 
 from data_prep.common import hub
 from data_prep.common.files import named_errors, read_json
-from data_prep.common.records import decode
+from data_prep.common.records import check_value, decode
 from data_prep.tokenizer import FILE_NAMES, Tokenizer
 from pretrain.convert import names as layout
 from pretrain.convert import tokenizer_files
 from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
 from pretrain.convert.weights import drop_copies, empty_weights, joined, load_pickled, weights_in
-from pretrain.model.checks import check_value
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -123,7 +122,7 @@ def _settings(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: {what if folder.exists() else 'no such folder'} ({hint})")
     settings = read_json(path)
     kind = settings.get("model_type")
-    check_value(f"{path}: model_type", kind, kind in [*_FORMS], tuple(_FORMS))
+    check_value(f"{path}: model_type", kind, kind in [*_FORMS], _FORMS)
     return settings
 
 
@@ -193,7 +192,7 @@ def _roberta_config(settings: Mapping[str, Any]) -> ModelConfig:
 def _albert_config(settings: Mapping[str, Any]) -> ModelConfig:
     activations = {theirs: ours for ours, theirs in layout.ALBERT_ACTIVATIONS.items()}
     activation = _setting(settings, "hidden_act")
-    check_value("hidden_act", activation, activation in [*activations], tuple(activations))
+    check_value("hidden_act", activation, activation in [*activations], activations)
     fields = {ours: _setting(settings, theirs) for ours, theirs in layout.ALBERT_SETTINGS.items()}
     size, groups = _setting(settings, "embedding_size"), _setting(settings, "num_hidden_groups")
     shared = groups == 1 or groups != fields["num_layers"]

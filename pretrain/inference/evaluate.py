@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
+from data_prep.common.records import check_value
 from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer
 from pretrain.data.batches import evenly_spaced, validation_batches, validation_note
@@ -257,10 +258,8 @@ def evaluate_lengths(
             f"--lengths {max(lengths)}: the text to read has {read} tokens (documents: "
             f"{len(documents)}), fewer than one window; accepted: up to {read + 1}"
         )
-    if stride is not None and not 1 <= stride <= min(lengths):
-        raise ValueError(
-            f"--stride {stride}: accepted: 1 to {min(lengths)}, the shortest window of --lengths"
-        )
+    accepted = f"1 to {min(lengths)}, the shortest window of --lengths"
+    check_value("--stride", stride, stride is None or 1 <= stride <= min(lengths), accepted)
     measured = (Windows(corpus, documents, size, stride or size, one_text) for size in lengths)
     return (_window_scores(model, objective, windows, tokens, stride) for windows in measured)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from data_prep import tokenizer as tokenizers
-from data_prep.common.records import Whole, not_accepted
+from data_prep.common.records import Whole, check_value
 from pretrain.objectives.base import Ids, Key, ObjectiveSettings, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentObjective
 
@@ -36,14 +36,10 @@ class MaskedLMConfig(ObjectiveSettings):
     def __post_init__(self) -> None:
         """Check the sum of the shares, and that n-grams are not combined with all targets."""
         share = self.keep_probability + self.random_probability
-        if share > 1.0:
-            name = "objective.keep_probability + random_probability"
-            raise ValueError(not_accepted(name, share, "at most 1"))
-        if self.longest_ngram > 1 and self.targets == "all":
-            name = "objective.longest_ngram"
-            raise ValueError(
-                not_accepted(name, self.longest_ngram, "1, or objective.targets=masked")
-            )
+        name = "objective.keep_probability + random_probability"
+        check_value(name, share, share <= 1.0, "at most 1")
+        n, fits = self.longest_ngram, self.longest_ngram == 1 or self.targets != "all"
+        check_value("objective.longest_ngram", n, fits, "1, or objective.targets=masked")
 
     @property
     def description(self) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import files
+from data_prep.common.records import check_value
 from pretrain.records import control, heartbeat
 from pretrain.records.folder import SUPERVISOR_LOCK, sign_of
 from pretrain.supervision.decide import CRASH, HANG, Problem
@@ -63,11 +64,8 @@ class Node:
 
     def __post_init__(self) -> None:
         """Check the rank."""
-        if not 0 <= self.rank < self.count:
-            raise ValueError(
-                f"--node-rank {self.rank} with --nodes {self.count}: it must be 0 or above, and "
-                "below the number of nodes"
-            )
+        accepted = f"0 or above, and below --nodes {self.count}"
+        check_value("--node-rank", self.rank, 0 <= self.rank < self.count, accepted)
 
 
 def this_node(

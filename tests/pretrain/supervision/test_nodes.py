@@ -40,7 +40,7 @@ def test_a_node_is_the_only_one_unless_the_user_or_slurm_says_otherwise():
     # A batch script, or a step with many tasks on a node: these are not agents.
     assert this_node(None, None, None, {"SLURM_NODEID": "1"}) == Node()
     assert this_node(None, None, None, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}) == Node()
-    with pytest.raises(ValueError, match="--nodes 0: it must be"):
+    with pytest.raises(ValueError, match="must be 0 or above, and below --nodes 0"):
         this_node(None, 0, None, {})
 
 
