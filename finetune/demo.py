@@ -12,8 +12,6 @@ import json
 import random
 import shlex
 import shutil
-import subprocess
-import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -113,9 +111,7 @@ def demo(options: argparse.Namespace) -> int:
     for number, (title, words) in enumerate(plan.items(), start=1):
         print(f"\n[{number}/{len(plan)}] {title}\n$ zeroclap {words}", flush=True)
         started = time.monotonic()
-        command = [sys.executable, "-m", "finetune.zeroclap", *shlex.split(words)]
-        # Not `run`, which kills it 0.25 s after a Ctrl-C, while it saves.
-        if code := subprocess.Popen(command, env=children.environment()).wait():
+        if code := children.run(["finetune.zeroclap", *shlex.split(words)]):
             print(f"stage {number} failed with exit code {code}")
             return code
         print(f"({time.monotonic() - started:.0f} s)", flush=True)

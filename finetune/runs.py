@@ -15,7 +15,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -468,18 +467,12 @@ def _start(
     environment.setdefault("OMP_NUM_THREADS", str(threads))  # a study has runs of its own at once
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    command = [sys.executable, "-m"]
+    words = ["finetune.train", str(output / plan.name)]
     if world_size > 1:  # torchrun ends all processes when one fails
-        command += ["torch.distributed.run", f"--nproc-per-node={world_size}"]
-        command += [f"--master-port={port}", "-m"]
+        torchrun = ["torch.distributed.run", f"--nproc-per-node={world_size}"]
+        words = [*torchrun, f"--master-port={port}", "-m", *words]
     with (output / plan.name / LOG).open("wb") as log:
-        return subprocess.Popen(
-            [*command, "finetune.train", str(output / plan.name)],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            preexec_fn=children.end_with_parent,
-        )
+        return children.start(words, environment, log)
 
 
 def _cause(output: Path, plan: RunPlan, code: int) -> str:

@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.context import SpawnContext
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 _ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1
@@ -62,16 +62,54 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def start(
+    words: Sequence[str],
+    environ: Mapping[str, str] = {},
+    log: IO[bytes] | None = None,
+    descriptors: Collection[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start `python -m` in a session of its own, which a terminal's Ctrl-C does not reach.
+
+    It is terminated when this process is killed.
+
+    Args:
+        words: a module and its arguments.
+        environ: all its variables; none: this process's `environment`.
+        log: where its output goes; by default where this process's goes.
+        descriptors: of files that it keeps open.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        env=environ or environment(),
+        stdout=log,
+        stderr=log,
+        pass_fds=descriptors,
+        start_new_session=True,
+        preexec_fn=_end_with_starter,
+    )
+
+
+def _end_with_starter() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def run(words: Sequence[str], descriptors: Collection[int] = ()) -> int:
+    """Start a process, wait for its end and return its exit code; see `start`, `run_in_slots`."""
+    (code,) = run_in_slots([words], 1, lambda words, _: start(words, descriptors=descriptors))
+    return code
+
+
 def run_in_slots(
     tasks: Sequence[T],
     slots: int,
     start: Callable[[T, int], subprocess.Popen[bytes]],
-    ended: Callable[[T, int, Sequence[T]], object],
+    ended: Callable[[T, int, Sequence[T]], object] = lambda task, code, left: None,
     polled: Callable[[Sequence[T]], object] = lambda tasks: None,
-) -> None:
-    """Run a process for each task, and return when all have ended.
+) -> list[int]:
+    """Run a process for each task; return their exit codes, as they ended.
 
-    At its own end, by an error, Ctrl-C or SIGTERM, it terminates them and waits for them.
+    At its own end, by an error, Ctrl-C or SIGTERM (both raise KeyboardInterrupt), it terminates
+    them and waits for them: they may be saving.
 
     Args:
         tasks: in the order in which they start.
@@ -81,6 +119,7 @@ def run_in_slots(
         polled: called several times a second with the tasks in progress.
     """
     waiting, running = deque(tasks), dict[int, tuple[T, subprocess.Popen[bytes]]]()
+    codes = list[int]()
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
@@ -91,23 +130,16 @@ def run_in_slots(
             for slot, (task, process) in list(running.items()):
                 if (code := process.poll()) is not None:
                     del running[slot]
+                    codes.append(code)
                     ended(task, code, [*waiting, *(other for other, _ in running.values())])
             polled([task for task, _ in running.values()])
+        return codes
     finally:
         for _, process in running.values():
             process.terminate()
         for _, process in running.values():
             process.wait()
         signal.signal(signal.SIGTERM, previous)
-
-
-def end_with_parent() -> None:
-    """Have this process terminated when the one that started it is killed (on Linux only).
-
-    It is the `preexec_fn` of a Popen.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _is_installed() -> bool:

@@ -7,13 +7,13 @@ of this project, and writes a marker file for each finished one. An engine execu
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common import children, console
-from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from data_prep.common.files import write_json
 from data_prep.engines import connected_ray, ended_on_ray
 from pretrain.processes.gpus import VARIABLE
@@ -49,26 +49,10 @@ def write(folder: Path, stages: Sequence[Stage]) -> None:
     write_json(folder / JOB, [dataclasses.asdict(stage) for stage in stages])
 
 
-def start(
-    folder: Path, *, environment: Mapping[str, str] | None = None, directory: Path | None = None
-) -> subprocess.Popen[bytes]:
-    """Start the process of a run; its output is appended to the run's log.
-
-    Args:
-        folder: of the run.
-        environment: by default this process's, as its children have it.
-        directory: which the paths in the run's commands are relative to; by default this one.
-    """
+def start(folder: Path, environ: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
+    """Start the process of a run, whose output is appended to its log; see `children.start`."""
     with (folder / LOG).open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "finetune.studies.job", str(folder)],
-            env=environment or children.environment(),
-            cwd=directory,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a terminal's Ctrl-C does not reach it
-            preexec_fn=children.end_with_parent,
-        )
+        return children.start(["finetune.studies.job", str(folder)], environ, log)
 
 
 def stages_left(folder: Path) -> list[Stage]:
@@ -85,42 +69,21 @@ def _mark(folder: Path, stage: Stage) -> Path:
 def do(folder: Path) -> int:
     """Execute the unfinished stages; return the exit code of the first that fails.
 
-    Wait for another process that still works on the run: it may be saving.
+    Wait for another process that still works on the run: it may be saving. If this process is asked
+    to stop, it stops the command first; if it is killed, the command is asked to stop and holds the
+    lock until it ends.
     """
-    with (folder / "lock").open("a") as lock:
+    with (folder / "lock").open("a") as lock, contextlib.suppress(KeyboardInterrupt):
         fcntl.flock(lock, fcntl.LOCK_EX)
         for stage in stages_left(folder):
             print(f"$ zeroclap {shlex.join(stage.arguments)}", flush=True)
             if stage.makes:  # by a process that was killed before it could mark the stage
                 shutil.rmtree(stage.makes, ignore_errors=True)
-            if code := _run(stage.arguments, lock.fileno()):
+            if code := children.run(["finetune.zeroclap", *stage.arguments], [lock.fileno()]):
                 return code
             _mark(folder, stage).touch()
-    return EXIT_DONE
-
-
-def _run(arguments: Sequence[str], lock: int) -> int:
-    """Run a command and wait for its end; if this process is asked to stop, stop the command first.
-
-    If this process is killed, the command is asked to stop and holds the lock until it ends.
-    """
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    with subprocess.Popen(
-        [sys.executable, "-m", "finetune.zeroclap", *arguments],
-        env=children.environment(),
-        start_new_session=True,
-        preexec_fn=children.end_with_parent,
-        pass_fds=[lock],
-    ) as process:
-        try:
-            return process.wait()
-        finally:
-            process.terminate()
+        return EXIT_DONE
+    return EXIT_INTERRUPTED
 
 
 Ended = Callable[[Path, int], object]
@@ -142,14 +105,17 @@ def local(devices: Sequence[Sequence[str]], threads: int) -> Engine:
     """
 
     def begin(folder: Path, slot: int) -> subprocess.Popen[bytes]:
-        environment = children.environment() | {"OMP_NUM_THREADS": str(threads)}
+        environ = children.environment() | {"OMP_NUM_THREADS": str(threads)}
         if gpus := devices[slot]:
-            environment[VARIABLE] = ",".join(gpus)
-        return start(folder, environment=environment)
+            environ[VARIABLE] = ",".join(gpus)
+        return start(folder, environ)
 
-    return lambda folders, ended: children.run_in_slots(
-        folders, len(devices), begin, lambda folder, code, _: ended(folder, code)
-    )
+    def engine(folders: Sequence[Path], ended: Ended) -> None:
+        children.run_in_slots(
+            folders, len(devices), begin, lambda folder, code, _: ended(folder, code)
+        )
+
+    return engine
 
 
 def on_ray(ranks: int, jobs: int) -> Engine:
@@ -193,7 +159,8 @@ def _devices(ray: Any, ranks: int) -> dict[str, int]:  # noqa: ANN401 - a module
 
 def _do(folder: str, directory: str) -> int:
     """Execute a run on the machine that Ray has chosen, and return its exit code."""
-    return start(Path(folder), directory=Path(directory)).wait()
+    os.chdir(directory)  # paths in the run's commands may be relative
+    return start(Path(folder)).wait()
 
 
 def _exit_code(ray: Any, done: Any, folder: Path) -> int:  # noqa: ANN401 - a module, a reference

@@ -59,9 +59,8 @@ def prepare(work: Path, texts: Path, tokenizer: str, workers: int) -> None:
 
 def study(name: str, work: Path, words: Sequence[str], end: float) -> bool:
     """Go on with a study until it ends or the time is over; return whether it is finished."""
-    command = [sys.executable, "-m", "finetune", "study", name, "--output", str(work / name)]
-    command += [*words, f"data.corpus={work / 'corpus'}"]
-    process = subprocess.Popen(command, preexec_fn=children.end_with_parent)
+    command = ["finetune", "study", name, "--output", str(work / name)]
+    process = children.start([*command, *words, f"data.corpus={work / 'corpus'}"])
     try:
         return process.wait(max(0.0, end - time.monotonic())) == 0
     except subprocess.TimeoutExpired:

@@ -5,12 +5,11 @@ import importlib
 import importlib.metadata
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from data_prep.common import arguments
+from data_prep.common import arguments, children
 from finetune import zeroclap
 from pretrain.config.settings import add_recipe
 
@@ -113,13 +112,12 @@ def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
 def test_the_demo_runs_the_program_that_it_shows(tmp_path, monkeypatch, capsys):
     commands = []
 
-    def popen(command, env):
-        commands.append(command)
-        assert env["PYTHONSAFEPATH"] == "1"
+    def start(words, **_):
+        commands.append(words)
         raise InterruptedError
 
-    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(children, "start", start)
     monkeypatch.setattr("finetune.demo.MODULES", ["json"])  # all of them take seconds
     assert zeroclap.main(["demo", "--output", str(tmp_path / "demo")]) == 2
     assert "\n$ zeroclap sample --output " in capsys.readouterr().out
-    assert commands[0][1:4] == ["-m", "finetune.zeroclap", "sample"]
+    assert commands[0][:2] == ["finetune.zeroclap", "sample"]

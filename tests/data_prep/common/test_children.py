@@ -86,7 +86,6 @@ def of_fine_tuning(monkeypatch, folder):
 
 @pytest.mark.parametrize("variables", [of_a_launch, of_ssh, of_fine_tuning])
 def test_every_child_gets_the_environment(variables, tmp_path, monkeypatch):
-    """Those of the demo: tests/finetune/test_zeroclap.py."""
     assert variables(monkeypatch, tmp_path)["PYTHONSAFEPATH"] == "1"
 
 

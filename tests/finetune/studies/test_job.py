@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from data_prep.common import children
+from data_prep.common.exit_codes import EXIT_INTERRUPTED
 from finetune.studies import job
 from finetune.studies.job import Stage
 from tests.running import python, wait_until
@@ -18,11 +20,11 @@ def commands(monkeypatch):
     """What was run instead of the stages' commands, and what each returns."""
     ran, codes = [], {}
 
-    def run(arguments, lock):
-        ran.append(arguments[0])
-        return codes.get(arguments[0], 0)
+    def run(arguments, descriptors):
+        ran.append(arguments[1])
+        return codes.get(arguments[1], 0)
 
-    monkeypatch.setattr(job, "_run", run)
+    monkeypatch.setattr(children, "run", run)
     return ran, codes
 
 
@@ -51,7 +53,7 @@ def test_a_command_that_is_saving_holds_up_the_next_job_of_its_run(tmp_path, num
     """`supervise` gets SIGTERM, saves and ends, also where the job itself is killed."""
     code = (
         "import sys\nfrom pathlib import Path\nfrom finetune.studies import job\n"
-        "job.sys = type('S', (), {'executable': sys.argv[1]})\n"
+        "sys.executable = sys.argv[1]\n"
         "sys.exit(job.do(Path(sys.argv[2])))"
     )
     job.write(tmp_path, [Stage("train", ["supervise"])])
@@ -68,7 +70,7 @@ def test_a_command_that_is_saving_holds_up_the_next_job_of_its_run(tmp_path, num
     wait_until((tmp_path / "begun").exists)
     process.send_signal(number)
     if number == signal.SIGTERM:
-        assert process.wait(PATIENCE) == 128 + number
+        assert process.wait(PATIENCE) == EXIT_INTERRUPTED
         assert (tmp_path / "saved").exists()
     python("-c", code, quick, tmp_path)
     process.wait(PATIENCE)
