@@ -62,8 +62,13 @@ def read_hostfile(path: str) -> tuple[list[str], int]:
     """
     setting = f"supervision.hostfile: {path}"
     slots: dict[str, int] = {}
-    for line in _lines(Path(path), setting):
-        words = line.partition("#")[0].split()
+    if not Path(path).is_file():
+        raise ValueError(f"{setting}: no such file")
+    with named_errors(f"{setting}: is not UTF-8"):
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    for line in lines:
+        if not (words := line.partition("#")[0].split()):
+            continue
         number = re.fullmatch(r"slots=([1-9]\d*)", words[1]) if len(words) == 2 else None
         if number is None:
             raise ValueError(f"{setting}: {line!r} is not of the form `gpu-1 slots=8`")
@@ -73,22 +78,12 @@ def read_hostfile(path: str) -> tuple[list[str], int]:
     if not slots:
         raise ValueError(f"{setting} names no machine; it needs lines such as `gpu-1 slots=8`")
     first, count = next(iter(slots.items()))
-    for name, other in slots.items():
-        if other != count:
-            raise ValueError(
-                f"{setting}: {name} has {other} slots and {first} has {count}; give every machine "
-                "the same number"
-            )
+    if others := [name for name in slots if slots[name] != count]:
+        raise ValueError(
+            f"{setting}: {others[0]} has {slots[others[0]]} slots and {first} has {count}; give "
+            "every machine the same number"
+        )
     return list(slots), count
-
-
-def _lines(path: Path, setting: str) -> list[str]:
-    """Return the lines of a hostfile that are not empty or comments."""
-    if not path.is_file():
-        raise ValueError(f"{setting}: no such file")
-    with named_errors(f"{setting}: is not UTF-8"):
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    return [line for line in lines if line.partition("#")[0].strip()]
 
 
 def is_permanent(said: str) -> bool:
