@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 
@@ -35,14 +35,15 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
     present, variable = _present(environ), environ.get(VARIABLE)
     if variable is None or not present:
         return [str(number) for number in range(present)]
-    entries = variable.split(",")
-    if variable.startswith(("GPU-", "MIG-")):
-        kind = variable[:4]
-        return _unless_repeated(takewhile(lambda entry: entry.startswith(kind), entries))
-    numbers = _unless_repeated(
-        str(int(entry)) for entry in takewhile(bool, map(_leading_number, entries))
-    )
-    return list(takewhile(lambda number: int(number) < present, numbers))
+    entries, kind = variable.split(","), variable[:4]
+    if kind in ("GPU-", "MIG-"):
+        found = [*takewhile(lambda entry: entry.startswith(kind), entries)]
+    else:  # the number that an entry begins with, as C's strtoul reads it
+        starts = (re.match(r"\s*\+?([0-9]+)", entry) for entry in entries)
+        found = [str(int(start[1])) for start in takewhile(bool, starts) if start]
+    if len({*found}) < len(found):
+        return []
+    return [*takewhile(lambda entry: not entry.isdecimal() or int(entry) < present, found)]
 
 
 def _present(environ: Mapping[str, str]) -> int:
@@ -71,17 +72,6 @@ def _counted_by_torch() -> int:
         return int(done.stdout.split()[-1])
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
         return 0
-
-
-def _leading_number(entry: str) -> str:
-    """Return the number that an entry begins with, as C's strtoul reads it; "" if there is none."""
-    found = re.match(r"\+?([0-9]+)", entry.strip())
-    return found.group(1) if found else ""
-
-
-def _unless_repeated(entries: Iterable[str]) -> list[str]:
-    listed = list(entries)
-    return listed if len({*listed}) == len(listed) else []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,9 +128,8 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of the processes that our launchers leave behind (on Linux only).
+    """Become the parent of the processes that our launchers leave behind.
 
     A container may have no init process to reap them.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

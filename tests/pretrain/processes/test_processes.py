@@ -60,7 +60,6 @@ def test_a_stopped_process_is_continued_so_that_it_handles_sigterm(tmp_path):
     assert child.wait(5) == -signal.SIGTERM
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux alone")
 def test_orphans_are_adopted_and_reaped(tmp_path):
     code = f"""
 import os, pathlib, subprocess, sys, time
