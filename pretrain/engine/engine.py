@@ -23,7 +23,7 @@ from pretrain.engine import optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import ByParameter
 from pretrain.engine.consolidated import read_states
 from pretrain.engine.distributed import Process, adopt_launcher, all_sum, check_port_is_free
-from pretrain.loop.protocols import MicroBatch, Objective, StepResult, TermLoss, weighted_loss
+from pretrain.loop.protocols import MicroBatch, StepInput, StepResult, TermLoss, weighted_loss
 
 
 def deepspeed_json(
@@ -143,25 +143,12 @@ class Engine:
         torch.distributed.all_gather_into_tensor(found, own)
         return found.view(self.world_size, -1).tolist()
 
-    def backward(
-        self,
-        micro_batches: Sequence[MicroBatch],
-        objective: Objective,
-        counts: tuple[int, ...],
-        step: int,
-    ) -> Tensor:
+    def backward(self, given: StepInput) -> Tensor:
         """Compute the gradient of `Objective`'s loss over the global batch.
 
         DeepSpeed averages over ranks, which is undone here, and would divide by a number of
         accumulation steps, which it is told not to: the result does not depend on how the batch was
         split, nor on the size of the batch before.
-
-        Args:
-            micro_batches: this rank's, as many as every other rank's. Those without targets do not
-                count, whatever their arrays hold.
-            objective: gives the loss of each.
-            counts: tokens, and targets of each term, in the global batch.
-            step: number of updates before this one, skipped ones included.
 
         Returns:
             The sum of each term over this rank's targets, in nats: [terms], in fp64, which the host
@@ -170,10 +157,10 @@ class Engine:
         Raises:
             ValueError: the global batch has no targets.
         """
-        _, *targets = counts
+        micro_batches, objective, (_, *targets) = given.micro_batches, given.objective, given.counts
         if not any(targets):
             raise ValueError(
-                f"step {step}: the global batch has no targets; make batch.global_batch_size "
+                f"step {given.step}: the global batch has no targets; make batch.global_batch_size "
                 "larger, or let the objective predict more tokens"
             )
         weights = objective.terms.values()
@@ -186,7 +173,7 @@ class Engine:
         self._deepspeed.train()
         for number, batch in enumerate(micro_batches, start=1):
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
-            _seed_dropout(batch.seed, step, batch.index, self.device)
+            _seed_dropout(batch.seed, given.step, batch.index, self.device)
             losses = objective.loss(self._deepspeed, batch.to(self.device))
             if not any(batch.targets):
                 losses = losses * 0.0  # computed for the collectives of the other ranks alone
@@ -194,30 +181,22 @@ class Engine:
             sums += losses.detach()
         return sums
 
-    def update(
-        self,
-        losses: Tensor,
-        objective: Objective,
-        counts: tuple[int, ...],
-        learning_rate: float,
-        step: int,
-    ) -> StepResult:
+    def update(self, given: StepInput, losses: Tensor, learning_rate: float) -> StepResult:
         """Update the weights, and sum the losses of all ranks; the host waits for both.
 
         Under ZeRO an update whose gradient is not finite is skipped. The step still counts for the
         batches and the learning rate, but not for AdamW's bias corrections.
 
         Args:
+            given: as in `backward`.
             losses: what `backward` returned; overwritten.
-            objective: as in `backward`.
-            counts: as in `backward`.
             learning_rate: of this update.
-            step: number of updates before this one, skipped ones included.
         """
         optimizer, skipped = self._deepspeed.optimizer, self._deepspeed.skipped_steps
         at_smallest_scale = workarounds.is_scale_exhausted(optimizer)
         loss_scale = float(getattr(optimizer, "cur_scale", 1.0))
-        optimizers.set_step(optimizer.param_groups, self._optimizer, learning_rate, step - skipped)
+        applied = given.step - skipped
+        optimizers.set_step(optimizer.param_groups, self._optimizer, learning_rate, applied)
         whole_norm = self._stage_zero_norm()
         with workarounds.loss_scale_grows_after(optimizer):
             self._deepspeed.step()
@@ -226,13 +205,13 @@ class Engine:
         if whole_norm is None:
             whole_norm = self._deepspeed.get_global_grad_norm()
         norm = float(whole_norm)
-        tokens, *targets = counts
+        weights, (tokens, *targets) = given.objective.terms, given.counts
         terms = {
             name: TermLoss(total / count if count else None, count)
-            for name, total, count in zip(objective.terms, totals, targets, strict=True)
+            for name, total, count in zip(weights, totals, targets, strict=True)
         }
         return StepResult(
-            loss=weighted_loss(objective.terms, terms),
+            loss=weighted_loss(weights, terms),
             targets=sum(targets),
             tokens=tokens,
             # A norm that is not finite is -1 where DeepSpeed was told not to check for it.

@@ -11,7 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from pretrain.loop.protocols import GO_ON, Batches, MicroBatch, Objective, StepEngine, StepRecord
+from pretrain.loop.protocols import (
+    GO_ON,
+    Batches,
+    MicroBatch,
+    Objective,
+    StepEngine,
+    StepInput,
+    StepRecord,
+)
 
 T = TypeVar("T")
 
@@ -62,11 +70,12 @@ def run(
     counts, verdict, measured = exchange(engine, micro_batches, GO_ON, own)
     for step in steps:
         done, rate, (first, *_) = step + 1, learning_rate(step), micro_batches
-        losses = engine.backward(micro_batches, objective, counts, step)
+        given = StepInput(step, micro_batches, objective, counts)
+        losses = engine.backward(given)
         # A GPU still computes the gradient while the next batch is read.
         is_last = done == steps.stop
         micro_batches, data_seconds = ((), 0.0) if is_last else _read(batches, done, engine)
-        result = engine.update(losses, objective, counts, rate, step)
+        result = engine.update(given, losses, rate)
         ended = time.perf_counter()
         record = StepRecord(
             step,

@@ -85,6 +85,20 @@ class Objective(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class StepInput:
+    """What one rank computes an update from."""
+
+    step: int
+    """Number of updates before this one, skipped ones included."""
+    micro_batches: Sequence[MicroBatch]
+    """This rank's, as many as every other rank's. Those without targets do not count, whatever
+    their arrays hold."""
+    objective: Objective
+    counts: tuple[int, ...]
+    """Tokens, and targets of each term, in the global batch."""
+
+
+@dataclasses.dataclass(frozen=True)
 class TermLoss:
     """One term of the loss over a global batch."""
 
@@ -128,23 +142,10 @@ class StepEngine(Protocol):
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Equally many numbers of every rank, in rank order, on every rank."""
 
-    def backward(
-        self,
-        micro_batches: Sequence[MicroBatch],
-        objective: Objective,
-        counts: tuple[int, ...],
-        step: int,
-    ) -> Tensor:
+    def backward(self, given: StepInput) -> Tensor:
         """Compute the gradient; the host does not wait for the device."""
 
-    def update(
-        self,
-        losses: Tensor,
-        objective: Objective,
-        counts: tuple[int, ...],
-        learning_rate: float,
-        step: int,
-    ) -> StepResult:
+    def update(self, given: StepInput, losses: Tensor, learning_rate: float) -> StepResult:
         """Update the weights with the gradient, and wait for the result."""
 
 

@@ -14,7 +14,7 @@ from pretrain.data.batches import PretrainingBatches
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
 from pretrain.loop.loop import exchange
-from pretrain.loop.protocols import StepRecord, StepResult
+from pretrain.loop.protocols import StepInput, StepRecord, StepResult
 from pretrain.records import checkpoints
 from pretrain.records.collective import Group
 
@@ -103,8 +103,8 @@ def step_record(step, loss=5.0, gradient_norm=1.0, seed=1, **more):
 def one_update(built, micro_batches, objective, learning_rate, step):
     """One update of an engine, as the loop does it; every rank calls this."""
     counts, *_ = exchange(built, micro_batches)
-    losses = built.backward(micro_batches, objective, counts, step)
-    return built.update(losses, objective, counts, learning_rate, step)
+    given = StepInput(step, micro_batches, objective, counts)
+    return built.update(given, built.backward(given), learning_rate)
 
 
 def commit_checkpoint(run, step, save, group=ALONE, facts=None, before_commit=lambda: None):

@@ -163,10 +163,10 @@ def train_interrupted(run_ranks, recipe, folder):
 
         backward = Engine.backward
 
-        def stop(self, *arguments, **keywords):
-            if arguments[-1] == 13:
+        def stop(self, given):
+            if given.step == 13:
                 raise KeyboardInterrupt
-            return backward(self, *arguments, **keywords)
+            return backward(self, given)
 
         Engine.backward = stop
         with contextlib.suppress(KeyboardInterrupt):

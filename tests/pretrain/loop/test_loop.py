@@ -29,15 +29,15 @@ class Recorder:
         self.events.append(("exchange", rows[0][0]))
         return rows
 
-    def backward(self, micro_batches, objective, counts, step):
-        read = [batch.batch_digest for batch in micro_batches]
-        self.events.append(("gradient", step, read, objective, counts))
-        return f"losses of {step}"
+    def backward(self, given):
+        read = [batch.batch_digest for batch in given.micro_batches]
+        self.events.append(("gradient", given.step, read, given.objective, given.counts))
+        return f"losses of {given.step}"
 
-    def update(self, losses, objective, counts, learning_rate, step):
-        assert counts == (128, 20, 2 * step)
-        self.events.append(("update", step, losses, objective, learning_rate))
-        return StepResult(loss=3.0 - step / 10, targets=10, tokens=64, gradient_norm=0.5)
+    def update(self, given, losses, learning_rate):
+        assert given.counts == (128, 20, 2 * given.step)
+        self.events.append(("update", given.step, losses, given.objective, learning_rate))
+        return StepResult(loss=3.0 - given.step / 10, targets=10, tokens=64, gradient_norm=0.5)
 
     def hook(self, name):
         return lambda step: self.events.append((name, step))
@@ -168,10 +168,10 @@ def test_a_step_is_shown_even_if_the_next_one_fails():
     recorder, seen = Recorder(), []
     backward = recorder.backward
 
-    def failing(*arguments):
-        if arguments[-1] == 2:
+    def failing(given):
+        if given.step == 2:
             raise KeyboardInterrupt
-        return backward(*arguments)
+        return backward(given)
 
     recorder.backward = failing
     with pytest.raises(KeyboardInterrupt):
