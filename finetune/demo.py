@@ -122,7 +122,7 @@ def demo(options: argparse.Namespace) -> int:
 def table(output: Path, seconds: float) -> str:
     """Format what the demo measured, and where to find more."""
     from data_prep.manifest import load_manifest
-    from finetune.report import CONSTANT, CONSTANT_TITLE, collect, summary
+    from finetune.report import CONSTANT, collect, summary
     from finetune.runs import WEIGHTS
     from pretrain.records import status
     from pretrain.records.report import costs
@@ -135,7 +135,7 @@ def table(output: Path, seconds: float) -> str:
     }
     rows["  of the unigram distribution"] = f"{corpus.unigram_perplexity:.1f}"
     scores = summary(collect(output / "scores")).set_index(["model", "epoch", "score"])["median"]
-    titles = {**{name: f"{name} weights" for name in WEIGHTS}, CONSTANT: CONSTANT_TITLE}
+    titles = {**{name: f"{name} weights" for name in WEIGHTS}, CONSTANT: CONSTANT}
     for name, title in titles.items():
         rows[f"word order, accuracy, {title}"] = f"{scores[name, 'last', 'accuracy']:.3f}"
     rows["loss spikes survived"] = str(len(seen.state.rollbacks))

@@ -25,10 +25,9 @@ from finetune.tasks import TASKS, Task
 REPORT = "report.md"
 TABLE = "report.csv"
 RESULTS = "results.jsonl"
-CONSTANT = "constant"
 UNCOLLAPSED = "pretrained, without collapsed"
-CONSTANT_TITLE = "best constant answer"
-"""Title of the row of the best constant answer, which for STS-B is the mean and not a class."""
+CONSTANT = "best constant answer"
+"""For STS-B it is the mean, and not a class."""
 AS_PUBLISHED = "best by this score"
 """The epoch of the scores that compare with published ones."""
 _COLUMNS = ["model", "task", "score", "epoch", "runs", "collapsed", "median", "lowest", "highest"]
@@ -146,7 +145,7 @@ def _published_table(table: DataFrame, protocol: Protocol) -> str:
     columns = [task for task in COLUMNS if task in {*table.task}]
     rows = dict(protocol.table)
     for weights, scores in _by_weights(table[table.epoch == AS_PUBLISHED]):
-        name = CONSTANT_TITLE if weights == CONSTANT else f"**ours**, {weights}"
+        name = weights if weights == CONSTANT else f"**ours**, {weights}"
         rows[name] = {row.task: _as_printed(row) for row in scores.itertuples()}
     notes = (
         f"Protocol {protocol.name}, after {protocol.source}. Ours: median over seeds, with the "
@@ -176,7 +175,7 @@ def _official_table(table: DataFrame) -> str:
         row = {task: f"{value:.1f}" for task, value in found.items()}
         if of_mean := [value for task, value in found.items() if task in COLUMNS]:
             row["mean"] = f"{statistics.fmean(of_mean):.1f} of {len(of_mean)}"
-        rows[CONSTANT_TITLE if weights == CONSTANT else weights] = row
+        rows[weights] = row
     return _section_of(
         "The benchmark's own scores",
         ["weights", *table.task.unique(), "mean"],
@@ -206,7 +205,7 @@ def _section(table: DataFrame, runs: Sequence[Result]) -> str:
     example, task = runs[0], task_of(runs[0]["plan"])
     cells: dict[str, dict[str, str]] = {}
     for weights, rows in table[table.epoch != AS_PUBLISHED].groupby("model", sort=False):
-        row = cells[CONSTANT_TITLE if weights == CONSTANT else str(weights)] = {}
+        row = cells[str(weights)] = {}
         for each in rows.itertuples():
             row |= {"seeds": str(each.runs), "collapsed": str(each.collapsed)} if each.runs else {}
             row[f"{each.score}, {each.epoch}"] = _cell(each)

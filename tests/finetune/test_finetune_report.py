@@ -9,7 +9,7 @@ import pytest
 from data_prep.common.files import write_json
 from finetune import protocols, report
 from finetune.__main__ import main
-from finetune.report import UNCOLLAPSED, collect, summary
+from finetune.report import CONSTANT, UNCOLLAPSED, collect, summary
 
 
 def write_run(
@@ -57,7 +57,7 @@ def test_a_summary_has_medians_and_spreads_of_best_and_last_epochs(runs):
     assert rows_of(runs, "best", "accuracy") == {
         "pretrained": (3, 0, 0.75, 0.625, 0.875),
         "random": (1, 0, 0.625, 0.625, 0.625),
-        "constant": (0, 0, 0.6, 0.6, 0.6),
+        CONSTANT: (0, 0, 0.6, 0.6, 0.6),
     }
     assert rows_of(runs, "last", "matthews")["pretrained"] == (3, 0, 0.125, 0.0, 0.25)
 
@@ -67,7 +67,7 @@ def test_collapsed_runs_are_counted_and_reported_with_and_without(runs):
     write_run(runs, "pretrained", 4, 0.6, 0.6, collapsed=True)
     write_run(runs, "random", 4, 0.6, 0.6, collapsed=True)
     rows = rows_of(runs, "best", "accuracy")
-    assert list(rows) == ["pretrained", UNCOLLAPSED, "random", "constant"]
+    assert list(rows) == ["pretrained", UNCOLLAPSED, "random", CONSTANT]
     assert rows["pretrained"] == (4, 1, 0.6875, 0.6, 0.875)
     assert rows[UNCOLLAPSED] == (3, 0, 0.75, 0.625, 0.875)
     write_run(runs, "pretrained", 1, 0.13, 0.13, task="STS-B", collapsed=True)
