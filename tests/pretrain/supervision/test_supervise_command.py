@@ -90,10 +90,7 @@ def test_the_global_batch_is_divided_among_the_ranks_of_all_nodes(supervise):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ("--nodes", "2", "--node-rank", "2"),
-            "--node-rank: 2 is not accepted; it must be 0 or above, and below --nodes 2",
-        ),
+        (("--nodes", "2", "--node-rank", "2"), "--node-rank: 2 is not accepted"),
         (("supervision.hostfile=nowhere",), "nowhere: no such file"),
         (("notify.command=[no-such-program]", "--dry-run"), "there is no program no-such-program"),
     ],
