@@ -38,7 +38,7 @@ from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.convert.reading import located, weight_files
 from pretrain.model.classification import check_pooling
 from pretrain.model.config import ModelConfig
-from pretrain.processes.gpus import describe, visible_gpus
+from pretrain.processes.gpus import describe, environment, visible_gpus
 from pretrain.processes.launching import describe_exit, free_port, tail
 
 PLAN = "run.json"
@@ -56,7 +56,6 @@ _CUDA_BYTES = 1 << 30
 _CAUSE_LINES = 200
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:finetune\.train: error|[\w.]+Error): \S.*)")
 """A line of a log that says why a run failed; torchrun's own error has no message."""
-_LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -460,19 +459,14 @@ def run_all(
 def _start(
     output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, world_size: int
 ) -> subprocess.Popen[bytes]:
-    # Each run is a process group of its own, even if a launcher started this process.
-    inherited, port = children.environment(), str(free_port())
-    environment = {n: value for n, value in inherited.items() if n not in _LAUNCHER_VARIABLES}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment.setdefault("OMP_NUM_THREADS", str(threads))  # a study has runs of its own at once
-    if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    port = str(free_port())
+    environ = environment(gpus, threads) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     words = ["finetune.train", str(output / plan.name)]
     if world_size > 1:  # torchrun ends all processes when one fails
         torchrun = ["torch.distributed.run", f"--nproc-per-node={world_size}"]
         words = [*torchrun, f"--master-port={port}", "-m", *words]
     with (output / plan.name / LOG).open("wb") as log:
-        return children.start(words, environment, log)
+        return children.start(words, environ, log)
 
 
 def _cause(output: Path, plan: RunPlan, code: int) -> str:

@@ -24,7 +24,7 @@ from data_prep.common import children, console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from data_prep.common.files import write_json
 from data_prep.engines import connected_ray, ended_on_ray
-from pretrain.processes.gpus import VARIABLE
+from pretrain.processes.gpus import environment
 
 JOB = "job.json"
 LOG = "log.txt"
@@ -105,10 +105,7 @@ def local(devices: Sequence[Sequence[str]], threads: int) -> Engine:
     """
 
     def begin(folder: Path, slot: int) -> subprocess.Popen[bytes]:
-        environ = children.environment() | {"OMP_NUM_THREADS": str(threads)}
-        if gpus := devices[slot]:
-            environ[VARIABLE] = ",".join(gpus)
-        return start(folder, environ)
+        return start(folder, environment(devices[slot], threads))
 
     def engine(folders: Sequence[Path], ended: Ended) -> None:
         children.run_in_slots(

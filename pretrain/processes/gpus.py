@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from data_prep.common.wording import count
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DEVICES, _DRIVERS = Path("/dev"), ("dxg", "kfd")
 """Drivers of WSL2 and of ROCm."""
+_LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"}
 _COUNT = "import torch; print(torch.cuda.device_count())"
 
 
@@ -141,3 +142,18 @@ def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> 
             f"{count(len(gpus), 'usable GPU')} ({shown}); write at most {len(gpus)}"
         )
     return gpus[:processes]
+
+
+def environment(gpus: Sequence[str], threads: int) -> dict[str, str]:
+    """Return the variables of a process that has a share of this machine.
+
+    It is a launch of its own, even if a launcher started this process.
+
+    Args:
+        gpus: that it may use, as `visible_gpus` names them; none: as this process.
+        threads: of each of its ranks on a CPU, unless OMP_NUM_THREADS is set.
+    """
+    inherited = children.environment()
+    environ = {name: v for name, v in inherited.items() if name not in _LAUNCHER_VARIABLES}
+    environ.setdefault("OMP_NUM_THREADS", str(threads))
+    return environ | ({VARIABLE: ",".join(gpus)} if gpus else {})
