@@ -38,7 +38,7 @@ from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.convert.reading import located, weight_files
 from pretrain.model.classification import check_pooling
 from pretrain.model.config import ModelConfig
-from pretrain.processes.gpus import describe, environment, visible_gpus
+from pretrain.processes.gpus import describe, device_type, environment, visible_gpus
 from pretrain.processes.launching import describe_exit, free_port, tail
 
 PLAN = "run.json"
@@ -191,8 +191,7 @@ def plan_runs(
         ValueError: a bad setting, no such model folder or one that does not fit
             together, or missing data and bad lines, of all tasks at once.
     """
-    device = "cuda" if visible_gpus() else "cpu"
-    configs = check_settings(chosen, overrides, protocol, world_size, device)
+    configs = check_settings(chosen, overrides, protocol, world_size, device_type())
     model = located(model)  # may download
     loaded = load_model(model)
     for config in configs.values():

@@ -56,14 +56,14 @@ def study(options: argparse.Namespace) -> None:
     """
     from finetune.studies import study as studies
     from finetune.studies.report import write_report
-    from pretrain.supervision.launch import device_type
+    from pretrain.processes.gpus import device_type
 
     check_least("--jobs", options.jobs, 0)
     check_least("--glue-jobs", options.glue_jobs)
     chosen = studies.load(options.study, toy=options.toy)
     chosen = dataclasses.replace(chosen, seeds=options.seeds or chosen.seeds)
     is_here = options.engine == "local" and not options.dry_run
-    device = device_type(os.environ) if is_here else ""
+    device = device_type() if is_here else ""
     checked = studies.check_arms(chosen, options.overrides, device)
     runs = studies.runs_of([*checked], chosen.seeds)
     _check_data(chosen, options.data)

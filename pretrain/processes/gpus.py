@@ -62,6 +62,12 @@ def _present(environ: Mapping[str, str]) -> int:
     return _counted_by_torch() if asked else 0
 
 
+def device_type() -> str:
+    """Return the device that ranks on this machine use, "cpu" or "cuda"."""
+    chosen = os.environ.get("DS_ACCELERATOR") or ("cuda" if visible_gpus() else "cpu")
+    return "cpu" if chosen == "cpu" else "cuda"
+
+
 @functools.cache
 def _counted_by_torch() -> int:
     """Return the number of GPUs that torch finds in a process of its own; takes seconds."""

@@ -13,7 +13,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -103,7 +103,7 @@ def next_control_file(
         processes_per_node=count,
         address=node.address,
         port=free_port(),
-        device=device_type(os.environ),
+        device=gpus.device_type(),
         threads=max(1, len(os.sched_getaffinity(0)) // count),
     )
 
@@ -117,7 +117,7 @@ def environment(run: Path, control_file: ControlFile, node: int = 0) -> dict[str
     Raises:
         ValueError: Ranks of this node would use another device than those of node 0.
     """
-    device = device_type(os.environ)
+    device = gpus.device_type()
     if device != (control_file.device or device):
         raise ValueError(
             f"ranks here would use the {device}, those of node 0 the {control_file.device}; "
@@ -133,12 +133,6 @@ def environment(run: Path, control_file: ControlFile, node: int = 0) -> dict[str
         if control_file.nodes > 1:
             result.setdefault("OMP_NUM_THREADS", str(control_file.threads))
     return result
-
-
-def device_type(environ: Mapping[str, str]) -> str:
-    """Return the device that ranks on this machine use, "cpu" or "cuda"."""
-    chosen = environ.get("DS_ACCELERATOR") or ("cuda" if gpus.visible_gpus(environ) else "cpu")
-    return "cpu" if chosen == "cpu" else "cuda"
 
 
 @dataclasses.dataclass

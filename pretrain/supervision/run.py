@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -117,7 +116,7 @@ def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node
     """Check that this machine has the devices, memory, disk and program; warn of tight memory."""
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
     capability = min((gpu.capability for gpu in gpus.describe()), default=None)
-    check_device(config, ranks, launch.device_type(os.environ), capability)
+    check_device(config, ranks, gpus.device_type(), capability)
     if not gpus.visible_gpus():
         capacity.check_cpu_time(config, model, ranks)
     for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):
