@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_prep import tokenizer as tokenizers
 from data_prep.common.files import write_json
@@ -25,8 +25,29 @@ from pretrain.model.config import ModelConfig
 from pretrain.records import checkpoints, control, folder, ledger
 from pretrain.records import segments as run_segments
 from pretrain.records.checkpoints import ResumePoint
+from pretrain.records.collective import Group
 from pretrain.records.segments import RECIPES, Course, corpora_of, order_of
 from pretrain.spikes.policy import max_checkpoints_kept
+
+if TYPE_CHECKING:
+    from pretrain.engine.distributed import Process
+
+
+@dataclasses.dataclass(frozen=True)
+class AttemptInput:
+    """What is known of an attempt before it is decided where it begins."""
+
+    course: Course
+    """Of the run: its newest recipe, segments and corpora."""
+    architecture: ModelConfig
+    settings: dict[str, Any]
+    """DeepSpeed's."""
+    process: Process
+    group: Group
+    hosts: Sequence[str]
+    """Of each rank."""
+    environment: Mapping[str, Any]
+    """Versions and machine, and what is chosen by them: `attention_backend` and `compiled`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,42 +96,29 @@ def enter(course: Course, architecture: ModelConfig) -> tuple[ledger.RunState, s
     return state, token or secrets.token_hex(8)
 
 
-def begin(
-    course: Course,
-    architecture: ModelConfig,
-    settings: Mapping[str, Any],
-    point: ResumePoint,
-    token: str,
-    size: int,
-    hosts: Sequence[str],
-    environment: Mapping[str, Any],
-) -> ResumeState:
+def begin(given: AttemptInput, point: ResumePoint, token: str, size: int) -> ResumeState:
     """Check what the attempt continues from, and write down that it begins.
 
     Args:
-        course: of the run.
-        architecture: of the model.
-        settings: DeepSpeed's.
+        given: of the attempt.
         point: the checkpoint that it continues from.
         token: of the attempt.
         size: upper bound on the bytes of a checkpoint.
-        hosts: of each rank.
-        environment: versions and machine.
 
     Raises:
         ValueError: the checkpoint is of another model, history or arithmetic; the newest attempt
             ended in a spike that was not answered; or the disk has no room for the checkpoints that
             may be kept.
     """
-    config, run = course.config, Path(course.config.folder)
+    config, run = given.course.config, Path(given.course.config.folder)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     state, (order, sizes) = ledger.run_state(records), order_of(records)
     if point.manifest:
         size = checkpoints.size_of(point.manifest)
         before = order.identity(sizes.first_block(point.step))
-        resume_checks.check_checkpoint(point.manifest, point.step, architecture, before)
+        resume_checks.check_checkpoint(point.manifest, point.step, given.architecture, before)
         saved = point.manifest["deepspeed"]
-        check_same_state(config.training.deepspeed, settings, saved, point.step)
+        check_same_state(config.training.deepspeed, given.settings, saved, point.step)
     check_no_open_spike(config, state)
     launched, number = control.read_control_file(run), state.next_attempt
     if launched and launched.token == token:
@@ -118,7 +126,7 @@ def begin(
     seed = order.seed_at(sizes.first_block(point.step))
     start = ResumeState(number, token, point.step, state, order, size, corpora_of(records), seed)
     _remove_rejected(config, start, point)
-    _record(course, settings, start, hosts, environment)
+    _record(given, start)
     return start
 
 
@@ -152,19 +160,14 @@ def _remove_rejected(config: RunConfig, start: ResumeState, point: ResumePoint) 
     checkpoints.check_disk_space(run, missing, start.checkpoint_size)
 
 
-def _record(
-    course: Course,
-    settings: Mapping[str, Any],
-    start: ResumeState,
-    hosts: Sequence[str],
-    environment: Mapping[str, Any],
-) -> None:
+def _record(given: AttemptInput, start: ResumeState) -> None:
     """Write the recipe, the settings and the environment, and the attempt into the ledger."""
+    course, hosts, environment = given.course, given.hosts, given.environment
     run = Path(course.config.folder)
     recipe = next(r["recipe"] for r in reversed(start.state.segments) if "recipe" in r)
     for name in (RUN_FILE, f"{RECIPES}/{recipe}.yaml"):
         dump(course.config, run / name)
-    write_json(run / "deepspeed.json", settings)
+    write_json(run / "deepspeed.json", given.settings)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_json(run / folder.ENVIRONMENT, {**environment, "started": started})
     tokenizers.load(Path(course.segments.sources[0].path)).save(run / "tokenizer.json")

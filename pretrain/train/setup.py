@@ -10,7 +10,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,31 +24,19 @@ from pretrain.model.backends import choose_backend
 from pretrain.model.config import ModelConfig
 from pretrain.records import checkpoints, versions
 from pretrain.records.collective import Group
-from pretrain.records.segments import Course, Source
+from pretrain.records.segments import Source
 from pretrain.train import resume
 from pretrain.train.client import SupervisorClient
-from pretrain.train.resume import ResumeState
+from pretrain.train.resume import AttemptInput, ResumeState
 
 if TYPE_CHECKING:
-    from pretrain.engine.distributed import Process
     from pretrain.model.language_model import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
+class Setup(AttemptInput):
     """An attempt that the ledger knows, before its engine is built."""
 
-    course: Course
-    """Of the run: its newest recipe, segments and corpora."""
-    architecture: ModelConfig
-    settings: dict[str, Any]
-    """DeepSpeed's."""
-    process: Process
-    group: Group
-    hosts: Sequence[str]
-    """Of each rank."""
-    environment: Mapping[str, Any]
-    """Versions and machine, and what is chosen by them: `attention_backend` and `compiled`."""
     supervisor: SupervisorClient
     model: LanguageModel
     """With its initial weights."""
@@ -116,25 +104,13 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
         return None
     sources = tuple(open_source(each, "train") for each in course.segments.sources)
     hosts = group.gather(socket.gethostname())
+    given = AttemptInput(course, architecture, settings, process, group, hosts, environment)
     point = checkpoints.find_resume_point(run, state.checkpoints, group)
     size = checkpoints.BYTES_PER_PARAMETER * sum(each.numel() for each in model.parameters())
-    begun = group.on_rank_0(
-        lambda: resume.begin(course, architecture, settings, point, token, size, hosts, environment)
-    )
+    begun = group.on_rank_0(lambda: resume.begin(given, point, token, size))
     supervisor.report_setup()
-    return Setup(
-        course,
-        architecture,
-        settings,
-        process,
-        group,
-        hosts,
-        environment,
-        supervisor,
-        model,
-        ConcatenatedBlocks(sources, config.data.sequence_length),
-        begun,
-    )
+    blocks = ConcatenatedBlocks(sources, config.data.sequence_length)
+    return Setup(**vars(given), supervisor=supervisor, model=model, blocks=blocks, start=begun)
 
 
 def _environment(
@@ -144,7 +120,7 @@ def _environment(
     device_type: str,
     group: Group,
 ) -> dict[str, Any]:
-    """Check that the devices can train the recipe, and return `Setup.environment`."""
+    """Check that the devices can train the recipe, and return `AttemptInput.environment`."""
     import torch
 
     code, training = versions.check_same_code(group.gather), config.training

@@ -132,11 +132,9 @@ def test_the_seed_of_an_attempt_is_that_of_the_order_in_its_first_step(tmp_path,
     for size in (2, 4):
         history.segment("user", 4, recipe([(0, size)]))
         history.write(run := tmp_path / str(size))
-        course = Course(RunConfig(folder=str(run)), None, {})
-        starts = (
-            resume.begin(course, None, {}, ResumePoint(step, None, {}), "t", 0, [], {})
-            for step in (4, 5, 6)
-        )
+        given = SimpleNamespace(course=Course(RunConfig(folder=str(run)), None, {}))
+        points = (ResumePoint(step, None, {}) for step in (4, 5, 6))
+        starts = [resume.begin(given, point, "t", 0) for point in points]
         seeds.append([start.seed - SEED for start in starts])
     assert seeds == [[0, 0, 1], [0, 1, 1]]
 
