@@ -610,8 +610,8 @@ def test_a_run_of_a_later_version_is_refused_by_the_name_of_what_is_new(
     write_json(path, manifest)
     answers = attempt(run)
     assert [code for code, _, _ in answers] == [2, 2]
-    assert "unknown ['rope_theta']" in answers[0][2]
-    with pytest.raises(ValueError, match=r"MANIFEST.json: .*unknown \['rope_theta'\]"):
+    assert "unknown key 'rope_theta'" in answers[0][2]
+    with pytest.raises(ValueError, match=r"MANIFEST.json: .*unknown key 'rope_theta'"):
         export_checkpoint(run, tmp_path / "model", 4)
 
 
