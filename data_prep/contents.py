@@ -131,7 +131,8 @@ def _note_of(folder: Path, digest: str, names: Sequence[str]) -> str:
     state = hashlib.blake2b(strict_json(now).encode(), digest_size=16)
     total = int(ends[-1]) if len(ends) else 0
     draw = np.random.RandomState(int(digest[:8], 16))
-    for place in np.sort(draw.random_sample(_PLACES) * total).astype(np.int64).tolist():
+    samples = _PLACES if total else 0  # a folder of no table has an empty list of hashes
+    for place in np.sort(draw.random_sample(samples) * total).astype(np.int64).tolist():
         number = int(np.searchsorted(ends, place, side="right"))
         with (folder / names[number]).open("rb") as file:
             file.seek(place - (int(ends[number - 1]) if number else 0))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import contents
+from data_prep import cache, contents
 from data_prep.__main__ import main
 from data_prep.manifest import load_manifest
 
@@ -71,6 +71,13 @@ def test_other_ids_of_the_same_size_are_refused(copy, is_known, notice):
     for _ in range(2):
         with pytest.raises(ValueError, match=rf"{file}: its sha256 is .* the manifest has"):
             contents.check(copy, manifest)
+
+
+def test_a_way_of_cutting_that_keeps_no_table_is_accepted(copy):
+    manifest = load_manifest(copy)
+    cache.tables(copy, manifest.digest(), "train-one-document", dict)
+    for _ in range(2):
+        contents.check(copy, manifest)
 
 
 def test_a_missing_file_is_named(copy):
