@@ -146,12 +146,12 @@ def read_result(folder: Path) -> dict[str, Any]:
     can be null; it becomes infinity, so that it compares as the worst.
 
     Raises:
-        ValueError: an older version wrote it, which did not judge each epoch.
+        ValueError: it is damaged, or an older version wrote it, which did not judge each epoch.
     """
     path = folder / RESULT
     result = read_json(path)
-    if "collapsed" in result:
-        raise ValueError(f"{path}: an older version wrote it; delete it to repeat the run")
+    if "collapsed" in result or not {"plan", "best", "last", "epochs"} <= result.keys():
+        raise ValueError(f"{path}: not a result of this version; delete it to repeat the run")
     for scores in (result["best"], result["last"], *result["epochs"]):
         scores |= {key: math.inf for key, value in scores.items() if value is None}
     return result

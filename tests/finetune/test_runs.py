@@ -461,9 +461,10 @@ def test_a_plan_of_another_version_an_invalid_one_and_none_are_refused(
         (tmp_path / PLAN).write_text(json.dumps(changed))
         with pytest.raises(ValueError, match=rf"run\.json: not a plan that .*{message}"):
             read_plan(tmp_path)
-    write_json(tmp_path / "result.json", {"collapsed": "always the same answer"})
-    with pytest.raises(ValueError, match=r"result\.json: an older version wrote it; delete it"):
-        runs.read_result(tmp_path)
+    for result in {"collapsed": "always the same answer", "best": {}}, {"last": {}}:
+        write_json(tmp_path / "result.json", result)
+        with pytest.raises(ValueError, match=r"result\.json: not a result .*; delete it"):
+            runs.read_result(tmp_path)
 
 
 def test_a_model_of_the_hub_is_fetched_and_recorded_by_its_folder(
