@@ -84,7 +84,7 @@ def plan(fault, run):
 
     def at_step(action):
         """Act before an update."""
-        before(Engine, "backward", action, lambda *arguments: arguments[-1] == step)
+        before(Engine, "backward", action, lambda engine, given: given.step == step)
 
     def is_step(saver, number):
         return number == step
