@@ -72,6 +72,8 @@ def _train(texts: Iterator[str], options: argparse.Namespace) -> Tokenizer:
         raise ValueError("--lowercase: needs --unigram")
     if options.characters:
         return train_characters(texts)
+    if options.vocab_size > 10**9:  # ids have 32 bits
+        raise ValueError(f"--vocab-size {options.vocab_size}: accepted: at most {10**9}")
     if options.unigram:
         return Tokenizer(unigram.train(texts, options.vocab_size, lowercase=options.lowercase))
     return train(texts, options.vocab_size)

@@ -116,6 +116,7 @@ def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
         (f"{TRAIN} --characters --unigram", "--unigram: needs --vocab-size"),
         (f"{TRAIN} --vocab-size 300 --lowercase", "--lowercase: needs --unigram"),
         (f"{TRAIN} --vocab-size 300 --text-key body", "no record has the key body (--text-key)"),
+        (f"{TRAIN} --vocab-size {10**20}", f"--vocab-size {10**20}: accepted: at most 1000000000"),
         (f"{TRAIN} --vocab-size 8k", "argument --vocab-size: 8k is not a whole number"),
         ("inspect {h}/in", "{h}/in: no manifest.json"),
         ("prepare --input a --output b --tokenizer c --engine slurm", "choose from local, ray"),
