@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 from scipy.special import softmax
 
-from data_prep.common.files import check_writable, write_atomically
+from data_prep.common.files import new_folder
 from data_prep.common.records import decode
 from finetune import examples, scores
 from finetune.batches import EncodedExamples
@@ -124,29 +123,30 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
 
     Args:
         runs: the --output of `glue`.
-        output: a folder for CoLA.tsv, MNLI-m.tsv and so on, and submission.zip, which has them all.
+        output: a new folder for CoLA.tsv, MNLI-m.tsv and so on, and submission.zip, which has them
+            all.
         device: see `pretrain.engine.distributed.choose_device`.
 
     Returns:
         The zip file.
 
     Raises:
-        ValueError: no such device, or a task or test set is missing; all of them are named, and
-            nothing is predicted.
+        ValueError: no such device, `output` is not empty, or a task or test set is missing; all of
+            them are named, and nothing is predicted.
     """
-    chosen = choose_device(device)
-    work = _submission_work(runs)
-    whole, packed = io.BytesIO(), output / SUBMISSION
-    check_writable(packed)
-    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
-        for task, folder, name, rows in work:
-            loaded = load_model(folder / MODEL)
+    chosen, work = choose_device(device), _submission_work(runs)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        new_folder(output) as folder,
+        zipfile.ZipFile(folder / SUBMISSION, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for task, run, name, rows in work:
+            loaded = load_model(run / MODEL)
             content = submission(task, _logits(loaded, task, rows, chosen))
-            write_atomically(output / f"{name}.tsv", content.encode())
+            (folder / f"{name}.tsv").write_text(content, encoding="utf-8")
             archive.writestr(f"{name}.tsv", content)
-            print(f"{output / name}.tsv: {len(rows):,} predictions of {folder.name}", flush=True)
-    write_atomically(packed, whole.getvalue())
-    return packed
+            print(f"{output / name}.tsv: {len(rows):,} predictions of {run.name}", flush=True)
+    return output / SUBMISSION
 
 
 def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:

@@ -189,6 +189,8 @@ def test_a_submission_is_a_zip_file_of_every_test_set_in_the_server_s_format(
     assert first.split("\t")[0] == "0"
     assert 5 >= float(first.split("\t")[1]) > float(second.split("\t")[1]) >= 0
     assert {path.name for path in output.iterdir()} == {*archive.namelist(), "submission.zip"}
+    with pytest.raises(ValueError, match="submission: is not empty; choose a new folder"):
+        predict.submit(runs_of_every_task, output)
 
 
 def test_all_that_a_submission_lacks_is_named_before_anything_is_predicted(
