@@ -402,7 +402,7 @@ def finish(output, plan, model, collapsed=False):
     scores = {"epoch": 1, **dict.fromkeys(runs.task_of({"task": plan.task}).score_names, 0.5)}
     scores["collapsed"] = collapsed
     result = {"seed": plan.seed, "best": scores, "last": scores}
-    write_json(output / plan.name / "result.json", {**result, "epochs": [scores]})
+    write_json(output / plan.name / "result.json", {**result, "plan": {}, "epochs": [scores]})
 
 
 def test_a_run_starts_from_the_model_of_another_task_s_first_run_that_did_not_collapse(
