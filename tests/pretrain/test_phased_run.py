@@ -1,6 +1,7 @@
 """Runs with phases: killed and continued, audited, forked, and what readers say of them."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -35,6 +36,7 @@ def attempt(train_ranks):
         def sabotage(rank):
             usual = PretrainingBatches.micro_batches
 
+            @functools.wraps(usual)  # workers look it up by its name
             def failing(self, step, *arguments):
                 if step == fails_at:
                     os._exit(9)
