@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.common import pictures
+from data_prep.common.arguments import CommandFailed
 from data_prep.common.files import check_writable, write_json
 from data_prep.corpus import Corpus
 from pretrain.convert.model_folder import LoadedModel, load_model
@@ -45,8 +46,8 @@ def run(options: argparse.Namespace) -> None:
         options: of the command `evaluate`.
 
     Raises:
-        ValueError: an option is not accepted, a model cannot be measured on the corpus, or some
-            lengths could not be measured.
+        ValueError: an option is not accepted, or a model cannot be measured on the corpus.
+        CommandFailed: some lengths could not be measured.
     """
     _check_options(options)
     chosen, corpus = choose_device(options.device), Corpus(options.data, "valid")
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     ]
     if refused:
         number = f"{len(refused)} of {len(measured)} lengths were not measured"
-        raise ValueError(f"{number}: {'; '.join(refused)}")
+        raise CommandFailed(f"{number}: {'; '.join(refused)}")
 
 
 def _check_options(options: argparse.Namespace) -> None:

@@ -68,7 +68,7 @@ def test_the_command_accepts_every_packing():
 def test_lengths_are_a_table_and_what_was_measured_is_kept(folder, corpus, tmp_path, capsys):
     written = tmp_path / "scores.json"
     words = ["evaluate", folder("baseline"), "--data", str(corpus), "--json", str(written)]
-    assert command_line.main([*words, "--lengths", "32,150,64", "--blocks", "7"]) == 2
+    assert command_line.main([*words, "--lengths", "32,150,64", "--blocks", "7"]) == 1
     out, err = capsys.readouterr()
     masks, note, head, *rows = out.splitlines()
     assert masks == "validation: 15 % of the tokens masked, the same draws for every model"
@@ -151,7 +151,7 @@ def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, 
     for option, file in zip(("--json", "--plot"), files, strict=True):
         words += [option, str(file)]
     folders = [folder("causal-rotary"), folder("causal-learned")]
-    assert command_line.main(["evaluate", *folders, *words]) == 2
+    assert command_line.main(["evaluate", *folders, *words]) == 1
     out, err = capsys.readouterr()
     for name, block in zip(("causal-rotary", "causal-learned"), out[1:].split("\n\n"), strict=True):
         first, objective, note, head, *rows = block.splitlines()
