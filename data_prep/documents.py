@@ -206,7 +206,7 @@ def _read_jsonl(path: Path, fields: Fields) -> Records:
             yield _judge_text(line, fields.source, number)
         elif line and not line.isspace():  # such as after the last line
             try:
-                record = parse(line, fields.settings.text_key)
+                record = parse(line)
             except BadLine as bad:
                 yield Reject(str(bad), UNKNOWN_SUBSET, fields.source, number, len(line))
             else:

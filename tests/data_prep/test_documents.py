@@ -21,7 +21,6 @@ GOOD = b'{"text": "good", "meta": {"pile_set_name": "Books3"}}'
 BAD_LINES = {
     "not-json": [b"{text", b'{"text": NaN}', b'{"text": "a"} x', b"\x00", b'{"text": "\x00"}'],
     "nested-too-deeply": [b"[" * 100_000, b'{"a": ' * 5000 + b"1" + b"}" * 5000],
-    "duplicate-key": [b'{"text": "a", "text": "b"}', b'{"meta": {"text": 1, "text": 2}}'],
     "not-an-object": [b"[]", b'"text"', b"3", b"null"],
     "no-text": [b"{}", b'{"txt": "a"}'],
     "text-not-a-string": [b'{"text": null}', b'{"text": 3}', b'{"text": ["a"]}'],
@@ -52,10 +51,10 @@ def test_unusual_but_valid_lines_are_kept(tmp_path):
         b'{"text": "big", "n": 123456789012345678901234567890}\n'
         b'{"text": "nul \\u0000 inside", "meta": null}\n'
         b'{"text": "huge", "n": 1e999, "m": ' + b"1" * 5000 + b"}\n"
-        b'{"text": "the key as a value", "kind": "text"}\n'
+        b'{"text": "first", "text": "last"}\n{"text": "first", "text": "last", "n": 1e999}\n'
     )
-    texts = ["byte order mark", "big", "nul \0 inside", "huge", "the key as a value"]
-    assert outcomes(file) == [*zip(texts, (1, 4, 5, 6, 7), strict=True)]
+    texts = ["byte order mark", "big", "nul \0 inside", "huge", "last", "last"]
+    assert outcomes(file) == [*zip(texts, (1, 4, 5, 6, 7, 8), strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -303,19 +302,6 @@ def test_key_that_no_record_has_is_refused_with_the_keys_found(tmp_path):
     file.write_text("{\n[]\n")  # no record that could have it
     for settings in (Settings(), Settings(subset_key="kind")):
         assert [type(record) for record in read_documents(file, settings)] == [Reject, Reject]
-
-
-def test_text_key_twice_is_refused_for_any_key(tmp_path):
-    file = tmp_path / "a.jsonl"
-    file.write_text(
-        '{"a": {"b": "1"}, "a": {"b": "2"}}\n{"a": {"b": "1", "b": "2"}}\n'
-        '{"a": {"b": "1"}, "text": "2", "text": "3"}\n'
-        r'{"a": {"b": "1"}, "\u0061" : {"c": "2\""}}' + "\n"
-        r'{"\u0061": {"b": "1", "\n\u0062": "2"}}' + "\n"
-    )
-    expected = [("duplicate-key", 1), ("duplicate-key", 2), ("1", 3), ("duplicate-key", 4)]
-    expected.append(("1", 5))
-    assert outcomes(file, text_key="a.b") == expected
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "saved"])
