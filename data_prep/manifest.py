@@ -135,6 +135,12 @@ class Rejects:
         """Documents rejected for this reason."""
         return sum(self.by_subset.values())
 
+    @property
+    def total(self) -> Count:
+        """All of them; without tokens where they were not encoded."""
+        tokens = sum((self.tokens or {}).values())
+        return Count(self.count, tokens, sum(self.text_bytes.values()))
+
     def add(self, other: "Rejects") -> None:
         """Add the documents of `other`, which come later."""
         add_counts(self.by_subset, other.by_subset)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from data_prep.common.markup import text_table
 from data_prep.common.wording import few
@@ -36,27 +35,15 @@ _KEPT = (
 )
 
 
-class SizeRow(NamedTuple):
-    """Documents that were kept, or rejected for one reason; None where tokens are not known."""
-
-    name: str
-    documents: int
-    tokens: int | None
-    text_bytes: int
-
-
-def rows(manifest: CorpusManifest) -> list[SizeRow]:
+def rows(manifest: CorpusManifest) -> dict[str, Count]:
     """Return what was kept, then what was rejected, most frequent reason first.
 
     If documents were truncated, the last row has what was cut off.
     """
-    kept = sum(manifest.totals.values(), Count())
-    found = [SizeRow("kept", kept.documents, kept.tokens, kept.text_bytes)]
-    for reason, rejects in manifest.by_frequency():
-        tokens = None if rejects.tokens is None else sum(rejects.tokens.values())
-        found.append(SizeRow(reason, rejects.count, tokens, sum(rejects.text_bytes.values())))
+    found = {"kept": sum(manifest.totals.values(), Count())}
+    found |= {reason: rejects.total for reason, rejects in manifest.by_frequency()}
     if manifest.cut_tokens:
-        found.append(SizeRow("cut off", 0, manifest.cut_tokens, manifest.cut_bytes))
+        found["cut off"] = Count(0, manifest.cut_tokens, manifest.cut_bytes)
     return found
 
 
@@ -84,15 +71,17 @@ def table_of_sizes(manifest: CorpusManifest) -> Iterator[str]:
     if len(found) == 1:
         yield "rejected: nothing"
         return
-    sums = [sum(filter(None, sizes)) for sizes in list(zip(*found, strict=True))[1:]]
-    cells = [[name, *chain(*map(_with_share, sizes, sums))] for name, *sizes in found]
+    sums = vars(sum(found.values(), Count())).values()
+    cells = [
+        [name, *chain(*map(_with_share, vars(row).values(), sums))] for name, row in found.items()
+    ]
     yield from text_table(_COLUMNS, cells)
-    if any(row.tokens is None for row in found):
+    if not all(row.tokens for row in found.values()):
         yield "(-: not encoded, so the number of tokens is unknown; shares leave it out)"
 
 
-def _with_share(size: int | None, total: int) -> tuple[str, str]:
-    return ("-", "") if size is None else (f"{size:,}", f"{size / max(total, 1):.1%}")
+def _with_share(size: int, total: int) -> tuple[str, str]:
+    return (f"{size:,}", f"{size / total:.1%}") if size else ("-", "")
 
 
 def bytes_per_token(manifest: CorpusManifest) -> dict[str, float]:
@@ -147,16 +136,16 @@ def broken_warning(manifest: CorpusManifest) -> str | None:
         for name, rejects in manifest.rejects.items()
         if name.partition(":")[0] not in _NOT_BROKEN
     }
-    count = sum(rejects.count for rejects in broken.values())
+    total = sum((rejects.total for rejects in broken.values()), Count())
     not_encoded = sum(r.count for name, r in manifest.rejects.items() if name not in _ENCODED)
     records = sum(manifest.length_histogram.counts) + not_encoded
-    text_bytes = {row.name: row.text_bytes for row in rows(manifest)}
-    share_of_bytes = sum(map(text_bytes.__getitem__, broken)) / max(sum(text_bytes.values()), 1)
-    if max(count / records, share_of_bytes) <= ALLOWED_BROKEN:
+    text_bytes = sum(rows(manifest).values(), Count()).text_bytes
+    share_of_bytes = total.text_bytes / max(text_bytes, 1)
+    if max(total.documents / records, share_of_bytes) <= ALLOWED_BROKEN:
         return None
     return (
-        f"{count:,} of {records:,} records ({count / records:.1%}) and {share_of_bytes:.1%} of "
-        "the bytes are broken: "
+        f"{total.documents:,} of {records:,} records ({total.documents / records:.1%}) and "
+        f"{share_of_bytes:.1%} of the bytes are broken: "
         f"{Tally({}, broken, 0, 0).rejects_summary()}. The corpus is complete without them; "
         "--allow-broken accepts that"
     )

@@ -9,7 +9,7 @@ from tests.data_prep.conftest import make_texts
 
 
 def test_rows_have_all_documents_and_all_text(manifest):
-    kept, too_long = rows(manifest)
+    kept, too_long = rows(manifest).values()
     texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
     assert kept.documents + too_long.documents == len(texts)
     assert kept.text_bytes + too_long.text_bytes == sum(len(text.encode()) for text in texts)
@@ -20,7 +20,7 @@ def test_table_shows_documents_tokens_and_bytes(manifest):
     header, kept, too_long = table_of_sizes(manifest)
     assert " ".join(header.split()) == "documents share tokens share bytes of text share"
     documents, share_of_documents, tokens, _, _, share_of_text = too_long.split()[1:]
-    row = rows(manifest)[1]
+    row = rows(manifest)["too-long"]
     assert (documents, tokens) == (f"{row.documents:,}", f"{row.tokens:,}")
     assert float(share_of_text[:-1]) > float(share_of_documents[:-1])
     assert kept.startswith("kept ")
@@ -31,8 +31,8 @@ def test_truncation_has_a_row_of_what_is_cut_off(inputs, tokenizer_folder, tmp_p
     settings = Settings(max_tokens=64, long="truncate", valid_fraction=0.2)
     manifest = prepare(inputs, tmp_path / "cut", tokenizer_folder, settings)
     whole = prepare(inputs, tmp_path / "whole", tokenizer_folder, Settings(valid_fraction=0.2))
-    (kept, cut), (everything,) = rows(manifest), rows(whole)
-    assert cut.name == "cut off"
+    found, everything = rows(manifest), rows(whole)["kept"]
+    kept, cut = found["kept"], found["cut off"]
     assert kept.tokens + cut.tokens == everything.tokens
     assert kept.text_bytes + cut.text_bytes == everything.text_bytes
     for name, found in bytes_per_token(whole).items():
