@@ -30,7 +30,6 @@ from data_prep.fields import MISSING, UNKNOWN_SUBSET, Fields
 from data_prep.inputs import (
     ACCEPTED,
     Input,
-    layout_of,
     naming_input,
     split_dataset,
     split_prefix,
@@ -146,14 +145,6 @@ def reader_of(source: Input) -> Callable[[Fields], Records]:
             f"{source}: is UTF-16; accepted: UTF-8, as `iconv -f UTF-16 -t UTF-8` writes"
         )
     return partial(reader, path)
-
-
-def how_divided(inputs: Iterable[Input], document_separator: str) -> Iterator[str]:
-    """Yield a line that says what separates the documents of .txt files, if there are any."""
-    if any(layout_of(source) == ".txt" for source in inputs):
-        is_one = document_separator == NO_SEPARATOR
-        how = "one document each" if is_one else f"documents separated by {document_separator}"
-        yield f".txt files: {how} (see --document-separator)"
 
 
 def content_share(text: bytes, purpose: str) -> float:

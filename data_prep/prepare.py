@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
-from data_prep.documents import how_divided
 from data_prep.engines import ENGINES
 from data_prep.fields import add_reading_arguments, parse_key
-from data_prep.inputs import find_inputs
+from data_prep.inputs import find_inputs, layout_of
 from data_prep.manifest import CorpusManifest, Settings
 from data_prep.run import prepare
 from data_prep.summary import (
@@ -103,4 +102,6 @@ def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator
     yield from (f"damaged: {damage}" for damage in manifest.damages)
     if not manifest.totals["valid"].documents:
         yield "the validation split is empty, which pretraining refuses; see --valid-fraction"
-    yield from how_divided([i.path for i in manifest.inputs], manifest.settings.document_separator)
+    if any(layout_of(file.path) == ".txt" for file in manifest.inputs):
+        separator = manifest.settings.document_separator
+        yield f".txt files: documents separated by {separator} (see --document-separator)"

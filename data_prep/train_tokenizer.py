@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data_prep import unigram
 from data_prep.common.files import check_new
-from data_prep.documents import Document, Reject, how_divided, read_documents
+from data_prep.documents import Document, Reject, read_documents
 from data_prep.fields import add_reading_arguments
 from data_prep.inputs import find_inputs
 from data_prep.manifest import Settings
@@ -61,8 +61,6 @@ def run(options: argparse.Namespace) -> None:
     if options.vocab_size and tokenizer.vocab_size < options.vocab_size:
         print(f"too little text for {options.vocab_size} ids: the vocabulary has fewer")
     print(f"{file}: {tokenizer.vocab_size} ids from {used:,} documents ({rejected:,} rejected)")
-    for line in how_divided(inputs, settings.document_separator):
-        print(line)
 
 
 def _train(texts: Iterator[str], options: argparse.Namespace) -> Tokenizer:
