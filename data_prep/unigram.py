@@ -159,13 +159,10 @@ def _frequent_characters(runs: Mapping[str, int]) -> str:
             counts[character] += count
     if not counts:
         raise ValueError("the texts have no characters")
-    wanted, frequent = COVERAGE * counts.total(), ""
-    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if wanted <= 0:
-            break
-        frequent += character
-        wanted -= count
-    return frequent
+    ordered = sorted(counts, key=lambda character: (-counts[character], character))
+    sums = itertools.accumulate(map(counts.__getitem__, ordered))
+    covered = sum(total < COVERAGE * counts.total() for total in sums)
+    return "".join(ordered[: covered + 1])
 
 
 def _training_text(runs: Mapping[str, int], characters: str) -> Iterator[str]:
