@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 from data_prep.common import children, console
 from data_prep.common.arguments import CommandFailed
-from data_prep.inputs import input_state
 from data_prep.manifest import ShardManifest, ShardTask
 from data_prep.progress import Done, Progress
 
@@ -162,25 +161,22 @@ def _work(work: Work, row: int, task: ShardTask) -> Made:
             # That of the input file, which this process alone has open for reading.
             inputs = [f for f in psutil.Process().open_files() if f.fd > 2 and f.mode == "r"]
             position_bytes = sum(getattr(file, "position", 0) for file in inputs)
-        _counters[first:last] = [*done._replace(input_bytes=position_bytes)]
+        _counters[first:last] = [*done._replace(input_bytes=done.input_bytes or position_bytes)]
 
     first, last = row * _WIDTH, (row + 1) * _WIDTH
     try:
-        made = work(task, progress)
+        return work(task, progress)
     except (ValueError, OSError) as error:
         return error
-    _counters[last - 1] = input_state(task.input)[0]
-    return made
 
 
 def _work_and_count(work: Work, task: ShardTask, folder: Path) -> tuple[Made, Done]:
     os.chdir(folder)  # paths may be relative, and the manifest records them as given
     reports = deque([Done()], maxlen=1)
     try:
-        made = work(task, reports.append)
+        return work(task, reports.append), reports[-1]
     except (ValueError, OSError) as error:
         return error, Done()
-    return made, reports[-1]._replace(input_bytes=input_state(task.input)[0])
 
 
 def import_ray() -> ModuleType:

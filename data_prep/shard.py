@@ -86,6 +86,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
             progress(Done(shard.documents, shard.text_bytes, shard.tokens))
         if input_state(task.input) != before:
             raise ValueError(f"{task.input}: changed while it was read")
+        progress(Done(shard.documents, shard.text_bytes, shard.tokens, before[0]))
         manifest = ShardManifest(
             format_version=FORMAT_VERSION,
             input=input_file,
