@@ -25,6 +25,8 @@ a line that says what it does, and at the end an example. `options.parser.prog` 
 the user called it. It raises ValueError or OSError for errors that the user can correct, and
 CommandFailed for work that did not succeed."""
 Command = tuple[AddArguments, Run]
+_MOST_NUMBERS = 1000
+"""Of an option that names several."""
 
 
 class CommandFailed(Exception):
@@ -218,19 +220,21 @@ def run_command(
 
 
 def numbers(text: str, least: int = 0) -> list[int]:
-    """Return the different whole numbers that an option names, such as 3-5 or 512,1024.
+    """Return the different whole numbers that an option names, such as 3-5 or 7,12.
 
     Raises:
-        ArgumentTypeError: It names none, one twice, or one that is less than `least`.
+        ArgumentTypeError: It names none, one twice, too many, or one that is less than `least` or
+            has more than 12 digits.
     """
     named = list[int]()
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        found = re.fullmatch(r"\s*(\d{1,12})(?:\s*-\s*(\d{1,12}))?\s*", part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        named += range(first, last + 1) or [-1]
-    if min(named) < least or len(set(named)) < len(named):
+        named += range(first, min(last, first + _MOST_NUMBERS) + 1) or [-1]
+    if min(named) < least or len(set(named)) < len(named) or len(named) > _MOST_NUMBERS:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: write different whole numbers of {least} or more, as in 3-5 or 512,1024"
+            f"{text!r}: write up to {_MOST_NUMBERS:,} different whole numbers of {least} or more "
+            "and of at most 12 digits, as in 3-5 or 7,12"
         )
     return named
 

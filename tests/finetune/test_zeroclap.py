@@ -79,7 +79,8 @@ def test_errors_name_the_command_as_it_was_called(name, capsys):
 
 def test_numbers_of_an_option_are_different_and_whole():
     assert arguments.numbers("1-3,7") == [1, 2, 3, 7]
-    for text in ("1,1", "a", "", "-1", "3-1", "1-3,2", "1-"):
+    assert len(arguments.numbers("1-1000")) == 1000
+    for text in ("1,1", "a", "", "-1", "3-1", "1-3,2", "1-", "1-99999999999", "1-1001", "9" * 13):
         with pytest.raises(argparse.ArgumentTypeError, match="different whole numbers"):
             arguments.numbers(text)
 

@@ -110,7 +110,7 @@ def test_a_kill_keeps_the_lengths_that_were_done(folder, corpus, tmp_path, monke
     assert capsys.readouterr().out.splitlines()[-1].split()[0] == "32"
 
 
-LENGTHS = ": write different whole numbers of 2 or more, as in 3-5 or 512,1024"
+LENGTHS = ": write up to 1,000 different whole numbers of 2 or more and of at most 12 digits"
 
 
 @pytest.mark.parametrize(
