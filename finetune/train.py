@@ -126,7 +126,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         "last": evaluator.epochs[-1],
         "constant": of_constant,
         "epochs": evaluator.epochs,
-        "dev_examples": sum(map(len, dev_sets.values())),
+        "dev_examples": sum(len(each) for name, each in dev_sets.items() if name != "test"),
         "train_examples": len(read),
         "skipped_rows": skipped,
         "too_long": {name: each.too_long for name, each in splits.items()},

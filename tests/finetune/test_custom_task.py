@@ -159,6 +159,7 @@ def test_a_task_is_learned_scored_and_predicted(run_ranks, tiny_model, tmp_path,
     (result,) = train_on(run_ranks, 1, plan, folder)
     assert runs.read_plan(folder) == plan
     assert not result["best"]["collapsed"]
+    assert result["dev_examples"] == 40
     assert result["best"]["accuracy"] > 0.8 > result["constant"]["accuracy"]
     assert result["best"]["accuracy_test"] == result["best"]["accuracy"]  # the same examples
     dev = own.splits["dev"]
