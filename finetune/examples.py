@@ -181,6 +181,6 @@ def _from_datasets(task: BenchmarkTask, data: str, split: str) -> Split:
     return Split(
         [
             _example(task, [row[column] for column in columns], ids, f"{source}: row {number}")
-            for number, row in enumerate(rows.select_columns(columns))
+            for number, row in enumerate(rows.select_columns(columns), start=1)
         ]
     )

@@ -165,10 +165,10 @@ def test_a_saved_dataset_gives_the_same_examples_and_digest_as_tsv_files(tmp_pat
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"label": [2]}, "row 0: label 2; accepted: 0, 1"),
-        ({"label": [0, None]}, "row 1: label None; accepted: 0, 1"),
-        ({"label": [1, -1]}, "row 1: label -1; accepted: 0, 1"),
-        ({"label": [0.5]}, "row 0: label 0.5; accepted: 0, 1"),
+        ({"label": [2]}, "row 1: label 2; accepted: 0, 1"),
+        ({"label": [0, None]}, "row 2: label None; accepted: 0, 1"),
+        ({"label": [1, -1]}, "row 2: label -1; accepted: 0, 1"),
+        ({"label": [0.5]}, "row 1: label 0.5; accepted: 0, 1"),
         ({}, "has no column 'label'"),
     ],
 )
