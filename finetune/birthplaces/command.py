@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.arguments import Parser, add_command
+from pretrain.config.settings import add_device
 
 
 def add_arguments(command: Parser) -> None:
@@ -27,6 +28,8 @@ def add_arguments(command: Parser) -> None:
             option = word.removesuffix("?")
             added = function.add_argument(option, **_OPTIONS[option])
             added.required |= word.endswith("_path")
+        if name in ("finetune", "evaluate"):
+            add_device(function)
 
 
 def birthplaces(options: argparse.Namespace) -> None:

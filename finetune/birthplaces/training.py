@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ from pretrain.convert.contents import ModelContents
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import Block, Ids, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, PAD_ID
+from pretrain.processes import gpus
 
 if TYPE_CHECKING:
     from pretrain.model.language_model import LanguageModel
@@ -166,7 +168,7 @@ BATCH_SIZE = 256
 def finetune(options: argparse.Namespace) -> None:
     r"""Train a model to answer questions.
 
-    It runs in one process, on a GPU where there is one. Interrupted, it starts again.
+    It runs in one process. Interrupted, it starts again.
 
     example: zeroclap birthplaces finetune vanilla wiki.txt \
         --reading_params_path before --finetune_corpus_path train.tsv --writing_params_path after
@@ -177,6 +179,7 @@ def finetune(options: argparse.Namespace) -> None:
     # Unlike the assignment's, the rows have another order in each epoch.
     data, reading = options.finetune_corpus_path, options.reading_params_path
     check_new(options.writing_params_path)
+    _select(options.device)
     used = ["optimizer", "training.deepspeed", *([] if reading else ["model"])]
     for each in options.overrides:
         if not any(is_within(each.partition("=")[0], section) for section in used):
@@ -205,6 +208,20 @@ def finetune(options: argparse.Namespace) -> None:
     trained = dataclasses.replace(start, weights=weights, provenance=provenance)
     save_model(options.writing_params_path, trained)
     print(f"{options.writing_params_path}: the model after {steps:,} steps")
+
+
+def _select(device: str | None) -> None:
+    """Show this process only the device that --device names, before torch looks for GPUs.
+
+    Raises:
+        ValueError: this machine has no such device.
+    """
+    found = {"cpu": {"DS_ACCELERATOR": "cpu"}}
+    found |= {f"cuda:{n}": {gpus.VARIABLE: gpu} for n, gpu in enumerate(gpus.visible_gpus())}
+    name = "cuda:0" if device == "cuda" else device
+    if name and name not in found:
+        raise ValueError(f"--device {device}: this machine has {', '.join(found)}")
+    os.environ.update(found[name] if name else {})
 
 
 def _train(
@@ -307,7 +324,7 @@ def evaluate(options: argparse.Namespace) -> None:
     check_absent(output)
     rows = read_rows(data, with_answers=False)
     loaded = build(options.reading_params_path, read(options))
-    tokenizer, model = loaded.tokenizer, loaded.model.to(choose_device())
+    tokenizer, model = loaded.tokenizer, loaded.model.to(choose_device(options.device))
     questions = encode([row[:1] for row in rows], tokenizer, model.config.max_positions, data)
     predictions = [tokenizer.decode(ids) for ids in answers(model, questions, tokenizer.mask_id)]
     write_atomically(output, "".join(f"{line}\n" for line in predictions).encode())

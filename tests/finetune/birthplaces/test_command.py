@@ -13,6 +13,7 @@ from finetune.__main__ import _parser
 from finetune.birthplaces import rows, training
 from finetune.birthplaces.rows import read_rows
 from pretrain.convert.model_folder import load_model
+from pretrain.processes import gpus
 from pretrain.records.metrics import read_metrics
 from tests.finetune.birthplaces.conftest import TINY
 
@@ -171,7 +172,9 @@ def test_every_epoch_is_read_in_an_order_of_the_seed_and_few_rows_are_one_batch(
         ("finetune vanilla {text} {train} batch.micro_batch_size=4", "has no effect here"),
         ("finetune vanilla {text} {train} --reading_params_path a model.size=tiny", "no effect"),
         ("finetune vanilla {text} {train} --reading_params_path {text}", "is not a model folder"),
+        ("finetune vanilla {text} {train} --device cuda:1", "--device cuda:1: this machine has "),
         ("evaluate vanilla {text} {dev} --reading_params_path a --outputs_path {text}", "exists"),
+        ("evaluate vanilla {text} {dev} --reading_params_path vanilla --device cuda:9", "cuda:9: "),
         (
             "evaluate perceiver {text} {dev} --bottleneck_dim 16 --reading_params_path perceiver",
             "8 latents; accepted with perceiver: causal True and 16 latents",
@@ -199,6 +202,22 @@ def test_what_cannot_be_done_is_refused_before_anything_is_trained(
     assert birthplaces(words) == 2
     assert message in capfd.readouterr().err
     assert {path.name for path in Path().iterdir()} <= {"expt", *models}
+
+
+@pytest.mark.parametrize(
+    ("device", "shown"),
+    [
+        (None, {}),
+        ("cpu", {"DS_ACCELERATOR": "cpu"}),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "4"}),
+        ("cuda:1", {"CUDA_VISIBLE_DEVICES": "6"}),
+    ],
+)
+def test_fine_tuning_sees_the_device_that_is_named(monkeypatch, device, shown):
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ["4", "6"])
+    monkeypatch.setattr(training.os, "environ", {})
+    training._select(device)
+    assert training.os.environ == shown
 
 
 def test_several_ranks_are_refused(task, birthplaces):
