@@ -13,65 +13,34 @@ from .config import POSITION_METHODS, ModelConfig
 
 Delta = Mapping[str, object]
 
-# Trains in minutes on two CPU cores: for the demo and the tests.
-_SMALL: Delta = {
-    "hidden_size": 128,
-    "num_layers": 4,
-    "num_heads": 4,
-    "intermediate_size": 512,
-    "max_positions": 128,
-}
-_LARGE: Delta = {
-    "hidden_size": 1024,
-    "num_layers": 24,
-    "num_heads": 16,
-    "intermediate_size": 4096,
-}
+
+def _size(hidden: int, layers: int, heads: int, intermediate: int, **others: object) -> Delta:
+    sizes = {"hidden_size": hidden, "num_layers": layers, "num_heads": heads}
+    return {**sizes, "intermediate_size": intermediate, **others}
+
+
 # Lan et al. 2020, table 1, with the heads and the dropout of the released models (version 1).
 _ALBERT: Delta = {"embedding_size": 128, "max_positions": 512}
+_NO_DROPOUT: Delta = {"dropout": 0.0, "attention_dropout": 0.0}
 
 SIZES: Mapping[str, Delta] = {
     "base": {},
-    "large": _LARGE,
-    "small": _SMALL,
-    "tiny": {
-        "hidden_size": 32,
-        "num_layers": 2,
-        "num_heads": 4,
-        "intermediate_size": 64,
-        "max_positions": 64,
-    },
+    "large": _size(1024, 24, 16, 4096),
+    # Trains in minutes on two CPU cores: for the demo and the tests.
+    "small": _size(128, 4, 4, 512, max_positions=128),
+    "tiny": _size(32, 2, 4, 64, max_positions=64),
     # Between small and base: 51 million weights with a vocabulary of 50,265.
-    "medium": {
-        "hidden_size": 512,
-        "num_layers": 8,
-        "num_heads": 8,
-        "intermediate_size": 2048,
-        "max_positions": 512,
-    },
+    "medium": _size(512, 8, 8, 2048, max_positions=512),
     "albert-base": _ALBERT,
-    "albert-large": {**_LARGE, **_ALBERT},
-    "albert-xlarge": {**_LARGE, **_ALBERT, "hidden_size": 2048, "intermediate_size": 8192},
-    "albert-xxlarge": {
-        **_ALBERT,
-        "hidden_size": 4096,
-        "num_heads": 64,
-        "intermediate_size": 16384,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-    },
-    "albert-small": {**_SMALL, "embedding_size": 64},
+    "albert-large": _size(1024, 24, 16, 4096, **_ALBERT),
+    "albert-xlarge": _size(2048, 24, 16, 8192, **_ALBERT),
+    "albert-xxlarge": _size(4096, 12, 64, 16384, **_ALBERT, **_NO_DROPOUT),
+    "albert-small": _size(128, 4, 4, 512, max_positions=128, embedding_size=64),
     # ModernBERT's (Warner et al. 2024): deep and narrow.
     "modern-base": {"num_layers": 22, "intermediate_size": 1152},
-    "modern-large": {**_LARGE, "num_layers": 28, "intermediate_size": 2624},
+    "modern-large": _size(1024, 28, 16, 2624),
     # For vocabularies of characters.
-    "char": {
-        "hidden_size": 256,
-        "num_layers": 4,
-        "num_heads": 8,
-        "intermediate_size": 1024,
-        "max_positions": 128,
-    },
+    "char": _size(256, 4, 8, 1024, max_positions=128),
 }
 
 # The published CLAP models have neither the embedding layer norm nor hidden dropout.
@@ -116,8 +85,7 @@ _MODERN: Delta = {
     "gated": True,
     "biases": False,
     "local_window": 128,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
+    **_NO_DROPOUT,
 }
 
 VARIANTS: Mapping[str, Delta] = {
