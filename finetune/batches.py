@@ -39,9 +39,9 @@ def about_length(max_tokens: int, trained: int, architecture: ModelConfig) -> st
     longest = longest_input(max_tokens, architecture)
     if longest > trained:
         words = f"inputs may be longer ({longest:,} tokens) than in pretraining ({trained:,})"
-        return f"{words}; {architecture.method.beyond}"
+        return f"{words}; without ALiBi a model gets worse on longer ones"
     words = f"inputs have at most {longest:,} tokens"
-    return f"{words}; {architecture.method.beyond}" if longest < max_tokens else words
+    return f"{words}, where the learned positions end" if longest < max_tokens else words
 
 
 class EncodedExamples:

@@ -40,33 +40,15 @@ class PositionMethod:
     """The size of a head must be a multiple of this."""
     trained_bias: bool = False
     """Whether what is added to scores is always trained."""
-    beyond: str = ""
-    """The effect of inputs longer than in training, as a phrase for users."""
 
 
 POSITION_METHODS: Mapping[str, PositionMethod] = {
-    "learned": PositionMethod(
-        embedding="LearnedPositions",
-        bounded=True,
-        beyond="later positions are untrained or missing",
-    ),
-    "sinusoidal": PositionMethod(
-        embedding="SinusoidalPositions",
-        hidden_multiple=2,
-        beyond="models with sinusoidal positions fail on longer inputs",
-    ),
-    "rotary": PositionMethod(
-        rotation="Rotary",
-        head_multiple=2,
-        beyond="models with rotary positions get worse on longer inputs",
-    ),
-    "t5-bias": PositionMethod(
-        score_bias="T5Bias",
-        trained_bias=True,
-        beyond="models with T5's bias get slightly worse on longer inputs",
-    ),
-    "alibi": PositionMethod(score_bias="Alibi", beyond="ALiBi models handle that"),
-    "none": PositionMethod(beyond="the model has no positions"),
+    "learned": PositionMethod(embedding="LearnedPositions", bounded=True),
+    "sinusoidal": PositionMethod(embedding="SinusoidalPositions", hidden_multiple=2),
+    "rotary": PositionMethod(rotation="Rotary", head_multiple=2),
+    "t5-bias": PositionMethod(score_bias="T5Bias", trained_bias=True),
+    "alibi": PositionMethod(score_bias="Alibi"),
+    "none": PositionMethod(),
 }
 """Every position method. No other code depends on which method a model has."""
 
