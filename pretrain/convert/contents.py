@@ -46,21 +46,3 @@ class ModelContents:
         prefix = f"{CLASSIFIER}dense."
         names = [name for name in self.weights if name.startswith(prefix)]
         return {name.removeprefix(prefix): self.weights[name] for name in names}
-
-
-def check_declared_size(config: ModelConfig, size: int) -> None:
-    """Raise ValueError if a description has more weights than its file, before making any.
-
-    Only matrices are counted, at one byte per weight.
-
-    Args:
-        config: of the language model.
-        size: bytes of the weights.
-
-    Raises:
-        ValueError: names both numbers.
-    """
-    if config.least_weights > size:
-        raise ValueError(
-            f"describes {config.least_weights:,} weights or more, its file has {size:,} bytes"
-        )

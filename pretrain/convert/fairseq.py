@@ -19,7 +19,7 @@ from data_prep.common.files import named_errors
 from data_prep.common.records import check_value
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import weights as tensors
-from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
+from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.convert.names import check_modelled
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
@@ -168,7 +168,6 @@ def _contents(
     config = architecture(settings, weights[_TOKENS].shape[0])
     weights, others = _with_one_head(weights, head)
     classifier = _classifier(weights, settings) if head else None
-    check_declared_size(config, sum(weight.nbytes for weight in weights.values()))
     history = content.get("optimizer_history")
     last = _section(history[-1]) if isinstance(history, list) and history else {}
     updates = last.get("num_updates")

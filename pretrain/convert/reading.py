@@ -25,7 +25,7 @@ from data_prep.common.records import check_value, decode
 from data_prep.tokenizer import FILE_NAMES, Tokenizer
 from pretrain.convert import names as layout
 from pretrain.convert import tokenizer_files
-from pretrain.convert.contents import CLASSIFIER, ModelContents, check_declared_size
+from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.convert.weights import drop_copies, empty_weights, joined, load_pickled, weights_in
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
@@ -93,7 +93,6 @@ def read_folder(folder: Path) -> ModelContents:
     with named_errors(folder / "config.json"):
         config = _architecture(form, settings, theirs)
         classifier = _classifier(settings, theirs)
-        check_declared_size(config, sum(weight.nbytes for weight in theirs.values()))
     empty = empty_weights(config, classifier)
     with named_errors(file):
         weights = form.weights(theirs, empty, config, notes)
