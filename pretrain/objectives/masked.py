@@ -55,13 +55,9 @@ class MaskedLMConfig(ObjectiveSettings):
 
     def build(self, vocabulary: Vocabulary) -> MaskedLM:
         """The objective for one vocabulary; reads the tokenizer where n-grams are hidden."""
-        return MaskedLM(self, vocabulary.mask_id, vocabulary.embedded, self.word_starts(vocabulary))
-
-    def word_starts(self, vocabulary: Vocabulary) -> npt.NDArray[np.bool_] | None:
-        """Whether each id begins a word (`word_starts_of`), where n-grams are hidden."""
-        if self.longest_ngram == 1:
-            return None
-        return word_starts_of(tokenizers.load(vocabulary.folder))
+        by_word = self.longest_ngram > 1
+        word_starts = word_starts_of(tokenizers.load(vocabulary.folder)) if by_word else None
+        return MaskedLM(self, vocabulary.mask_id, vocabulary.embedded, word_starts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -57,9 +57,7 @@ class SentencePairsConfig(MaskedLMConfig):
 
     def build(self, vocabulary: Vocabulary) -> SentencePairsLM:
         """The objective for one vocabulary; reads the tokenizer where n-grams are hidden."""
-        return SentencePairsLM(
-            self, vocabulary.mask_id, vocabulary.embedded, self.word_starts(vocabulary)
-        )
+        return SentencePairsLM(**vars(super().build(vocabulary)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
