@@ -41,8 +41,8 @@ class Filler:
 class Pretrained:
     """A model in evaluation mode on one device, with its tokenizer and classification head.
 
-    Token ids are integer tensors on any device: [T] for one text, or [B, T] padded with `<pad>`,
-    which is recognized by its id. Results are on the model's device and have no gradient.
+    Token ids are integer tensors on any device: [T] for one text, or [B, T] padded at the end with
+    `<pad>`, which is recognized by its id. Results are on the model's device and have no gradient.
     """
 
     def __init__(self, loaded: LoadedModel, device: str | torch.device) -> None:
@@ -132,8 +132,8 @@ class Pretrained:
             and every layer's output.
 
         Raises:
-            ValueError: not a tensor of ids, an empty text, an id that the model does not have, or a
-                text longer than the learned positions; with latents, padding before a text, or all
+            ValueError: not a tensor of ids, an empty text, padding before other ids, an id that the
+                model does not have, or a text longer than the learned positions; with latents, all
                 layers.
         """
         encoder, (batch, document_ids, segments) = self.loaded.model.encoder, self._inputs(ids)
@@ -142,12 +142,11 @@ class Pretrained:
                 return encoder.hidden_states(batch, document_ids, segments)
             return encoder(batch, document_ids, segment_ids=segments)
 
-    def predict(self, ids: Tensor, return_logits: bool = False) -> Tensor:
+    def predict(self, ids: Tensor) -> Tensor:
         """Return the predictions of the classification head, `loaded.classifier`.
 
         Args:
             ids: [T] or [B, T].
-            return_logits: return logits instead of log-probabilities.
 
         Returns:
             [B, C] log-probabilities of the classes, or [B, 1] values of a regression head.
@@ -159,12 +158,10 @@ class Pretrained:
         if head is None:
             raise ValueError(f"{self.loaded.folder}: has no classification head")
         classifier = Classifier(self.loaded.model.encoder, head)
-        rows = [row[row != PAD_ID] for row in self._checked(ids)]  # the first id is a token's
         with torch.no_grad():
-            logits: Tensor = classifier(*self._inputs(self.collate(rows)))
+            logits: Tensor = classifier(*self._inputs(ids))
         # log_softmax of a single logit is always 0.
-        is_regression = head.config.classes == 1
-        return logits if return_logits or is_regression else logits.log_softmax(dim=-1)
+        return logits if head.config.classes == 1 else logits.log_softmax(dim=-1)
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filler]]:
         """Return the fillers of each mask, most likely first.
@@ -222,23 +219,8 @@ class Pretrained:
         if segments := self._config.segments:
             found = Tokenizer.segment_ids(batch.cpu().numpy(), segments)
             segment_ids = torch.from_numpy(found).to(batch.device)
-        return batch, self._document_ids(batch), segment_ids
-
-    def _document_ids(self, batch: Tensor) -> Tensor | None:
-        """Return [B, T], 0 or False at padding, or None if there is no padding."""
         mask = batch != PAD_ID
-        if bool(mask.all()):
-            return None
-        early = mask[:, 1:] > mask[:, :-1]
-        if not bool(early.any()):
-            return mask
-        if self._config.latents:
-            row, place = early.nonzero()[0].tolist()
-            raise ValueError(
-                f"row {row}: <pad> at place {place} stands before other ids; a model with latents "
-                "takes <pad> at the end of a row only"
-            )
-        return mask.int()  # bool ids are for padding at the end only
+        return batch, None if bool(mask.all()) else mask, segment_ids
 
     def _checked(self, ids: Tensor) -> Tensor:
         """Return valid ids as [B, T] on the model's device."""
@@ -251,6 +233,12 @@ class Pretrained:
         batch = ids if ids.dim() == 2 else ids[None]
         if not batch.numel() or bool((batch == PAD_ID).all(dim=1).any()):
             raise ValueError(f"ids of shape {list(ids.shape)}: an empty text, or padding only")
+        early = (batch[:, :-1] == PAD_ID) & (batch[:, 1:] != PAD_ID)
+        if bool(early.any()):
+            row, place = early.nonzero()[0].tolist()
+            raise ValueError(
+                f"row {row}: <pad> at place {place} stands before other ids; accepted: at the end"
+            )
         config, vocabulary = self._config, self.loaded.contents.vocabulary
         # Where the mask has no row in the table, only a tokenizer knows its id.
         known = vocabulary.vocab_size if vocabulary else math.inf
