@@ -4,6 +4,9 @@
 completely, with documents from anywhere; attention must then be limited to each document.
 """
 
+import bisect
+import operator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -54,8 +57,8 @@ def best_fit(
 
     Best fit with the longest documents first (Krell et al. 2021, "longest-pack-first histogram
     packing"). Blocks with the same document sizes are made together, so that the time to decide
-    depends on block_tokens and not on the number of documents: 0.1 s for 2048. Documents longer
-    than a block are left out.
+    depends on the number of different sizes and not on that of documents: 0.02 s for 2048.
+    Documents longer than a block are left out.
 
     100 million documents and blocks of 2048 take 10 s and 18 bytes per document, of which 4 are
     the result.
@@ -103,17 +106,19 @@ def _patterns(
         room: Size of a block.
         exact: Fill a block with documents of a size before the next one gets any.
     """
-    open_blocks: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(room + 1)]
-    for size in range(room, 0, -1):
+    space_of = operator.itemgetter(0)
+    # (space left, sizes, number of blocks) by space; of the same space the newest first.
+    blocks: list[tuple[int, tuple[int, ...], int]] = []
+    for size in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[size])
         while left:
-            space = next((r for r in range(size, room) if open_blocks[r]), room)
-            pattern, count = open_blocks[space].pop() if open_blocks[space] else ((), left)
+            place = bisect.bisect_left(blocks, size, key=space_of)
+            space, sizes, count = blocks.pop(place) if place < len(blocks) else (room, (), left)
             copies = min(space // size, left) if exact else 1
             filled = min(left // copies, count)
-            if pattern and filled < count:
-                open_blocks[space].append((pattern, count - filled))
-            full = (*pattern, *[size] * copies)
-            open_blocks[space - copies * size].append((full, filled))
+            if sizes and filled < count:
+                bisect.insort_left(blocks, (space, sizes, count - filled), key=space_of)
+            full = (space - copies * size, (*sizes, *[size] * copies), filled)
+            bisect.insort_left(blocks, full, key=space_of)
             left -= copies * filled
-    return [entry for entries in open_blocks for entry in entries]
+    return [(sizes, count) for _, sizes, count in sorted(reversed(blocks), key=space_of)]

@@ -1,4 +1,5 @@
 import json
+import time
 
 import numpy as np
 import pytest
@@ -93,6 +94,13 @@ def test_exact_best_fit_follows_its_definition(seed):
     documents, ends = best_fit(lengths, 40, exact=True)
     sizes = [sum(int(lengths[d]) + 1 for d in block) for block in blocks_of(documents, ends)]
     assert sorted(sizes) == sorted(slow_best_fit(lengths.tolist(), 40))
+
+
+def test_packing_into_long_blocks_takes_no_time_for_sizes_that_no_document_has():
+    lengths, begun = np.arange(1, 2001), time.process_time()
+    documents, _ = best_fit(lengths, 1_000_000, exact=True)
+    assert len(documents) == len(lengths)
+    assert time.process_time() - begun < 5  # 0.1 s; minutes, if each size looked at all spaces
 
 
 def test_no_documents_or_only_too_long_ones_give_no_blocks():
