@@ -6,14 +6,21 @@ import sys
 from functools import partial
 
 import data_prep.__main__ as data_prep
-import finetune.__main__ as finetune
 import pretrain.__main__ as pretrain
 from data_prep.common.arguments import Command, program, run_command
+from finetune import command, demo
+from finetune.birthplaces import command as birthplaces
+from finetune.studies import command as studies
 
 _GROUPS: dict[str, dict[str, Command]] = {
     **data_prep.GROUPS,
     **pretrain.GROUPS,
-    "fine-tune": finetune.COMMANDS,
+    "fine-tune": {
+        **command.COMMANDS,
+        "birthplaces": (birthplaces.add_arguments, birthplaces.birthplaces),
+        "study": (studies.add_arguments, studies.study),
+        "demo": (demo.add_arguments, demo.demo),
+    },
 }
 _SPECIALISTS = ("replay", "bench", "submit", "birthplaces")
 """Commands that a first run, and a first use of its model, do without."""

@@ -4,29 +4,19 @@ import argparse
 
 import pytest
 
-import data_prep.__main__ as data_prep
-import finetune.__main__ as finetune
-import pretrain.__main__ as pretrain
 from data_prep.common.arguments import Parser, parse_arguments
-
-
-def commands():
-    """Yield title, program parser, name and parser of every command."""
-    for module in (data_prep, pretrain, finetune):
-        parser = module._parser()
-        (choices,) = [a.choices for a in parser._actions if isinstance(a.choices, dict)]
-        for name, command in choices.items():
-            command.load()
-            yield f"{module.__name__.split('.')[0]} {name}", parser, name, command
+from finetune import zeroclap
 
 
 def options():
-    for title, parser, name, command in commands():
+    parser = zeroclap._parser()
+    (choices,) = [a.choices for a in parser._actions if isinstance(a.choices, dict)]
+    for name, command in choices.items():
+        command.load()
         for option in command._actions:
             if option.option_strings and not isinstance(option, argparse._HelpAction):
-                yield pytest.param(
-                    parser, name, command, option, id=f"{title} {option.option_strings[-1]}"
-                )
+                title = f"{name} {option.option_strings[-1]}"
+                yield pytest.param(parser, name, command, option, id=title)
 
 
 def value_of(action):
@@ -68,7 +58,7 @@ def test_a_repeated_option_adds_or_is_refused(parser, name, command, option, cap
 
 
 def test_key_value_overrides_may_repeat():
-    found = parse_arguments(pretrain._parser(), ["plan", "demo", "a=1", "--gpus", "2", "a=2"])
+    found = parse_arguments(zeroclap._parser(), ["plan", "demo", "a=1", "--gpus", "2", "a=2"])
     assert found.overrides == ["a=1", "a=2"]
 
 

@@ -59,7 +59,7 @@ def prepare(work: Path, texts: Path, tokenizer: str, workers: int) -> None:
 
 def study(name: str, work: Path, words: Sequence[str], end: float) -> bool:
     """Go on with a study until it ends or the time is over; return whether it is finished."""
-    command = ["finetune", "study", name, "--output", str(work / name)]
+    command = ["finetune.zeroclap", "study", name, "--output", str(work / name)]
     process = children.start([*command, *words, f"data.corpus={work / 'corpus'}"])
     try:
         return process.wait(max(0.0, end - time.monotonic())) == 0

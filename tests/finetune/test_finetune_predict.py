@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from finetune import classifiers, predict, tasks
-from finetune.__main__ import main
 from finetune.examples import Example
 from finetune.protocols import PROTOCOLS
+from finetune.zeroclap import main
 from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model

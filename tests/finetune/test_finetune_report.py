@@ -8,8 +8,8 @@ import pytest
 
 from data_prep.common.files import write_json
 from finetune import protocols, report
-from finetune.__main__ import main
 from finetune.report import CONSTANT, UNCOLLAPSED, collect, summary
+from finetune.zeroclap import main
 
 
 def write_run(

@@ -129,7 +129,7 @@ def test_the_weights_that_are_kept_are_those_of_the_best_epoch(monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_runs_on_three_ranks(tiny_model, easy_glue, tmp_path, capsys):
-    from finetune.__main__ import main
+    from finetune.zeroclap import main
 
     words = f"glue {tiny_model} --data {easy_glue} --tasks CoLA --world-size 3 --output {tmp_path}"
     assert main([*words.split(), *QUICK, "epochs=3"]) == 0

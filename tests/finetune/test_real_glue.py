@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from data_prep.tokenizer import train
-from finetune.__main__ import main
+from finetune.zeroclap import main
 from pretrain.convert.writing import save_model
 from tests.pretrain.convert.contents import random_contents
 

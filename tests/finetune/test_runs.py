@@ -19,9 +19,9 @@ import pytest
 from data_prep.common import children
 from data_prep.common.files import write_json
 from finetune import runs
-from finetune.__main__ import main
 from finetune.config import FinetuneConfig
 from finetune.runs import PLAN, read_plan
+from finetune.zeroclap import main
 from pretrain.checks import needs
 from pretrain.convert.model_folder import load_model
 from pretrain.model import presets
@@ -278,7 +278,7 @@ def test_bad_requests_are_refused_before_anything_starts(
     base = [word for pair in usual.items() if pair[0] not in arguments for word in pair]
     assert main(["glue", str(tiny_model), *base, *arguments]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("python -m finetune glue: error: ")
+    assert error.startswith("zeroclap glue: error: ")
     assert error.count("\n") == 1
     assert message in error.replace(str(easy_glue), "GLUE")
     assert not output.exists()
@@ -348,10 +348,9 @@ def test_a_command_that_is_ended_ends_its_runs_and_resumes_when_called_again(
     number, tiny_model, easy_glue, tmp_path
 ):
     seeds = "1,2" if number == signal.SIGTERM else "2"
-    words = (
-        f"-m finetune glue {tiny_model} --data {easy_glue} --tasks CoLA --jobs 1 --seeds {seeds}"
-    )
-    call = [sys.executable, *words.split(), "--output", str(tmp_path), *QUICK[1:], "epochs=12"]
+    words = f"-m finetune.zeroclap glue {tiny_model} --data {easy_glue} --tasks CoLA --jobs 1"
+    words += f" --seeds {seeds} --output {tmp_path}"
+    call = [sys.executable, *words.split(), *QUICK[1:], "epochs=12"]
     first = subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     run = tmp_path / "CoLA-pretrained-seed2"
     while not (run / "metrics.jsonl").is_file() or not (run / "metrics.jsonl").read_text():

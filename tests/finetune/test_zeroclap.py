@@ -19,7 +19,7 @@ PROGRAMS = {
     "zeroclap": zeroclap,
     **{
         f"python -m {name}": importlib.import_module(f"{name}.__main__")
-        for name in ("data_prep", "pretrain", "finetune")
+        for name in ("data_prep", "pretrain")
     },
 }
 

@@ -55,15 +55,16 @@ def test_masks_are_filled_as_on_the_cpu(model, device):
 def test_glue_is_learned_on_the_device_and_predicted_alike(tiny_model, easy_glue, device, tmp_path):
     """In bf16, which is the default of fine-tuning on a GPU."""
     settings = ["epochs=6", "learning_rate=1e-2", "pooling=mean", "dropout=0"]
-    words = ["--tasks", "CoLA", "--output", tmp_path / "scores", *settings]
-    run("finetune", "glue", tiny_model, "--data", easy_glue, *words, "deepspeed=zero1_bf16")
+    words = ["--tasks", "CoLA", "--output", tmp_path / "scores", *settings, "deepspeed=zero1_bf16"]
+    run("finetune.zeroclap", "glue", tiny_model, "--data", easy_glue, *words)
     folder = tmp_path / "scores" / "CoLA-pretrained-seed1"
     result = json.loads((folder / "result.json").read_text())
     assert result["device"] == ("cuda:0" if device.type == "cuda" else "cpu")
     assert result["best"]["accuracy"] > 0.9
     (tmp_path / "new.tsv").write_text("the old dog sees a wug\nthe small bird runs near\n")
+    words = ["predict", folder / "model", tmp_path / "new.tsv", "--device"]
     for name in (device.type, "cpu"):
-        lines = run("finetune", "predict", folder / "model", tmp_path / "new.tsv", "--device", name)
+        lines = run("finetune.zeroclap", *words, name)
         assert [line.split("\t")[0] for line in lines.splitlines()[-2:]] == ["0", "1"]
 
 

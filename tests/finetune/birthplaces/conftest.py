@@ -34,7 +34,7 @@ def task(tmp_path_factory):
 @pytest.fixture
 def birthplaces(run_ranks, tmp_path, monkeypatch):
     """Run a command of the task in an empty folder; an engine needs processes of its own."""
-    from finetune.__main__ import main
+    from finetune.zeroclap import main
 
     monkeypatch.chdir(tmp_path)
 

@@ -9,9 +9,9 @@ import torch
 
 from data_prep.common.arguments import parse_arguments
 from data_prep.manifest import load_manifest
-from finetune.__main__ import _parser
 from finetune.birthplaces import rows, training
 from finetune.birthplaces.rows import read_rows
+from finetune.zeroclap import _parser
 from pretrain.convert.model_folder import load_model
 from pretrain.processes import gpus
 from pretrain.records.metrics import read_metrics

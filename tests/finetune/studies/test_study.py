@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from finetune.__main__ import main
 from finetune.studies import results, study
 from finetune.studies.command import STUDY, _begin, _stages
 from finetune.studies.report import draw_lengths
+from finetune.zeroclap import main
 from pretrain.config.load import load
 from pretrain.config.sections import CorpusConfig
 from pretrain.config.settings import apply_override

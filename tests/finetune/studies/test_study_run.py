@@ -12,7 +12,7 @@ import pytest
 from finetune.studies import job
 from tests.running import wait_until
 
-COMMAND = [sys.executable, "-m", "finetune", "study"]
+COMMAND = [sys.executable, "-m", "finetune.zeroclap", "study"]
 PATIENCE = 600
 FINETUNE = """
 finetune:
