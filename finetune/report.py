@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas
 from pandas import DataFrame
 
-from data_prep.common.files import json_lines, write_atomically
+from data_prep.common.files import write_atomically
 from data_prep.common.markup import markdown_table
 from finetune.protocols import COLUMNS, PROTOCOLS, Protocol
 from finetune.runs import RESULT, WEIGHTS, read_result, task_of
@@ -24,7 +23,6 @@ from finetune.tasks import TASKS, Task
 
 REPORT = "report.md"
 TABLE = "report.csv"
-RESULTS = "results.jsonl"
 UNCOLLAPSED = "pretrained, without collapsed"
 CONSTANT = "best constant answer"
 """For STS-B it is the mean, and not a class."""
@@ -36,13 +34,12 @@ Result = Mapping[str, Any]
 
 
 def write_report(folder: Path) -> str:
-    """Return the report as Markdown, and write report.md, report.csv and results.jsonl.
+    """Return the report as Markdown, and write report.md and report.csv.
 
     Raises:
         ValueError: there is no finished run.
     """
     results = collect(folder)
-    write_atomically(folder / RESULTS, json_lines(results))
     protocol, table = _protocol(results), summary(results)
     sections, named = list[str](), table[table.task.isin([*TASKS])]
     if named.task.isin(COLUMNS).any():
@@ -53,8 +50,7 @@ def write_report(folder: Path) -> str:
         sections.append(_section(rows, [result for result in results if result["task"] == task]))
     text = "\n".join(sections)
     write_atomically(folder / REPORT, text.encode())
-    everything = pandas.concat([table, _published(protocol)])
-    write_atomically(folder / TABLE, everything.to_csv(index=False).encode())
+    write_atomically(folder / TABLE, table.to_csv(index=False).encode())
     return text
 
 
@@ -126,18 +122,6 @@ def _scores(
 
 def _joined(scores: Sequence[str]) -> str:
     return "mean of " * (len(scores) > 1) + " and ".join(scores)
-
-
-def _published(protocol: Protocol) -> DataFrame:
-    """Return the published numbers in the columns of `summary`."""
-    rows = []
-    for model, printed in protocol.table.items():
-        for task, cell in printed.items():
-            name, value = protocol.metric(TASKS[task]), float(cell.removesuffix("*"))
-            value = value if name in LOWER_IS_BETTER else round(value / 100, 4)
-            counts = 1, int(cell.endswith("*"))
-            rows.append([f"published {model}", task, name, AS_PUBLISHED, *counts, *[value] * 3])
-    return DataFrame(rows, columns=_COLUMNS)
 
 
 def _published_table(table: DataFrame, protocol: Protocol) -> str:

@@ -1,11 +1,11 @@
 """Real sentences and pairs of GLUE are learned, even without pretraining."""
 
-import json
 import shutil
 
 import pytest
 
 from data_prep.tokenizer import train
+from finetune.report import collect
 from finetune.zeroclap import main
 from pretrain.convert.writing import save_model
 from tests.pretrain.convert.contents import random_contents
@@ -27,7 +27,6 @@ def test_sentences_and_pairs_are_classified_better_than_by_the_majority_class(re
         "pooling=mean dropout=0 attention_dropout=0"
     )
     assert main(command.split()) == 0
-    for line in (tmp_path / "scores" / "results.jsonl").read_text().splitlines():
-        result = json.loads(line)
+    for result in collect(tmp_path / "scores"):
         assert not result["last"]["collapsed"]
         assert result["last"]["accuracy"] > result["constant"]["accuracy"] + 0.04, result["task"]
