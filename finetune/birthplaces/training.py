@@ -236,7 +236,6 @@ def _train(
     from pretrain.loop.loop import run
     from pretrain.model.language_model import LanguageModel
     from pretrain.records.figures import curves
-    from pretrain.records.metrics import METRICS, JsonLines, line_of
     from pretrain.records.progress import ProgressPrinter
     from pretrain.train.trackers.tensorboard_run import TensorBoard
 
@@ -250,7 +249,6 @@ def _train(
         recipe.training.deepspeed, BatchConfig(size, size), optimizer.gradient_clipping, 1
     )
     engine = engines.Engine(model, optimizer, settings, process)
-    metrics = JsonLines(folder / METRICS)
     progress = ProgressPrinter(steps)
     board = TensorBoard(folder, 0, progress.say)
     run(
@@ -259,13 +257,8 @@ def _train(
         objective,
         learning_rate=lambda step: optimizer.learning_rate,
         steps=range(steps),
-        observers=[
-            lambda record: metrics.write(line_of(record)),
-            lambda record: board.scalars(record.step, curves(record)),
-            progress,
-        ],
+        observers=[lambda record: board.scalars(record.step, curves(record)), progress],
     )
-    metrics.sync()
     board.close()
     return engine.weights()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from data_prep.common.arguments import parse_arguments
 from data_prep.manifest import load_manifest
@@ -14,7 +15,6 @@ from finetune.birthplaces.rows import read_rows
 from finetune.zeroclap import _parser
 from pretrain.convert.model_folder import load_model
 from pretrain.processes import gpus
-from pretrain.records.metrics import read_metrics
 from tests.finetune.birthplaces.conftest import TINY
 
 PAD, MASK = "\u25a1", "\u2047"
@@ -115,8 +115,8 @@ def test_a_fresh_model_learns_to_repeat_the_answers_of_its_training(task, birthp
     answers = [answer for _, answer in read_rows(Path("few.tsv"))]
     assert Path("predictions").read_text().splitlines() == answers
     (folder,) = Path("expt").glob("finetune/*/model")
-    assert {"metrics.jsonl", "tensorboard"} == {path.name for path in folder.iterdir()}
-    losses = [line["loss"] for line in read_metrics(folder / "metrics.jsonl")]
+    board = EventAccumulator(str(folder / "tensorboard")).Reload()
+    losses = [event.value for event in board.Scalars("train/loss")]
     assert len(losses) == 120
     assert losses[-1] < 0.1 < losses[0]
 
