@@ -99,7 +99,6 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     progress = ProgressPrinter(steps)
     evaluator = DevEvaluator(engine, batches, plan, dev_sets, progress.say)
     metrics, records = JsonLines(folder / METRICS), list[StepRecord]()
-    training_started = time.perf_counter()
     run_loop(
         engine,
         batches.micro_batches,
@@ -109,7 +108,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         observers=[lambda record: metrics.write(line_of(record)), progress, records.append],
         hooks=[Hook(1, evaluator)],
     )
-    ended = time.perf_counter()
+    seconds = time.perf_counter() - started
     tokens = sum(record.result.tokens for record in records)
     leave()
     if engine.rank > 0:
@@ -132,8 +131,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         "too_long": {name: each.too_long for name, each in splits.items()},
         "steps": steps,
         "ranks": process.world_size,
-        "seconds": ended - started,
-        "training_seconds": ended - training_started,
+        "seconds": seconds,
         "tokens_per_second": tokens / sum(record.seconds for record in records),
         "device": str(process.device),
     }
