@@ -108,7 +108,8 @@ def _run(
     """Execute the unfinished runs of tasks, and report; raise CommandFailed if one failed."""
     from finetune.batches import about_length
     from finetune.report import write_report
-    from finetune.runs import MODEL, RESULT, WEIGHTS, plan_runs, prepare, run_all
+    from finetune.runs import MODEL, RESULT, WEIGHTS, plan_runs, prepare
+    from finetune.starting import run_all
     from pretrain.processes.gpus import gpus_of
 
     check_least("--jobs", options.jobs, 0)

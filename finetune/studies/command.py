@@ -180,7 +180,7 @@ def _stages(
 
 
 def _engine(options: argparse.Namespace, ranks: int) -> Engine:
-    from finetune.runs import slots
+    from finetune.starting import slots
     from pretrain.processes.gpus import gpus_of, visible_gpus
 
     if options.engine == "ray":

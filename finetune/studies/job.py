@@ -100,7 +100,7 @@ def local(devices: Sequence[Sequence[str]], threads: int) -> Engine:
     At Ctrl-C or SIGTERM it stops the runs and waits for them.
 
     Args:
-        devices: the GPUs of each run that may be in progress at once (`finetune.runs.slots`).
+        devices: the GPUs of each run that may be in progress at once (`finetune.starting.slots`).
         threads: of each rank.
     """
 

@@ -12,19 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from data_prep.common import children
 from data_prep.common.files import write_json
 from finetune import runs
-from finetune.config import FinetuneConfig
 from finetune.runs import PLAN, read_plan
 from finetune.zeroclap import main
-from pretrain.checks import needs
 from pretrain.convert.model_folder import load_model
-from pretrain.model import presets
 from pretrain.processes import gpus
 from tests.finetune.conftest import plans, train_on
 from tests.hub import hub_of
@@ -83,65 +78,6 @@ def test_seeds_run_one_after_the_other_and_the_longest_run_first(tiny_model, eas
     work = [plan.work for plan in found[:3]]
     assert work == sorted(work, reverse=True)
     assert found[-1].task == "CoLA"  # one sentence rather than two
-
-
-@pytest.mark.parametrize(
-    ("gpus", "jobs", "world_size", "fitting", "expected"),
-    [
-        ("", 0, 1, 9, [""] * 8),
-        ("", 0, 2, 9, [""] * 4),
-        ("", 3, 1, 9, [""] * 3),
-        ("012", 0, 1, 1, ["0", "1", "2"]),
-        ("012", 0, 2, 0, ["01"]),
-        ("01", 3, 1, 0, ["0", "1", "0"]),
-        ("0", 0, 1, 3, ["0"] * 3),
-        ("0", 0, 1, 9, ["0"] * 4),  # two cores each
-        ("01", 0, 1, 9, ["0", "1", "0", "1"]),
-        ("0123", 0, 2, 9, ["01", "23"]),
-        ("01234", 0, 1, 0, list("01234")),
-    ],
-)
-def test_runs_share_the_devices(gpus, jobs, world_size, fitting, expected):
-    found = runs.slots(list(gpus), 8, jobs, world_size, fitting)
-    assert found == [list(each) for each in expected]
-
-
-def test_the_memory_of_a_run_is_that_of_its_weights_states_and_activations():
-    """For each of a base model's 125 M weights 18 bytes (2, a sum in 4, 12), and activations.
-
-    And 2 bytes in each of the graphs, for up to 32, 64, ... tokens.
-    """
-    base, long = presets.build("base", "zero-clap", 50265, {}), 512
-    config = FinetuneConfig(batch_size=16, max_tokens=long)
-    of_states, of_a_graph = (each * needs.parameters(base) for each in (18, 2))
-    needed = runs.run_bytes(config, base, 1)
-    assert of_states + 2**30 < needed - 16 * of_a_graph < 8e9
-    less = runs.run_bytes(dataclasses.replace(config, max_tokens=128), base, 1)
-    assert of_states + 2**30 < less - 4 * of_a_graph < needed - 16 * of_a_graph - 1e9
-    without = runs.run_bytes(dataclasses.replace(config, deepspeed="zero3_bf16"), base, 1)
-    assert without < needed - 10 * of_a_graph
-
-
-@pytest.mark.parametrize(("is_shared", "expected"), [(True, 3), (False, 0)])
-def test_a_gpu_in_exclusive_mode_has_room_for_one_run(is_shared, expected, tmp_path, monkeypatch):
-    model, fitting = presets.build("tiny", "baseline", 50, {}), []
-    gpu = gpus.Gpu("0", 9.0, 1 << 40, 4, is_shared)
-    monkeypatch.setattr(runs, "describe", lambda: [gpu])
-    monkeypatch.setattr(runs, "slots", lambda *given: fitting.append(given[-1]) or [["0"]])
-    runs.run_all(tmp_path, [], model)  # a run of one byte, as there is none
-    assert fitting == [expected]
-
-
-def test_a_run_has_its_share_of_the_cores_unless_the_environment_says_otherwise(
-    tmp_path, monkeypatch
-):
-    """A study runs several of these commands beside each other, with one thread each."""
-    monkeypatch.setattr(runs.subprocess, "Popen", lambda command, **options: options["env"])
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    run = SimpleNamespace(name="")
-    assert runs._start(tmp_path, run, [], 5, 1)["OMP_NUM_THREADS"] == "1"
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert runs._start(tmp_path, run, [], 5, 1)["OMP_NUM_THREADS"] == "5"
 
 
 @pytest.mark.slow
@@ -219,7 +155,7 @@ def test_a_repeated_run_that_leaves_no_model_has_failed_and_keeps_its_earlier_sc
         with (output / plan.name / "log.txt").open("w") as log:
             return subprocess.Popen([sys.executable, "-c", f"import sys; {program}"], stderr=log)
 
-    monkeypatch.setattr(runs, "_start", start)
+    monkeypatch.setattr("finetune.starting._start", start)
     arguments = ["glue", plan.model, "--data", plan.data, "--tasks", "CoLA", "--seeds", "1,3"]
     assert main([*arguments, "--jobs", "1", "--output", str(without_model), *QUICK]) == 1
     assert started == [NAME, "CoLA-pretrained-seed3"]
@@ -270,7 +206,7 @@ def test_bad_requests_are_refused_before_anything_starts(
     tiny_model, easy_glue, tmp_path, monkeypatch, capsys, arguments, message
 ):
     monkeypatch.setattr(gpus, "visible_gpus", lambda: list("0123"))
-    monkeypatch.setattr(runs, "visible_gpus", list)
+    monkeypatch.setattr("finetune.starting.visible_gpus", list)
     monkeypatch.setattr("pretrain.checks.recipe.cpu_has_fp16", bool)
     output = tmp_path / "runs"
     usual = {"--data": str(easy_glue), "--tasks": "CoLA", "--output": str(output)}
@@ -367,30 +303,6 @@ def test_a_command_that_is_ended_ends_its_runs_and_resumes_when_called_again(
         again = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
         assert "runs to do: 1, finished before: 1" in again.stdout
         assert result_of(tmp_path, run.name)["steps"] == 120
-
-
-@pytest.mark.parametrize(
-    ("log", "cause"),
-    [
-        ("step 1\nfinetune.train: error: a.tsv: is empty\n", "finetune.train: error: a.tsv: is"),
-        ("Traceback:\n  x\ntorch.OutOfMemoryError: CUDA out of memory\n", "torch.OutOfMemory"),
-        ("[rank1]: RuntimeError: bad\nerrors.ChildFailedError: \n====\n", "RuntimeError: bad"),
-        ("step 1\n", "was killed by signal 9 (SIGKILL)"),
-    ],
-)
-def test_the_cause_of_a_failure_is_the_last_error_of_the_log_or_how_the_process_ended(
-    tmp_path, log, cause
-):
-    (tmp_path / "log.txt").write_text(log)
-    assert runs._cause(tmp_path, SimpleNamespace(name=""), -signal.SIGKILL).startswith(cause)
-
-
-def test_of_two_runs_that_end_at_once_the_second_counts_as_left_while_the_first_is_logged():
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    left = []
-    children.run_in_slots("ab", 2, lambda *_: done, lambda task, code, rest: left.append(rest))
-    assert left == [["b"], []]
 
 
 def finish(output, plan, model, collapsed=False):

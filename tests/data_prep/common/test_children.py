@@ -77,11 +77,11 @@ def of_ssh(monkeypatch, folder):
 
 
 def of_fine_tuning(monkeypatch, folder):
-    from finetune import runs
+    from finetune import starting
 
     (folder / "a").mkdir()
     monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: env)
-    return runs._start(folder, SimpleNamespace(name="a"), [], 1, 1)
+    return starting._start(folder, SimpleNamespace(name="a"), [], 1, 1)
 
 
 @pytest.mark.parametrize("variables", [of_a_launch, of_ssh, of_fine_tuning])
