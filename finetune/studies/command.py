@@ -7,7 +7,8 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -16,7 +17,7 @@ from data_prep.common.arguments import CommandFailed, check_least, numbers
 from data_prep.common.files import lock, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
 from finetune.studies import job
-from finetune.studies.job import EVALUATION, Engine, Stage
+from finetune.studies.job import EVALUATION, Ended, Stage
 from pretrain.checks.devices import DEVICES
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _do(
     checked: Mapping[Arm, Checked],
     runs: Sequence[Run],
     options: argparse.Namespace,
-    engine: Engine,
+    engine: Callable[[Sequence[Path], Ended], None],
 ) -> list[str]:
     """Execute the unfinished stages of all runs; describe the failures."""
     folders = [options.output / run.name for run in runs]
@@ -179,7 +180,8 @@ def _stages(
     return found
 
 
-def _engine(options: argparse.Namespace, ranks: int) -> Engine:
+def _engine(options: argparse.Namespace, ranks: int) -> Callable[[Sequence[Path], Ended], None]:
+    """Return what executes the runs, each of so many ranks."""
     from finetune.starting import slots
     from pretrain.processes.gpus import gpus_of, visible_gpus
 
@@ -187,11 +189,12 @@ def _engine(options: argparse.Namespace, ranks: int) -> Engine:
         from data_prep.engines import import_ray
 
         import_ray()
-        return job.on_ray(ranks, options.jobs)
+        return partial(job.do_on_ray, ranks=ranks, jobs=options.jobs)
     gpus_of(ranks)
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, options.jobs, ranks)
-    return job.local(devices, max(1, cores // (len(devices) * ranks * options.glue_jobs)))
+    threads = max(1, cores // (len(devices) * ranks * options.glue_jobs))
+    return partial(job.do_here, devices=devices, threads=threads)
 
 
 def _forecast(

@@ -1,8 +1,8 @@
 """One run of a study as a process that may be killed at any time, and engines that start runs.
 
 `python -m finetune.studies.job FOLDER` executes the stages in the folder's job.json, each a command
-of this project, and writes a marker file for each finished one. An engine executes all runs:
-`local` on this machine's devices, `on_ray` as tasks of a cluster.
+of this project, and writes a marker file for each finished one. All runs are executed by
+`do_here` on this machine's devices, or by `do_on_ray` as tasks of a cluster.
 """
 
 from __future__ import annotations
@@ -90,16 +90,16 @@ Ended = Callable[[Path, int], object]
 """Called with the folder of a run that has ended, and its exit code."""
 
 
-Engine = Callable[[Sequence[Path], Ended], None]
-"""Executes the runs of a study, in any order, and returns when all have ended."""
-
-
-def local(devices: Sequence[Sequence[str]], threads: int) -> Engine:
-    """Return an engine that starts the runs as processes of this machine.
+def do_here(
+    folders: Sequence[Path], ended: Ended, devices: Sequence[Sequence[str]], threads: int
+) -> None:
+    """Execute runs as processes of this machine; return when all have ended.
 
     At Ctrl-C or SIGTERM it stops the runs and waits for them.
 
     Args:
+        folders: of the runs.
+        ended: called after each run.
         devices: the GPUs of each run that may be in progress at once (`finetune.starting.slots`).
         threads: of each rank.
     """
@@ -107,38 +107,33 @@ def local(devices: Sequence[Sequence[str]], threads: int) -> Engine:
     def begin(folder: Path, slot: int) -> subprocess.Popen[bytes]:
         return start(folder, environment(devices[slot], threads))
 
-    def engine(folders: Sequence[Path], ended: Ended) -> None:
-        children.run_in_slots(
-            folders, len(devices), begin, lambda folder, code, _: ended(folder, code)
-        )
-
-    return engine
+    children.run_in_slots(folders, len(devices), begin, lambda folder, code, _: ended(folder, code))
 
 
-def on_ray(ranks: int, jobs: int) -> Engine:
-    """Return an engine that runs each run as a task of a Ray cluster, or else of a local Ray.
+def do_on_ray(folders: Sequence[Path], ended: Ended, ranks: int, jobs: int) -> None:
+    """Execute each run as a task of a Ray cluster, or else of a local Ray; return as `do_here`.
 
     All machines have zeroclap installed, and see the study's files under the same paths. A task
     that loses its machine is repeated on another one, where its run continues. Ray ends the tasks
-    when this process ends, and they stop their runs. The engine raises ValueError if no machine
-    has the devices of a run.
+    when this process ends, and they stop their runs.
 
     Args:
+        folders: of the runs.
+        ended: called after each run.
         ranks: of a run: the GPUs that it takes, or cores in a cluster without GPUs.
         jobs: runs at once; 0: as many as the cluster has devices for.
+
+    Raises:
+        ValueError: no machine has the devices of a run.
     """
+    with connected_ray(len(os.sched_getaffinity(0))) as ray:
+        task = ray.remote(**_devices(ray, ranks))(_do)
 
-    def engine(folders: Sequence[Path], ended: Ended) -> None:
-        with connected_ray(len(os.sched_getaffinity(0))) as ray:
-            task = ray.remote(**_devices(ray, ranks))(_do)
+        def begin(folder: Path) -> Any:  # noqa: ANN401 - a reference
+            return task.remote(str(folder.resolve()), str(Path.cwd()))
 
-            def begin(folder: Path) -> Any:  # noqa: ANN401 - a reference
-                return task.remote(str(folder.resolve()), str(Path.cwd()))
-
-            for folder, done in ended_on_ray(ray, folders, jobs or len(folders), begin):
-                ended(folder, _exit_code(ray, done, folder))
-
-    return engine
+        for folder, done in ended_on_ray(ray, folders, jobs or len(folders), begin):
+            ended(folder, _exit_code(ray, done, folder))
 
 
 def _devices(ray: Any, ranks: int) -> dict[str, int]:  # noqa: ANN401 - a module

@@ -13,13 +13,12 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import sys
 from pathlib import Path
-from finetune.studies.job import on_ray
+from finetune.studies.job import do_on_ray
 
 ended = {}
 try:
-    on_ray(int(sys.argv[1]), jobs=1)(
-        [*map(Path, sys.argv[2:])], lambda folder, code: ended.update({folder.name: code})
-    )
+    folders = [*map(Path, sys.argv[2:])]
+    do_on_ray(folders, lambda folder, code: ended.update({folder.name: code}), int(sys.argv[1]), 1)
 except ValueError as error:
     print(error)
 print(sorted(ended.items()))
