@@ -71,7 +71,7 @@ def study(options: argparse.Namespace) -> None:
     if options.dry_run:
         sys.stdout.write(_forecast(chosen, checked, runs, options))
         return
-    engine = _engine(options, max(each.ranks for each in checked.values()))
+    engine = _engine(options, max(each.ranks for each in checked.values()), len(runs))
     options.output.mkdir(parents=True, exist_ok=True)
     with lock(options.output / "lock", "another process works on this study"):
         _begin(options.output / STUDY, chosen, checked, options)
@@ -180,8 +180,10 @@ def _stages(
     return found
 
 
-def _engine(options: argparse.Namespace, ranks: int) -> Callable[[Sequence[Path], Ended], None]:
-    """Return what executes the runs, each of so many ranks."""
+def _engine(
+    options: argparse.Namespace, ranks: int, runs: int
+) -> Callable[[Sequence[Path], Ended], None]:
+    """Return what executes a number of runs, each of so many ranks."""
     from finetune.starting import slots
     from pretrain.processes.gpus import gpus_of, visible_gpus
 
@@ -192,7 +194,7 @@ def _engine(options: argparse.Namespace, ranks: int) -> Callable[[Sequence[Path]
         return partial(job.do_on_ray, ranks=ranks, jobs=options.jobs)
     gpus_of(ranks)
     cores = len(os.sched_getaffinity(0))
-    devices = slots(visible_gpus(), cores, options.jobs, ranks)
+    devices = slots(visible_gpus(), cores, options.jobs, ranks)[:runs]
     threads = max(1, cores // (len(devices) * ranks * options.glue_jobs))
     return partial(job.do_here, devices=devices, threads=threads)
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from finetune.studies import results, study
-from finetune.studies.command import STUDY, _begin, _stages
+from finetune.studies.command import STUDY, _begin, _engine, _stages
 from finetune.studies.report import draw_lengths
 from finetune.zeroclap import main
 from pretrain.config.load import load
@@ -138,6 +138,14 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
     assert says in error
     assert error.count("\n") == 1
     assert not output.exists()
+
+
+@pytest.mark.parametrize(("runs", "slots", "threads"), [(2, 2, 4), (20, 8, 1)])
+def test_few_runs_share_all_cores_of_a_machine_without_gpus(monkeypatch, runs, slots, threads):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr("pretrain.processes.gpus.visible_gpus", list)
+    found = _engine(Namespace(engine="local", jobs=0, glue_jobs=1), 1, runs).keywords
+    assert (len(found["devices"]), found["threads"]) == (slots, threads)
 
 
 def test_the_arms_of_published_medium_differ_only_in_what_the_study_says():
