@@ -181,22 +181,19 @@ def check_packing(packing: type[Blocks], settings: ObjectiveSettings, latents: i
     Raises:
         ValueError: names both, and the packings that fit.
     """
-
-    def fits(packing: type[Blocks]) -> bool:
-        apart = packing.documents_apart and (settings.one_text or latents > 0)
-        return packing.pairs == settings.pairs and not apart
-
-    if fits(packing):
+    fitting = [kind for kind in SOURCES.values() if kind.pairs == settings.pairs]
+    if settings.one_text or latents > 0:
+        fitting = [kind for kind in fitting if not kind.documents_apart]
+    if packing in fitting:
         return
     reader, reads = f"objective {settings.name}", "a block as one text"
     if packing.pairs != settings.pairs:
         reads = "pairs of segments" if settings.pairs else "no pairs of segments"
     elif not settings.one_text:
         reader = f"a model with {latents} latents"
-    names = [name for name, other in SOURCES.items() if fits(other)]
     raise ValueError(
         f"packing {packing.name} does not fit {reader}, which reads {reads}; accepted: packing "
-        f"{' or '.join(names)}"
+        f"{' or '.join(kind.name for kind in fitting)}"
     )
 
 

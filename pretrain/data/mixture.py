@@ -152,10 +152,9 @@ def _whole_numbers(weights: Sequence[float]) -> tuple[int, ...]:
     Raises:
         ValueError: none is above 0, one is below, or the numbers are too large.
     """
+    listed = ", ".join(map(repr, weights))
     if not any(weights) or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
-        raise ValueError(
-            f"the weights are {_listed(weights)}; accepted: numbers of 0 or more, one above 0"
-        )
+        raise ValueError(f"the weights are {listed}; accepted: numbers of 0 or more, one above 0")
     exact = [Fraction(repr(weight)) for weight in weights]
     denominator = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * denominator) for weight in exact]
@@ -163,13 +162,7 @@ def _whole_numbers(weights: Sequence[float]) -> tuple[int, ...]:
     whole = [weight // divisor for weight in whole]
     if sum(whole) >= _LARGEST_SUM:
         raise ValueError(
-            f"the weights are {_listed(weights)}, which are in the ratios of no whole numbers with "
+            f"the weights are {listed}, which are in the ratios of no whole numbers with "
             f"a sum below {_LARGEST_SUM:,}; write fewer digits"
         )
     return tuple(whole)
-
-
-def _listed(weights: Sequence[float]) -> str:
-    return ", ".join(
-        f"{weight:g}" if weight == float(f"{weight:g}") else repr(weight) for weight in weights
-    )

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -73,12 +73,10 @@ class BestFitBlocks(Blocks):
     """Documents from anywhere, so that blocks are as full as possible (`data_prep.blocks`)."""
 
     name, documents_apart = "best-fit", True
+    _exact: ClassVar[bool] = False
 
     def _cut(self, lengths: Table) -> Tables:
-        return self._pack(lengths)
-
-    def _pack(self, lengths: Table, *, exact: bool = False) -> Tables:
-        documents, ends = best_fit(lengths, self.sequence_length, exact=exact)
+        documents, ends = best_fit(lengths, self.sequence_length, exact=self._exact)
         starts = np.concatenate([[0], ends])[:-1]
         return {"ranges": np.column_stack([starts, ends]), "documents": documents}
 
@@ -101,14 +99,14 @@ class ChunkedBlocks(BestFitBlocks):
     first; the full chunks follow in the corpus's order.
     """
 
-    name = "chunked"
+    name, _exact = "chunked", True
 
     def _cut(self, lengths: Table) -> Tables:
         room = self.sequence_length - 1
         long = np.flatnonzero(lengths > room)
         full_chunks = (lengths[long].astype(np.int64) - 1) // room
         return {
-            **self._pack((lengths - 1) % room + 1, exact=True),
+            **super()._cut((lengths - 1) % room + 1),
             "long": long.astype(np.uint32),
             "first_chunks": np.concatenate([[0], np.cumsum(full_chunks)]),
         }

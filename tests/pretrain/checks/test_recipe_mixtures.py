@@ -21,7 +21,7 @@ def test_a_mixture_is_checked_and_each_corpus_summarised(mixed):
          "data.corpora.c: .* another vocabulary .*380 ids.* than .*400 ids"),
         (["a: weight: 1", "again: weight: 1"],
          "data.corpora.again: .* is the same corpus as .*; name it once"),
-        (["a: weight: 0", "b: weight: 0"], "from step 0 on, the weights are 0, 0; accepted"),
+        (["a: weight: 0", "b: weight: 0"], "from step 0 on, the weights are 0.0, 0.0; accepted"),
     ],
 )  # fmt: skip
 def test_a_mixture_that_cannot_be_read_is_refused(mixed, corpora, message):
@@ -31,7 +31,7 @@ def test_a_mixture_that_cannot_be_read_is_refused(mixed, corpora, message):
 
 def test_a_phase_that_reads_no_corpus_is_refused(mixed):
     phases = "phases=[{steps: 9}, {data: {corpora: {a: {weight: 0}}}}]"
-    with pytest.raises(ValueError, match="phase 2: .*the weights are 0, 0"):
+    with pytest.raises(ValueError, match="phase 2: .*the weights are 0.0, 0.0"):
         check(mixed("a: weight: 1", "b: weight: 0", words=[phases]), 2)
 
 
