@@ -224,7 +224,7 @@ def check_settings(
             config = dataclasses.replace(config, start_from=source.name)
         engine = config.engine(world_size, device == "cuda")
         half = deepspeed.half_precisions(deepspeed.read_settings(*engine))
-        check_precision(f"deepspeed: {engine[0]}", half, device, None)
+        check_precision(f"deepspeed: {engine[0]}", half, device)
         configs[task.name] = config
     return configs
 

@@ -52,7 +52,6 @@ def calls_until_the_first_collective(program):
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 2)
         patch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-        patch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
         patch.setattr(torch.cuda, "Stream", lambda: None)
         patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
         patch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))

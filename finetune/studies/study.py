@@ -265,7 +265,7 @@ def check_arms(study: Study, changes: Sequence[str], device: str = "") -> dict[A
             config = recipes.load(arm.recipe, [*arm.words, *changes])
             ranks = world_size(config.supervision, 1)
             model = check(config, ranks)
-            check_device(config, ranks, device, None)
+            check_device(config, ranks, device)
         found[arm] = Checked(config, model, ranks)
     groups = study.finetune.groups if study.finetune else []
     ways = {

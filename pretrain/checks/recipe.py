@@ -22,6 +22,7 @@ from pretrain.model.config import ModelConfig
 from pretrain.model.presets import VARIANTS
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.registry import SETTINGS_BY_NAME
+from pretrain.processes import gpus
 
 _AMPERE = 8.0
 """Compute capability of the first GPUs with bf16."""
@@ -253,14 +254,13 @@ def _check_enough_blocks(train: Blocks, number: int, config: RunConfig) -> None:
         )
 
 
-def check_device(config: RunConfig, world_size: int, device: str, capability: float | None) -> None:
-    """Refuse an attention back end, a precision or comparisons that a device does not allow.
+def check_device(config: RunConfig, world_size: int, device: str) -> None:
+    """Refuse an attention back end or a precision that this machine's device does not allow.
 
     Args:
         config: the recipe.
         world_size: number of ranks.
         device: "cpu" or "cuda"; empty: not known, which allows all.
-        capability: compute capability of the GPU, such as 8.0; None where it is not known.
 
     Raises:
         ValueError: names the setting, the device, and what would work there.
@@ -272,13 +272,14 @@ def check_device(config: RunConfig, world_size: int, device: str, capability: fl
         )
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     half = deepspeed_settings.half_precisions(settings)
-    check_precision(f"training.deepspeed: {config.training.deepspeed}", half, device, capability)
+    check_precision(f"training.deepspeed: {config.training.deepspeed}", half, device)
 
 
-def check_precision(named: str, half: list[str], device: str, capability: float | None) -> None:
+def check_precision(named: str, half: list[str], device: str) -> None:
     """Refuse precisions of a setting, as `check_device` does; errors name the setting."""
     computes = f"{named} computes in"
-    if device == "cuda" and "bf16" in half and capability is not None and capability < _AMPERE:
+    capability = gpus.least_capability() if device == "cuda" else None
+    if "bf16" in half and capability is not None and capability < _AMPERE:
         raise ValueError(
             f"{computes} bf16, which needs compute capability {_AMPERE:.1f} (A100) or later, and "
             f"the GPU has {capability:.1f}; write a file with fp16, such as zero1_fp16"

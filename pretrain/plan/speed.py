@@ -194,7 +194,7 @@ def measure(recipe: RunConfig, seconds: float, most: int = 0) -> Speed | None:
 
 def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Process) -> Speed | None:
     training, device = config.training, process.device
-    check_device(config, process.world_size, device.type, None)
+    check_device(config, process.world_size, device.type)
     architecture = config.architecture(vocab_size)
     backend = choose_backend(architecture, training.attention_backend, device.type == "cuda")
     folder = Path(next((source.path for source in config.segments.sources), ""))

@@ -122,6 +122,12 @@ def describe() -> list[Gpu]:
     return [gpu for gpu in found if gpu.number in visible] or found
 
 
+@functools.cache
+def least_capability() -> float | None:
+    """Return the lowest compute capability of the GPUs of `describe`; None where there are none."""
+    return min((gpu.capability for gpu in describe()), default=None)
+
+
 def ranks_here(configured: int) -> int:
     """Return the ranks of a launch here; by default (0) one for each visible GPU, two on a CPU."""
     return configured or len(visible_gpus()) or 2

@@ -115,8 +115,7 @@ def _check(config: RunConfig, source: Source | None, node: Node) -> Course:
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
     """Check that this machine has the devices, memory, disk and program; warn of tight memory."""
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
-    capability = min((gpu.capability for gpu in gpus.describe()), default=None)
-    check_device(config, ranks, gpus.device_type(), capability)
+    check_device(config, ranks, gpus.device_type())
     if not gpus.visible_gpus():
         capacity.check_cpu_time(config, model, ranks)
     for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):

@@ -125,10 +125,7 @@ def _environment(
 
     code, training = versions.check_same_code(group.gather), config.training
     on_gpu = device_type == "cuda"
-    capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None
-    group.on_rank_0(
-        lambda: recipe_checks.check_device(config, group.world_size, device_type, capability)
-    )
+    group.on_rank_0(lambda: recipe_checks.check_device(config, group.world_size, device_type))
     return {
         "versions": code,
         "platform": platform.platform(),

@@ -76,17 +76,20 @@ def test_gpus_whose_memory_is_unknown_are_not_judged(machine, monkeypatch, tmp_p
     machine((24, 20), [(80, 79)])
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus.least_capability.__wrapped__() is None
     assert gpus.describe() == []
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ncat <<END\n{NVIDIA_SMI}END\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert gpus.least_capability.__wrapped__() == 9.0
     assert gpus.describe() == [
         gpus.Gpu("0", 9.0, 143771 << 20, 143128 << 20),
         gpus.Gpu("1", 9.0, 143771 << 20, 20 << 20, is_shared=False),
         gpus.Gpu("2", 9.0, 81559 << 20, 81559 << 20, is_shared=False),
     ]
     program.write_text("#!/bin/sh\necho '0, [N/A], 1, 1, Default, [N/A]'\n")
+    assert gpus.least_capability.__wrapped__() is None
     assert gpus.describe() == []
 
 

@@ -117,11 +117,12 @@ def test_what_a_device_does_not_have_is_refused_with_what_would_work(
     word, device, capability, message, recipe, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(recipe_checks, "cpu_has_fp16", lambda: False)
+    monkeypatch.setattr(recipe_checks.gpus, "least_capability", lambda: capability)
     config = recipe.load(tmp_path, word)
     if message is None:
-        return recipe_checks.check_device(config, 2, device, capability)
+        return recipe_checks.check_device(config, 2, device)
     with pytest.raises(ValueError, match=message):
-        recipe_checks.check_device(config, 2, device, capability)
+        recipe_checks.check_device(config, 2, device)
 
 
 def test_fp16_is_refused_on_a_cpu_where_deepspeed_refuses_it(recipe, tmp_path, monkeypatch):
@@ -130,7 +131,7 @@ def test_fp16_is_refused_on_a_cpu_where_deepspeed_refuses_it(recipe, tmp_path, m
     assert recipe_checks.cpu_has_fp16() == bool(get_accelerator().is_fp16_supported())
     monkeypatch.setattr(recipe_checks, "cpu_has_fp16", lambda: True)
     config = recipe.load(tmp_path, "training.deepspeed=zero1_fp16")
-    recipe_checks.check_device(config, 2, "cpu", None)
+    recipe_checks.check_device(config, 2, "cpu")
 
 
 def test_a_batch_that_no_phase_has_is_not_looked_at(recipe, tmp_path):
@@ -138,7 +139,7 @@ def test_a_batch_that_no_phase_has_is_not_looked_at(recipe, tmp_path):
     config = recipe.load(tmp_path, f"phases=[{phase}, {phase}]", "training.steps=8")
     with pytest.raises(ValueError, match="8 is less than"):
         config.batch.accumulation_steps(6)
-    recipe_checks.check_device(config, 6, "cuda", 8.0)
+    recipe_checks.check_device(config, 6, "cuda")
 
 
 @pytest.mark.parametrize(

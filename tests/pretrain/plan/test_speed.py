@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -92,6 +93,11 @@ def test_what_the_device_cannot_compute_is_refused_by_name(run_ranks, monkeypatc
             speed.measure(recipes.load("small", [*TINY, "training.deepspeed=zero1_fp16"]), 0.0)
 
     run_ranks(1, measure)
+    monkeypatch.setattr(recipe_checks.gpus, "least_capability", lambda: 7.5)
+    process = types.SimpleNamespace(world_size=1, device=torch.device("cuda"))
+    monkeypatch.setattr(speed, "start", lambda: process)
+    with pytest.raises(ValueError, match=r"^training.deepspeed: zero1_bf16 computes .* has 7.5;"):
+        speed.measure(recipes.load("small", [*TINY, "training.deepspeed=zero1_bf16"]), 0.0)
 
 
 @pytest.mark.parametrize(
