@@ -158,4 +158,4 @@ def _with_commit(pattern: str, place: str) -> str:
 
     with naming_input(f"{pattern}: no folder {name}, and on the hub", ValueError):
         commit = dataset_info(name).sha
-    return pattern.replace(name, f"{name}@{commit}", 1)
+    return f"datasets:{name}@{commit}{place.removeprefix(name)}"

@@ -32,6 +32,14 @@ def test_dataset_on_the_hub_gets_its_current_commit(monkeypatch):
     assert input_sha256(source) != input_sha256(source.replace("1234", "1235"))
 
 
+def test_a_commit_is_added_to_the_name_and_nowhere_else(monkeypatch):
+    import huggingface_hub
+
+    commit = SimpleNamespace(sha="1234abcd")
+    monkeypatch.setattr(huggingface_hub, "dataset_info", lambda name: commit)
+    assert find_inputs(["datasets:data:data"]) == ["datasets:data@1234abcd:data"]
+
+
 def test_layout_distinguishes_ways_to_read_the_same_bytes(tmp_path):
     one, same = tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst"
     others = [f"lines:{one}", f"wikitext:{one}", tmp_path / "a.txt", f"datasets:{tmp_path}"]
