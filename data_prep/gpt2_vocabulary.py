@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.files import named_errors, read_json
+from data_prep.common.files import MALFORMED, named_errors, read_json
 
 FAIRSEQ_FILES = ("encoder.json", "vocab.bpe", "dict.txt")
 HUGGING_FACE_FILES = ("vocab.json", "merges.txt")
@@ -76,18 +76,20 @@ def read_added_tokens(folder: Path, settings: Mapping[str, Any]) -> list[dict[st
     path = folder / "added_tokens.json"
     if path.is_file():
         listed += sorted((id, token) for token, id in _read_ids(path).items())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    found: dict[str, dict[str, Any]] = {}
     try:
         listed += [(int(i), t) for i, t in settings.get("added_tokens_decoder", {}).items()]
         for key in ("additional_special_tokens", "extra_special_tokens"):
-            listed += [(None, token) for token in settings.get(key) or ()]
-    except (ValueError, AttributeError, TypeError) as error:
+            tokens = settings.get(key) or ()
+            listed += [(None, t) for t in (tokens.values() if isinstance(tokens, dict) else tokens)]
+        for id, token in listed:
+            given = token if isinstance(token, dict) else {"content": str(token)}
+            text = given["content"]
+            known = found.setdefault(text, {"id": id, "content": text, **flags})
+            known |= {name: given[name] for name in flags if name in given}
+    except MALFORMED as error:
         raise ValueError(f"{folder}: its added tokens are not transformers': {error}") from error
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    found: dict[str, dict[str, Any]] = {}
-    for id, token in listed:
-        given = token if isinstance(token, dict) else {"content": str(token)}
-        known = found.setdefault(given["content"], {"id": id, "content": given["content"], **flags})
-        known |= {name: given[name] for name in flags if name in given}
     return list(found.values())
 
 

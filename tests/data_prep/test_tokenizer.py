@@ -263,6 +263,32 @@ def test_other_tokens_around_a_text_are_refused(name, tokenizer, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"added_tokens_decoder": {"320": {"lstrip": True}}},
+        {"added_tokens_decoder": {"x": {"content": "a"}}},
+        {"added_tokens_decoder": ["a"]},
+        {"extra_special_tokens": 7},
+    ],
+)
+def test_added_tokens_that_cannot_be_read_are_refused(settings, tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="its added tokens are not transformers'"):
+        load(tmp_path)
+
+
+def test_extra_special_tokens_with_names_are_tokens_and_their_names_are_not(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    settings = {"extra_special_tokens": {"picture": "<picture>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = load(tmp_path)
+    assert found.vocab_size == tokenizer.vocab_size + 1
+    named, token = found.encode_batch(["picture", "<picture>"])
+    assert (named.size > 1, token.size) == (True, 1)
+
+
 def test_digest_changes_with_the_ids(tokenizer, tmp_path):
     file = write_hub(tokenizer, tmp_path / "tokenizer.json")
     content = json.loads(file.read_text())
