@@ -9,6 +9,7 @@ the reference is used.
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -52,27 +53,25 @@ class Encoder:
     """Encodes batches of texts with gigatoken if possible, else with the reference.
 
     If gigatoken was expected to work and does not, the reason is printed to stderr once.
-
-    Attributes:
-        name: Library and version, such as "gigatoken 0.10.0"; final after the first batch.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Build an encoder, which takes about 0.2 s for 50,000 ids."""
-        from importlib.metadata import version
-
         self._reference = tokenizer.encode_batch
-        self._fall_back()
-        content = tokenizer.content()
-        if not _is_byte_level_bpe(content):
-            return
-        try:
-            self._encode: Encode = _Gigatoken(content).encode
-        except Exception as error:  # ImportError, or any error about the vocabulary
-            self._fall_back(f"gigatoken cannot be used ({type(error).__name__}: {error})")
-            return
-        self.name = f"gigatoken {version('gigatoken')}"
+        self._fast: Encode | None = None
         self._is_checked = False
+        content = tokenizer.content()
+        if _is_byte_level_bpe(content):
+            try:
+                self._fast = _Gigatoken(content).encode
+            except Exception as error:  # ImportError, or any error about the vocabulary
+                self._fall_back(f"gigatoken cannot be used ({type(error).__name__}: {error})")
+
+    @property
+    def name(self) -> str:
+        """Library and version, such as "gigatoken 0.10.0"; final after the first batch."""
+        library = "gigatoken" if self._fast else "tokenizers"
+        return f"{library} {version(library)}"
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of each text, without special tokens, as `Tokenizer.encode_batch` does.
@@ -80,28 +79,22 @@ class Encoder:
         The first call compares gigatoken with the reference on samples of its texts, and on
         `DIFFICULT_TEXTS`.
         """
-        if texts and not self._is_checked:
+        if self._fast and texts and not self._is_checked:
             samples = [text[:_SAMPLE_CHARACTERS] for text in texts[:_SAMPLE_DOCUMENTS]]
-            self._check([*DIFFICULT_TEXTS, *samples])
-        return self._encode(texts)
+            self._check(self._fast, [*DIFFICULT_TEXTS, *samples])
+        return (self._fast or self._reference)(texts)
 
-    def _check(self, texts: Sequence[str]) -> None:
+    def _check(self, fast: Encode, texts: Sequence[str]) -> None:
         """Fall back to the reference if the ids differ from its own."""
         self._is_checked = True
-        pairs = zip(texts, self._encode(texts), self._reference(texts), strict=True)
-        for text, found, expected in pairs:
+        for text, found, expected in zip(texts, fast(texts), self._reference(texts), strict=True):
             if not np.array_equal(found, expected):
                 self._fall_back(f"{self.name} gives other ids for {text[:80]!r}")
                 return
 
-    def _fall_back(self, reason: str = "") -> None:
-        import tokenizers
-
-        self.name = f"tokenizers {tokenizers.__version__}"
-        self._encode = self._reference
-        self._is_checked = True
-        if reason:
-            _say(f"{reason}: encoding with {self.name}, which is slow")
+    def _fall_back(self, reason: str) -> None:
+        self._fast = None
+        _say(f"{reason}: encoding with {self.name}, which is slow")
 
 
 def _is_byte_level_bpe(content: dict[str, Any]) -> bool:
