@@ -55,9 +55,9 @@ class Fields:
         self.settings = settings
         self._keys = (settings.text_key, settings.subset_key)
         # Keys that a record must have, and none has had so far.
-        self._missing = dict(zip(("--text-key", "--subset-key"), self._keys, strict=True))
-        if settings.subset_key == Settings.subset_key:  # no input must have the default one
-            del self._missing["--subset-key"]
+        self._missing = {"--text-key": settings.text_key}
+        if settings.subset_key != Settings.subset_key:  # no input must have the default one
+            self._missing["--subset-key"] = settings.subset_key
         self._names: dict[str, None] = {}
         self._has_records = False
 

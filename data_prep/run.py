@@ -190,11 +190,8 @@ def _make(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, Sh
     if not tasks:
         return results
     if workers > len(tasks):
-        _say(
-            f"{workers} workers for {len(tasks)} inputs: an input becomes one shard, because a "
-            f"compressed stream cannot be split, so at most {len(tasks)} work at once; more and "
-            "smaller inputs would be faster"
-        )
+        shards = "an input becomes one shard; more and smaller inputs would be faster"
+        _say(f"{workers} workers for {len(tasks)} inputs: {shards}")
     input_bytes = sum(input_state(task.input)[0] for task in tasks)
     with (
         closing(ProgressReport("prepare", len(tasks), input_bytes)) as report,
