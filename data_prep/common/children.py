@@ -34,7 +34,8 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """
     found = {**environ, "PYTHONSAFEPATH": "1"}
     paths = [path for path in found.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if not _is_installed() and str(_ROOT) not in paths:
+    # Python finds site-packages by itself, and after the standard library.
+    if _ROOT.name not in ("site-packages", "dist-packages") and str(_ROOT) not in paths:
         paths.insert(0, str(_ROOT))
     return {**found, "PYTHONPATH": os.pathsep.join(paths)} if paths else found
 
@@ -140,12 +141,3 @@ def run_in_slots(
         for _, process in running.values():
             process.wait()
         signal.signal(signal.SIGTERM, previous)
-
-
-def _is_installed() -> bool:
-    """Return whether a child finds this very package without this process's working directory."""
-    paths = sys.path if sys.flags.safe_path else sys.path[1:]
-    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
-    specs = (find("data_prep", paths) for find in finders if find)
-    first = next(filter(None, specs), None)
-    return first is not None and first.origin == str(_ROOT / "data_prep" / "__init__.py")

@@ -36,12 +36,11 @@ def hostile(tmp_path, monkeypatch):
 IMPORT = "import random, numpy, pretrain.records.collective as found; print(found.__file__)"
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_a_child_finds_our_packages_and_none_in_its_folder(hostile, monkeypatch, installed):
-    """Without an installation `-S` hides the editable one, and the packages' folder is named."""
-    monkeypatch.setattr(children, "_is_installed", lambda: installed)
-    environ = {**os.environ, "PYTHONPATH": "" if installed else os.pathsep.join(third_party())}
-    command = [sys.executable, *([] if installed else ["-S"]), "-c", IMPORT]
+@pytest.mark.usefixtures("hostile")
+def test_a_child_finds_our_packages_and_none_in_its_folder():
+    """Also in a checkout that is not installed: `-S` hides an editable installation."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(third_party())}
+    command = [sys.executable, "-S", "-c", IMPORT]
     done = subprocess.run(
         command, env=children.environment(environ), capture_output=True, text=True, check=False
     )
@@ -52,14 +51,13 @@ def third_party():
     return [path for path in sys.path if path.endswith("site-packages")]
 
 
-def test_packages_that_only_the_working_directory_has_are_named_to_a_child(monkeypatch):
-    """As in a checkout that is not installed."""
-    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if "Editable" not in str(f)])
-    monkeypatch.setattr(sys, "path", [str(ROOT), *third_party()])
+def test_the_folder_of_a_checkout_is_named_to_a_child_and_that_of_an_installation_is_not(
+    monkeypatch,
+):
     found = children.environment({"PYTHONPATH": "/a"})
     assert found["PYTHONPATH"] == os.pathsep.join([str(ROOT), "/a"])
     assert children.environment(found) == found
-    monkeypatch.setattr(sys, "path", ["", str(ROOT)])  # found without it
+    monkeypatch.setattr(children, "_ROOT", Path(third_party()[0]))
     assert children.environment({}) == {"PYTHONSAFEPATH": "1"}
 
 
