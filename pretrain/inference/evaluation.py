@@ -133,15 +133,10 @@ def _note(loaded: LoadedModel, corpus: Corpus, options: argparse.Namespace) -> s
     note = f"{validation_note(loaded.objective)}\n"
     if not options.lengths:
         return note
-    lengths = corpus.lengths[evenly_spaced(len(corpus), options.blocks or 0)]
-    longest = int(lengths.max()) + 1
-    kind = f"the longest has {longest:,} tokens with <s>"
-    if (options.packing or loaded.packing) == "contiguous":
-        kind = f"they are read as one text of {int(lengths.sum()):,} tokens"
-    elif max(options.lengths) > longest:
-        kind += ", so longer windows change nothing"
-    documents = f"{len(lengths):,} of {len(corpus):,} documents"
-    return f"{note}every length scores the same targets of {documents}; {kind}\n"
+    read = len(evenly_spaced(len(corpus), options.blocks or 0))
+    whole = (options.packing or loaded.packing) == "contiguous"
+    text = f"{read:,} of {len(corpus):,} documents{', read as one text' if whole else ''}"
+    return f"{note}every length scores the same targets of {text}\n"
 
 
 # --- tables --------------------------------------------------------------------------------------

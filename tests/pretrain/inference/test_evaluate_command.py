@@ -157,7 +157,7 @@ def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, 
         first, objective, note, head, *rows = block.splitlines()
         assert first == f"{name}, trained on blocks of 64 tokens"
         assert objective.startswith("validation: every token predicted from those before it")
-        assert "documents; they are read as one text of " in note
+        assert note.endswith(" documents, read as one text")
         assert f"{head}\n" == evaluation.heading("windows")
     refused = "causal-learned, length 150: the model's learned positions end at 64"
     assert err.endswith(f"error: 1 of 6 lengths were not measured: {refused}\n")
