@@ -34,23 +34,21 @@ _LEFT_OUT = (_ENCODER + "version", _ENCODER + "embed_positions._float_tensor")
 """A format number and a device marker, which fairseq saves among the weights."""
 
 _LAYER = _ENCODER + "layers.{}."
-_MODULES: dict[str, tuple[str, ...]] = {
-    "encoder.embeddings.tokens": (_ENCODER + "embed_tokens",),
-    "encoder.embeddings.positions.table": (_ENCODER + "embed_positions",),
-    "encoder.embeddings.norm": (_ENCODER + "layernorm_embedding",),
-    "encoder.layers.{}.attention.query_key_value": tuple(
-        f"{_LAYER}self_attn.{part}_proj" for part in "qkv"
-    ),
-    "encoder.layers.{}.attention.output": (_LAYER + "self_attn.out_proj",),
-    "encoder.layers.{}.attention_norm": (_LAYER + "self_attn_layer_norm",),
-    "encoder.layers.{}.expand": (_LAYER + "fc1",),
-    "encoder.layers.{}.contract": (_LAYER + "fc2",),
-    "encoder.layers.{}.output_norm": (_LAYER + "final_layer_norm",),
-    "head.dense": (_LM_HEAD + ".dense",),
-    "head.norm": (_LM_HEAD + ".layer_norm",),
-    "head": (_LM_HEAD,),
-    f"{CLASSIFIER}dense": (CLASSIFIER + "dense",),
-    f"{CLASSIFIER}projection": (CLASSIFIER + "out_proj",),
+_MODULES = {
+    "encoder.embeddings.tokens": _ENCODER + "embed_tokens",
+    "encoder.embeddings.positions.table": _ENCODER + "embed_positions",
+    "encoder.embeddings.norm": _ENCODER + "layernorm_embedding",
+    "encoder.layers.{}.attention.query_key_value": _LAYER + "self_attn.q_proj|k_proj|v_proj",
+    "encoder.layers.{}.attention.output": _LAYER + "self_attn.out_proj",
+    "encoder.layers.{}.attention_norm": _LAYER + "self_attn_layer_norm",
+    "encoder.layers.{}.expand": _LAYER + "fc1",
+    "encoder.layers.{}.contract": _LAYER + "fc2",
+    "encoder.layers.{}.output_norm": _LAYER + "final_layer_norm",
+    "head.dense": _LM_HEAD + ".dense",
+    "head.norm": _LM_HEAD + ".layer_norm",
+    "head": _LM_HEAD,
+    f"{CLASSIFIER}dense": CLASSIFIER + "dense",
+    f"{CLASSIFIER}projection": CLASSIFIER + "out_proj",
 }
 
 _SIZES: Mapping[str, str] = {

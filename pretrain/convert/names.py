@@ -49,51 +49,47 @@ ALBERT_PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
 
 _LAYER = "roberta.encoder.layer.{}."
 _ROBERTA = {
-    "encoder.embeddings.tokens": ("roberta.embeddings.word_embeddings",),
-    "encoder.embeddings.positions.table": ("roberta.embeddings.position_embeddings",),
-    "encoder.embeddings.norm": ("roberta.embeddings.LayerNorm",),
-    "encoder.layers.{}.attention.query_key_value": tuple(
-        f"{_LAYER}attention.self.{part}" for part in ("query", "key", "value")
-    ),
-    "encoder.layers.{}.attention.output": (_LAYER + "attention.output.dense",),
-    "encoder.layers.{}.attention_norm": (_LAYER + "attention.output.LayerNorm",),
-    "encoder.layers.{}.expand": (_LAYER + "intermediate.dense",),
-    "encoder.layers.{}.contract": (_LAYER + "output.dense",),
-    "encoder.layers.{}.output_norm": (_LAYER + "output.LayerNorm",),
-    "head.dense": ("lm_head.dense",),
-    "head.norm": ("lm_head.layer_norm",),
-    "head": ("lm_head",),
-    f"{CLASSIFIER}dense": ("classifier.dense",),
-    f"{CLASSIFIER}projection": ("classifier.out_proj",),
+    "encoder.embeddings.tokens": "roberta.embeddings.word_embeddings",
+    "encoder.embeddings.positions.table": "roberta.embeddings.position_embeddings",
+    "encoder.embeddings.norm": "roberta.embeddings.LayerNorm",
+    "encoder.layers.{}.attention.query_key_value": _LAYER + "attention.self.query|key|value",
+    "encoder.layers.{}.attention.output": _LAYER + "attention.output.dense",
+    "encoder.layers.{}.attention_norm": _LAYER + "attention.output.LayerNorm",
+    "encoder.layers.{}.expand": _LAYER + "intermediate.dense",
+    "encoder.layers.{}.contract": _LAYER + "output.dense",
+    "encoder.layers.{}.output_norm": _LAYER + "output.LayerNorm",
+    "head.dense": "lm_head.dense",
+    "head.norm": "lm_head.layer_norm",
+    "head": "lm_head",
+    f"{CLASSIFIER}dense": "classifier.dense",
+    f"{CLASSIFIER}projection": "classifier.out_proj",
 }
 
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
 _ALBERT = {
-    "encoder.embeddings.tokens": ("albert.embeddings.word_embeddings",),
-    "encoder.embeddings.positions.table": ("albert.embeddings.position_embeddings",),
-    "encoder.embeddings.segments": ("albert.embeddings.token_type_embeddings",),
-    "encoder.embeddings.norm": ("albert.embeddings.LayerNorm",),
-    "encoder.embeddings.projection": (ALBERT_PROJECTION,),
-    "encoder.layers.{}.attention.query_key_value": tuple(
-        f"{_ALBERT_LAYER}attention.{part}" for part in ("query", "key", "value")
-    ),
-    "encoder.layers.{}.attention.output": (_ALBERT_LAYER + "attention.dense",),
-    "encoder.layers.{}.attention_norm": (_ALBERT_LAYER + "attention.LayerNorm",),
-    "encoder.layers.{}.expand": (_ALBERT_LAYER + "ffn",),
-    "encoder.layers.{}.contract": (_ALBERT_LAYER + "ffn_output",),
-    "encoder.layers.{}.output_norm": (_ALBERT_LAYER + "full_layer_layer_norm",),
-    "head.dense": ("predictions.dense",),
-    "head.norm": ("predictions.LayerNorm",),
-    "head": ("predictions",),
-    "pair_head.dense": (ALBERT_POOLER,),
-    "pair_head.projection": ("sop_classifier.classifier",),
-    f"{CLASSIFIER}dense": (ALBERT_POOLER,),
-    f"{CLASSIFIER}projection": ("classifier",),
+    "encoder.embeddings.tokens": "albert.embeddings.word_embeddings",
+    "encoder.embeddings.positions.table": "albert.embeddings.position_embeddings",
+    "encoder.embeddings.segments": "albert.embeddings.token_type_embeddings",
+    "encoder.embeddings.norm": "albert.embeddings.LayerNorm",
+    "encoder.embeddings.projection": ALBERT_PROJECTION,
+    "encoder.layers.{}.attention.query_key_value": _ALBERT_LAYER + "attention.query|key|value",
+    "encoder.layers.{}.attention.output": _ALBERT_LAYER + "attention.dense",
+    "encoder.layers.{}.attention_norm": _ALBERT_LAYER + "attention.LayerNorm",
+    "encoder.layers.{}.expand": _ALBERT_LAYER + "ffn",
+    "encoder.layers.{}.contract": _ALBERT_LAYER + "ffn_output",
+    "encoder.layers.{}.output_norm": _ALBERT_LAYER + "full_layer_layer_norm",
+    "head.dense": "predictions.dense",
+    "head.norm": "predictions.LayerNorm",
+    "head": "predictions",
+    "pair_head.dense": ALBERT_POOLER,
+    "pair_head.projection": "sop_classifier.classifier",
+    f"{CLASSIFIER}dense": ALBERT_POOLER,
+    f"{CLASSIFIER}projection": "classifier",
 }
 SETTINGS = {"roberta": ROBERTA_SETTINGS, "albert": ALBERT_SETTINGS}
 """The names of our fields in the configs of transformers' classes."""
-MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {"roberta": _ROBERTA, "albert": _ALBERT}
-"""The names of our modules in transformers' classes."""
+MODULES = {"roberta": _ROBERTA, "albert": _ALBERT}
+"""The names of our modules in transformers' classes, as `renamed` reads them."""
 
 
 def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) -> str | None:

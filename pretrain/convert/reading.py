@@ -295,9 +295,8 @@ def _current(weights: Weights, kind: str) -> dict[str, Tensor]:
         if not _UNUSED.fullmatch(name)
     }
     modules = layout.MODULES[kind]
-    (head,), (tokens,) = modules["head"], modules["encoder.embeddings.tokens"]
-    decoder = f"{head}.decoder"
-    sources = {f"{decoder}.weight": f"{tokens}.weight", f"{decoder}.bias": f"{head}.bias"}
+    head, tokens = modules["head"], modules["encoder.embeddings.tokens"]
+    sources = {f"{head}.decoder.weight": f"{tokens}.weight", f"{head}.decoder.bias": f"{head}.bias"}
     drop_copies(result, sources)
     return result
 

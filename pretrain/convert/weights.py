@@ -23,15 +23,14 @@ Names = Mapping[str, tuple[str, ...]]
 _LAYER = re.compile(r"^encoder\.layers\.(\d+)")
 
 
-def renamed(
-    weights: Iterable[str], modules: Mapping[str, tuple[str, ...]], group_size: int = 1
-) -> Names:
+def renamed(weights: Iterable[str], modules: Mapping[str, str], group_size: int = 1) -> Names:
     """Return the other form's names of our weights.
 
     Args:
         weights: names of our weights.
-        modules: the other form's name, or names, of each of our modules; `{}` stands for the
-            number of a layer.
+        modules: the other form's name of each of our modules; `{}` stands for the number of a
+            layer. Of several modules that are one of ours, the last parts of their names are
+            separated by `|`.
         group_size: layers that share all weights, and have one number in the other form.
 
     Raises:
@@ -45,7 +44,8 @@ def renamed(
         if theirs is None:
             raise ValueError(f"the other format has no weight that corresponds to {name}")
         number = str(int(layer[1]) // group_size) if layer else ""
-        result[name] = tuple(f"{their.replace('{}', number)}.{kind}" for their in theirs)
+        *path, last = theirs.replace("{}", number).split(".")
+        result[name] = tuple(".".join([*path, part, kind]) for part in last.split("|"))
     return result
 
 
