@@ -175,8 +175,8 @@ def _contents(
         "updates": updates if isinstance(updates, int) else None,
         **({"task": head} if head else {}),
     }
-    if vocabulary and (without := _tokens_without_row(config, vocabulary)):
-        provenance["tokens_without_row"] = without
+    if vocabulary is not None:
+        _check_vocabulary(config, vocabulary)
     notes = [f"classification heads were left out: {', '.join(others)} (--head)"] if others else []
     own = import_weights(weights, config, classifier)
     return ModelContents(config, own, vocabulary, provenance, classifier, tuple(notes))
@@ -235,29 +235,24 @@ def _classifier(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> C
     return ClassificationConfig(classes, dropout=settings.get("pooler_dropout", 0.0))
 
 
-def _tokens_without_row(config: ModelConfig, vocabulary: Tokenizer) -> list[str]:
-    """Return tokens other than `<mask>` that the embedding of a zero-mask model lacks.
+def _check_vocabulary(config: ModelConfig, vocabulary: Tokenizer) -> None:
+    """Raise ValueError if the vocabulary does not fit the rows of the embedding.
 
     The published zero-clap models have 50262 rows for the 50265 ids of their data. `<mask>` has no
     row, nor have madeupword0001 and 0002, which pad the vocabulary to a multiple of eight and occur
     in no text. The model takes any id beyond its rows for the mask.
-
-    Raises:
-        ValueError: the vocabulary does not fit the rows.
     """
     rows, zero = config.vocab_size, config.mask_embedding == "zero"
     last = vocabulary.mask_id if zero else vocabulary.vocab_size
-    missing = [vocabulary.token_text(id) for id in range(rows, last)]
-    fits = all(zero and token.startswith("madeupword") for token in missing)
-    if rows > last or not fits:
-        accepted = f"{rows + zero}, <mask> included" + (
-            ", and more madeupwords, which need no row" if zero else ""
-        )
+    missing = map(vocabulary.token_text, range(rows, last))
+    if rows > last or not all(zero and token.startswith("madeupword") for token in missing):
+        accepted = f"{rows + zero}, <mask> included"
+        if zero:
+            accepted += ", and more madeupwords, which need no row"
         raise ValueError(
             f"its embedding of {rows} rows does not fit the vocabulary of {vocabulary.vocab_size} "
             f"ids; accepted: one of {accepted}"
         )
-    return missing
 
 
 def import_weights(
