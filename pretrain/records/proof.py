@@ -220,14 +220,15 @@ def _count_blocks(
     order, sizes = order_of(records)
     names = [corpus["name"] for corpus in corpora_of(records)]
     end = sizes.first_block(len(steps))
-    drawn = zip(order.mixture.counts(end), order.epochs(end), names, strict=True)
+    drawn = order.mixture.counts(end)
     parts = (
         f"{count(blocks, 'block')}{f' of {name}' if name else ''} ({in_short(read)} epochs)"
-        for blocks, read, name in drawn
+        for blocks, read, name in zip(drawn, order.epochs(end), names, strict=True)
     )
     found.checked.append(f"{len(steps):,} steps survive, each once: {', '.join(parts)}")
-    for corpus, epoch, counts, complete in _epochs(order, end):
+    for corpus, epoch, counts in _epochs(order, end):
         name, lineage = names[corpus], order.lineages[corpus]
+        complete = drawn[corpus] >= lineage.start(epoch + 1)
         _judge_epoch(f"{name}, epoch" if name else "epoch", lineage, epoch, counts, complete, found)
 
 
@@ -241,7 +242,7 @@ def _judge_epoch(
         lineage: of the corpus.
         epoch: its number.
         counts: how often each block was read in it.
-        complete: whether the next epoch has begun.
+        complete: whether all of it was drawn.
         found: the findings are added to it.
     """
     skipped, skipped_epochs = lineage.skipped()
@@ -271,29 +272,25 @@ def _ranges(steps: Sequence[int]) -> str:
     return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 1 else f"{r[0]}" for r in ranges)
 
 
-def _epochs(order: Order, end: int) -> Iterator[tuple[int, int, Counts, bool]]:
+def _epochs(order: Order, end: int) -> Iterator[tuple[int, int, Counts]]:
     """Count how often the places below `end` hold each block, by corpus and epoch.
 
     Yields:
-        Number of the corpus, epoch, count of each of its blocks, whether its next epoch has begun.
-        The epochs of a corpus ascend.
+        Number of the corpus, epoch, count of each of its blocks. The epochs of a corpus ascend.
     """
-    counts = [np.zeros(lineage.total, dtype=np.uint8) for lineage in order.lineages]
-    current = [0] * len(counts)
+    number = len(order.lineages)
+    counts: dict[int, Counts] = {}  # by epoch x number + corpus, of the epochs that are being read
     for first in range(0, end, _CHUNK):
         blocks, epochs = order.blocks(first, min(_CHUNK, end - first))
-        corpora = np.searchsorted(order.firsts, blocks, side="right") - 1
-        for corpus in np.unique(corpora).tolist():
-            chosen = corpora == corpus
-            for epoch in np.unique(epochs[chosen]).tolist():
-                if epoch != current[corpus]:
-                    yield corpus, current[corpus], counts[corpus], True
-                    counts[corpus] = np.zeros_like(counts[corpus])
-                    current[corpus] = epoch
-                own = blocks[chosen & (epochs == epoch)] - order.firsts[corpus]
-                np.add.at(counts[corpus], own, 1)
-    for corpus, drawn in enumerate(order.mixture.counts(end)):
-        if counts[corpus].any():
-            next_epoch = order.lineages[corpus].blocks(drawn, 1)[1][0]
-            complete = bool(next_epoch > current[corpus])
-            yield corpus, current[corpus], counts[corpus], complete
+        keys = epochs * number + np.searchsorted(order.firsts, blocks, side="right") - 1
+        for key in np.unique(keys).tolist():
+            epoch, corpus = divmod(key, number)
+            if key not in counts:
+                counts[key] = np.zeros(order.lineages[corpus].total, dtype=np.uint8)
+                if epoch:  # all of the epoch before may have been skipped
+                    before = counts.pop(key - number, np.zeros_like(counts[key]))
+                    yield corpus, epoch - 1, before
+            np.add.at(counts[key], blocks[keys == key] - order.firsts[corpus], 1)
+    for key in sorted(counts):
+        epoch, corpus = divmod(key, number)
+        yield corpus, epoch, counts[key]

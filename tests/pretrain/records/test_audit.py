@@ -107,6 +107,20 @@ def test_a_mixture_that_repeats_a_block_is_found_though_the_metrics_agree(monkey
     assert "books, epoch 2: block 4 was read twice" in found
 
 
+def test_an_epoch_that_an_order_leaves_out_is_found_though_the_metrics_agree(monkeypatch):
+    right = Order.blocks
+
+    def leaving_out(self, first_place, count):
+        blocks, epochs = right(self, first_place, count)
+        return blocks, np.where(epochs > 0, epochs + 1, epochs)
+
+    monkeypatch.setattr(Order, "blocks", leaving_out)
+    history = History()
+    history.begin()
+    history.train(2 * TOTAL)
+    assert f"epoch 1: {TOTAL} blocks were neither read nor declared skipped" in problems(history)
+
+
 def test_steps_that_were_rolled_back_do_not_count_though_the_next_launch_began_no_attempt():
     history = spiked(skip=(10, 14))
     before = history.audit()
