@@ -106,28 +106,19 @@ def append(path: Path, kind: str, **fields: object) -> Record:
     record = {**head, **fields, "previous": previous}
     line = lacks + files.strict_json(record).encode() + b"\n"
     with files.naming(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            if not records:
-                files.fsync(path.parent)
-            _write_at(descriptor, size, line)
-        finally:
-            os.close(descriptor)
+            with path.open("ab") as file:
+                if not records:
+                    files.fsync(path.parent)
+                file.truncate(size)  # in place of a torn line
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:  # a nearly full disk takes a part
+            with contextlib.suppress(OSError):
+                os.truncate(path, size)
+            raise
     return json.loads(line)
-
-
-def _write_at(descriptor: int, size: int, line: bytes) -> None:
-    """Write `line` after the first `size` bytes, in place of a torn line, or leave only those."""
-    try:
-        os.ftruncate(descriptor, size)
-        written = 0
-        while written < len(line):  # a nearly full disk takes a part and refuses the rest
-            written += os.pwrite(descriptor, line[written:], size + written)
-        os.fsync(descriptor)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, size)
-        raise
 
 
 @dataclasses.dataclass

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import resource
 import subprocess
 from pathlib import Path
 
@@ -51,38 +52,30 @@ def test_a_number_that_is_not_finite_is_null_at_any_depth(path):
     assert math.isnan(ledger.read_ledger(path)[0]["loss"])
 
 
-def test_a_record_that_a_full_disk_takes_in_parts_is_written_whole(path, monkeypatch):
-    filled(path)
-    pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:7], at))
-    appended = ledger.append(path, "done", step=50)
-    assert ledger.read_ledger(path)[-1] == appended
+@pytest.fixture
+def room():
+    """`room(size)`: no file can grow beyond so many bytes, as on a disk that is nearly full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("room", [0, 1, 60, 1000])
+@pytest.mark.parametrize("left", [0, 1, 60, 1000])
 def test_a_record_that_does_not_fit_is_refused_with_the_file_s_name_and_leaves_nothing(
-    path, monkeypatch, room
+    path, monkeypatch, room, left
 ):
-    records, before, left = filled(path), path.read_bytes(), [room]
-
-    def pwrite(fd, data, at):
-        if not left[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        part = data[: left[0]]
-        left[0] -= len(part)
-        return true_pwrite(fd, part, at)
-
-    def fsync(fd):
+    def fsync(descriptor):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    true_pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match=r"(No space left|Input/output error).*ledger.jsonl"):
-        ledger.append(path, "done", step=50)
+    records, before = filled(path), path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        room(len(before) + left)
+        with pytest.raises(OSError, match=r"(File too large|Input/output error).*ledger.jsonl"):
+            ledger.append(path, "done", step=50)
     assert path.read_bytes() == before
-    monkeypatch.undo()
     assert ledger.read_ledger(path) == records
+    room(1 << 20)
     assert ledger.append(path, "done")["number"] == len(records)
 
 
