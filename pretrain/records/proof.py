@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -168,24 +167,6 @@ def _bad_writers(attempt: int, during: Sequence[ledger.Record]) -> Iterator[str]
             )
 
 
-def surviving_steps(
-    attempts: Sequence[ledger.Record], done: dict[int, range], end: int
-) -> list[tuple[int, range]]:
-    """Return each attempt's number and surviving steps: those below where the next one began.
-
-    Args:
-        attempts: their records, oldest first.
-        done: the steps that each attempt did, by number.
-        end: step to which the run was rolled back since the last attempt; else a larger number.
-    """
-    kept = []
-    for record in reversed(attempts):
-        steps = done[record["attempt"]]
-        kept.append((record["attempt"], range(steps.start, min(steps.stop, end))))
-        end = min(end, steps.start)
-    return kept[::-1]
-
-
 def _count_blocks(
     records: Sequence[ledger.Record],
     attempts: Sequence[ledger.Record],
@@ -202,30 +183,33 @@ def _count_blocks(
         recorded: (attempt, step) of each line of metrics.jsonl.
         found: the findings are added to it.
     """
+    attempt_of: list[int] = []  # by surviving step
+    for record in attempts:
+        attempt, first = record["attempt"], record["step"]
+        if first > len(attempt_of):
+            step = len(attempt_of)
+            found.problems.append(f"step {step} is missing from the steps that survive")
+            return
+        attempt_of[first:] = [attempt] * len(done[attempt])
     # Launches that never began an attempt may have ended since, each with a record.
-    later = records[attempts[-1]["number"] :]
-    ends = [record["step"] for record in ledger.segments(later)]
-    kept = surviving_steps(attempts, done, min(ends, default=sys.maxsize))
-    steps = [step for _, part in kept for step in part]
-    if steps != list(range(len(steps))):
-        gap = next(number for number, step in enumerate(steps) if number != step)
-        found.problems.append(f"step {gap} is missing from the steps that survive")
-        return
-    missing = [s for attempt, part in kept for s in part if (attempt, s) not in recorded]
+    later = ledger.segments(records[attempts[-1]["number"] :])
+    del attempt_of[min((record["step"] for record in later), default=len(attempt_of)) :]
+    steps = len(attempt_of)
+    missing = [step for step, attempt in enumerate(attempt_of) if (attempt, step) not in recorded]
     if missing:
         found.unchecked.append(
-            f"{len(missing):,} of {len(steps):,} steps have no line in metrics.jsonl, so that only "
+            f"{len(missing):,} of {steps:,} steps have no line in metrics.jsonl, so that only "
             f"the ledger says what they read: {_ranges(missing)}"
         )
     order, sizes = order_of(records)
     names = [corpus["name"] for corpus in corpora_of(records)]
-    end = sizes.first_block(len(steps))
+    end = sizes.first_block(steps)
     drawn = order.mixture.counts(end)
     parts = (
         f"{count(blocks, 'block')}{f' of {name}' if name else ''} ({in_short(read)} epochs)"
         for blocks, read, name in zip(drawn, order.epochs(end), names, strict=True)
     )
-    found.checked.append(f"{len(steps):,} steps survive, each once: {', '.join(parts)}")
+    found.checked.append(f"{steps:,} steps survive, each once: {', '.join(parts)}")
     for corpus, epoch, counts in _epochs(order, end):
         name, lineage = names[corpus], order.lineages[corpus]
         complete = drawn[corpus] >= lineage.start(epoch + 1)
