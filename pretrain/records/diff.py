@@ -104,20 +104,18 @@ def _measured(line: Line | None) -> str:
 
 
 def _where_both_are(first: RunView, second: RunView) -> Iterator[Difference]:
-    """Yield the losses at the first step where they differ, and at the last one that both have."""
-    one, other = _losses(first.lines), _losses(second.lines)
+    """Yield the losses at the first and the last step of both runs where they differ."""
+    found = _different_losses(first.lines, second.lines)
+    for step, one, other in found[:1]:
+        yield f"training loss, step {step:,} (the first that differs)", one, other
+    for step, one, other in found[-1:]:
+        yield f"training loss, step {step:,}", one, other
+    for step, one, other in _different_losses(first.validation, second.validation)[-1:]:
+        yield f"validation loss after {step:,}", one, other
+
+
+def _different_losses(*runs: Sequence[Line]) -> list[tuple[int, str, str]]:
+    """Steps with two losses, with all digits, as these may differ in the last one alone."""
+    one, other = ({line["step"]: strict_json(line["loss"]) for line in run} for run in runs)
     steps = sorted(one.keys() & other.keys())
-    differing = [step for step in steps if one[step] != other[step]]
-    if differing:
-        step, last = differing[0], steps[-1]
-        yield f"training loss, step {step:,} (the first that differs)", one[step], other[step]
-        yield f"training loss, step {last:,}", one[last], other[last]
-    one, other = _losses(first.validation), _losses(second.validation)
-    for step in sorted(one.keys() & other.keys())[-1:]:
-        if one[step] != other[step]:
-            yield f"validation loss after {step:,}", one[step], other[step]
-
-
-def _losses(lines: Sequence[Line]) -> dict[int, str]:
-    """By step, with all their digits, as two losses may differ in the last one alone."""
-    return {line["step"]: strict_json(line["loss"]) for line in lines}
+    return [(step, one[step], other[step]) for step in steps if one[step] != other[step]]
