@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,10 @@ class JsonLines:
 def read_metrics(
     path: Path, tell: Callable[[str], object] = lambda text: None
 ) -> list[dict[str, Any]]:
-    """Return the valid lines of a JSON Lines file; none if it does not exist. See `parse_line`.
+    """Return the valid lines of a JSON Lines file; none if it does not exist.
+
+    A valid line is a JSON object with a step, and in metrics.jsonl and validation.jsonl with the
+    keys in NEEDED.
 
     Args:
         path: the file.
@@ -82,7 +85,7 @@ def read_metrics(
             does not count.
     """
     lines = files.read_bytes(path).split(b"\n")[:-1]
-    valid = [record for line in lines if (record := parse_line(line, path.name)) is not None]
+    valid = _valid(lines, path)
     if invalid := len(lines) - len(valid):
         tell(f"{path}: {invalid} lines are not valid and are left out")
     return valid
@@ -96,19 +99,12 @@ def newest_lines(path: Path) -> list[dict[str, Any]]:
             lines = file.read().split(b"\n")[bool(start) : -1]  # the first may be cut off
     except OSError:
         return []
-    return [record for line in lines if (record := parse_line(line, path.name)) is not None]
+    return _valid(lines, path)
 
 
-def parse_line(line: bytes, name: str) -> dict[str, Any] | None:
-    """Return the record in a line of the file `name`, or None if the line is not valid.
-
-    A valid line is a JSON object with a step, and in metrics.jsonl and validation.jsonl with the
-    keys in NEEDED.
-    """
-    record = control.parse_object(line)
-    if record is None or type(record.get("step")) is not int:
-        return None
-    return record if record.keys() >= NEEDED.get(name, frozenset()) else None
+def _valid(lines: Iterable[bytes], path: Path) -> list[dict[str, Any]]:
+    records, needed = map(control.parse_object, lines), NEEDED.get(path.name, frozenset())
+    return [r for r in records if r and type(r.get("step")) is int and r.keys() >= needed]
 
 
 def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
