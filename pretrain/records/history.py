@@ -19,14 +19,6 @@ def sentences(records: Sequence[Record]) -> list[tuple[Record, str]]:
     return [(record, describe(record)) for record in shown]
 
 
-def since_last_attempt(records: Sequence[Record]) -> list[str]:
-    """Sentences about what happened between the beginnings of the last two attempts."""
-    begun = [number for number, r in enumerate(records) if r["kind"] == "attempt"]
-    kinds = ("crash", "hang", "preempted", "segment", "attempt")
-    first = begun[-2] + 1 if len(begun) > 1 else 0
-    return [text for r, text in sentences(records[first:]) if r["kind"] in kinds]
-
-
 def describe(record: Record) -> str:
     """Describe a record of the ledger in a sentence."""
     sentence = _SENTENCES.get(record["kind"])

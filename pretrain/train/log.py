@@ -21,7 +21,7 @@ from pretrain.engine.determinism import cache_use
 from pretrain.loop.protocols import StepRecord
 from pretrain.records import control, folder, ledger, metrics, pace, progress, wording
 from pretrain.records.figures import BLOCKS, PAIRS, curves, figures
-from pretrain.records.history import describe, since_last_attempt
+from pretrain.records.history import describe
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
 from pretrain.train.resume import ResumeState
@@ -65,8 +65,6 @@ class RunLog:
         self._trackers.append(self._board)
         if config.tracker == "wandb":
             self._trackers.append(WandbRun(self._run, public(config), start.attempt, self.say))
-        for text in since_last_attempt(records):
-            self._board.text(start.step, text)
         self._metrics = metrics.JsonLines(self._run / metrics.METRICS)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         self._first_validation_id = (validation or [{}])[0].get("validation_id", "")
@@ -211,9 +209,7 @@ class RunLog:
 
     def _suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values
         """Record what the spike detector found: the fields of an `Event`."""
-        text = describe({"kind": kind, **fields})
-        self.say(text)
-        self._board.text(fields["step"], text)
+        self.say(describe({"kind": kind, **fields}))
         self.record(kind, **fields)
 
 

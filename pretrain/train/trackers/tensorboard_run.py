@@ -18,8 +18,8 @@ _FLUSH_SECONDS = 5.0
 class TensorBoard:
     """Writes TensorBoard scalars: the surviving steps, each an event.
 
-    Steps that an attempt repeats replace the earlier ones (TensorBoard's purge step). Texts report
-    rollbacks and spikes. An error does not end the run: nothing is written until `sync` is called.
+    Steps that an attempt repeats replace the earlier ones (TensorBoard's purge step). An error does
+    not end the run: nothing is written until `sync` is called.
     """
 
     def __init__(self, run: Path, first_step: int, say: Callable[[str], object]) -> None:
@@ -60,13 +60,6 @@ class TensorBoard:
             named = [Summary.Value(tag=name, simple_value=v) for name, v in values.items()]
             self._writer.file_writer.add_summary(Summary(value=named), step)
             if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
-                self._flush()
-
-    def text(self, step: int, text: str) -> None:
-        """Write a text about a step."""
-        if self._writer is not None:
-            with self._closing_on_error():
-                self._writer.add_text("events", text, step)
                 self._flush()
 
     def _flush(self) -> None:

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from pretrain.records import history
-from tests.pretrain.histories import spiked
 
 
 def test_every_kind_of_record_that_is_written_has_its_sentence():
@@ -46,11 +45,3 @@ def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
     assert "fp16 (loss-scale), loss 6 (usually 5)" in text(channel="loss-scale")
     assert text(channel="gradient-norm").startswith("raised gradient norm, loss 6 (usually 5)")
     assert text(channel="drift").startswith("rise over thousands of steps, loss 6 (usually 5)")
-
-
-def test_an_attempt_begins_with_sentences_about_what_led_to_it():
-    run = spiked()
-    run.begin()
-    text = history.since_last_attempt(run.records)
-    assert [sentence.split()[0] for sentence in text] == ["rolled", "attempt"]
-    assert len(history.since_last_attempt(run.records[:2])) == 1

@@ -29,7 +29,6 @@ def events_of(folder):
 def test_the_curve_replaces_what_a_later_attempt_does_again(tmp_path):
     for attempt, steps in ((1, range(10)), (2, range(6, 12))):
         board = TensorBoard(tmp_path, steps[0], print)
-        board.text(steps[0], f"attempt {attempt} began")
         for step in steps:
             show(board, step, loss=float(attempt))
         board.close()
