@@ -50,6 +50,9 @@ _MOST_ROLLBACKS = 20
 _OLD_SPACING = drift.MEMORY // 2
 """Steps between the old checkpoints that are kept, for spikes that turn out to have begun with a
 small rise thousands of steps before."""
+_MOST_COUNTED = 1 << 16
+"""Checkpoints of a run that are looked at to say how many it keeps: more than lie in the steps that
+are remembered, and not all that a long run has."""
 
 Records = Sequence[ledger.Record]
 
@@ -263,13 +266,9 @@ def usual_checkpoints_kept(config: RunConfig) -> int:
 
 
 def _usually_kept(config: RunConfig) -> int:
-    training, policy = config.training, config.spike
-    interval, steps = training.checkpoint_interval, training.steps
-    # Older ones are not kept, and a run may have more than can be counted.
-    reach = policy.longest_delay + _MOST_MARGINS * policy.margin_steps + _old_steps(policy)
-    reach += (_MOST_MARGINS + training.checkpoints_kept) * interval + 2 * _OLD_SPACING
-    first = interval * max(1, (steps - reach) // interval)
-    return len(_kept([*range(first, steps, interval), steps], steps, (), config))
+    steps, interval = config.training.steps, config.training.checkpoint_interval
+    saved = range(interval, steps, interval)[-_MOST_COUNTED:]
+    return len(_kept([*saved, steps], steps, (), config))
 
 
 def max_checkpoints_kept(config: RunConfig) -> int:
