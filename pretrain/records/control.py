@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import signal
 import threading
 import time
@@ -146,10 +147,7 @@ def request_stop(run: Path, token: str) -> None:
 
 def stop_requested(run: Path, token: str) -> bool:
     """Return whether the attempt was asked to stop; one `stat`, cheap enough for every step."""
-    try:
-        return _stop_file(run, token).exists()
-    except OSError:
-        return False  # asked again after the next step
+    return os.path.exists(_stop_file(run, token))  # where it cannot be told, the next step asks
 
 
 @dataclasses.dataclass

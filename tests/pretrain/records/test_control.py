@@ -130,7 +130,7 @@ def test_a_request_that_the_disk_refuses_is_not_a_request_and_ends_nothing(tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "touch", fails)
-        patch.setattr(Path, "exists", fails)
+        patch.setattr(os, "stat", fails)
         control.stop_on_signals(tmp_path, "aa", {})
         os.kill(os.getpid(), signal.SIGUSR1)
         assert not control.stop_requested(tmp_path, "aa")
