@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.files import named_errors
 from finetune import tables
 from finetune.tasks import HUB_REPOSITORY, BenchmarkTask, Task
 
@@ -80,20 +79,6 @@ def digest(splits: Sequence[Split]) -> str:
     return whole.hexdigest()
 
 
-def read_rows(path: Path) -> list[list[str]]:
-    """Read the tab-separated columns of every line of a UTF-8 file.
-
-    Raises:
-        ValueError: the file is not UTF-8, or is empty.
-    """
-    with named_errors(f"{path}: is not UTF-8"):
-        text = path.read_bytes().decode("utf-8-sig")  # read_text would end a line at each "\r"
-    if not text:
-        raise ValueError(f"{path}: is empty")
-    lines = text.removesuffix("\n").split("\n")
-    return [line.removesuffix("\r").split("\t") for line in lines]
-
-
 def _from_own(path: Path) -> Split:
     """Read what `custom_task.write` wrote."""
     with path.open(encoding="utf-8") as lines:
@@ -110,7 +95,7 @@ def _from_tsv(task: BenchmarkTask, path: Path, split: str) -> Split:
             f"{path.parent}: has no {', '.join(missing)} (a saved dataset "
             f"{path.parents[1] / task.hub} or --data {HUB} would do as well)"
         )
-    rows = [*enumerate(read_rows(path), start=1)]
+    rows = [*enumerate(tables.tab_separated(path), start=1)]
     header = task.header if task.header and labelled else rows.pop(0)[1]
     columns = _columns(task, header, labelled, path)
     examples, skipped = [], 0

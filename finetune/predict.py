@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from data_prep.common.files import new_folder
 from data_prep.common.records import decode
-from finetune import examples, scores
+from finetune import examples, scores, tables
 from finetune.batches import EncodedExamples
 from finetune.classifiers import logits_of
 from finetune.config import FinetuneConfig
@@ -91,7 +91,7 @@ def _read_lines(file: Path, task: Task) -> list[Example]:
     """Read examples; of a task that does not say, each has as many texts as the first line."""
     found = []
     count = len(task.texts)
-    for number, row in enumerate(examples.read_rows(file), start=1):
+    for number, row in enumerate(tables.tab_separated(file), start=1):
         texts = tuple(text.strip() for text in row)
         count = count or min(len(texts), 2)
         if len(texts) != count or not any(texts):

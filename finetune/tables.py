@@ -74,26 +74,45 @@ def text(value: Any) -> str:  # noqa: ANN401 - of JSON or parquet
     return "" if value is None or value != value else str(value).strip()
 
 
+def tab_separated(path: Path) -> list[list[str]]:
+    """Read the tab-separated columns of every line of a UTF-8 file.
+
+    Raises:
+        ValueError: the file is not UTF-8, or is empty.
+    """
+    with named_errors(f"{path}: is not UTF-8"):
+        content = path.read_bytes().decode("utf-8-sig")  # read_text would end a line at each "\r"
+    if not content:
+        raise ValueError(f"{path}: is empty")
+    lines = content.removesuffix("\n").split("\n")
+    return [line.removesuffix("\r").split("\t") for line in lines]
+
+
 def _separated(path: Path) -> Iterator[TableRow]:
+    is_csv = path.suffix.lower() == ".csv"
+    lines = _csv_lines(path) if is_csv else enumerate(tab_separated(path), start=1)
+    header = _header(next(lines, (1, []))[1], f"{path}: line 1")
+    for line, fields in lines:
+        if fields in ([], [""]):
+            continue
+        if len(fields) != len(header):
+            hint = "; put fields with separators or line breaks in quotes" if is_csv else ""
+            raise ValueError(
+                f"{path}: line {line}: has {len(fields)} fields, the header line has "
+                f"{len(header)}{hint}"
+            )
+        yield TableRow(f"{path}: line {line}", dict(zip(header, fields, strict=True)))
+
+
+def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the fields of each row, and the number of the line where it begins."""
     csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix.lower() == ".csv":
-            lines = csv.reader(file, strict=True)
-        else:
-            lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
-        line = 1
+        lines, line = csv.reader(file, strict=True), 1
         try:
-            header = _header(next(lines, []), f"{path}: line 1")
-            line = lines.line_num + 1
             for fields in lines:
-                place, line = f"{path}: line {line}", lines.line_num + 1
-                if fields and len(fields) != len(header):
-                    raise ValueError(
-                        f"{place}: has {len(fields)} fields, the header line has {len(header)}; "
-                        "put fields with separators or line breaks in quotes"
-                    )
-                if fields:
-                    yield TableRow(place, dict(zip(header, fields, strict=True)))
+                yield line, fields
+                line = lines.line_num + 1
         except csv.Error as error:
             raise ValueError(f"{path}: line {line}: {error}") from None
 

@@ -60,15 +60,17 @@ def test_places_are_the_lines_where_rows_begin(tmp_path):
     assert places == ["line 2", "line 3", "line 6"]
 
 
-def test_a_quotation_mark_in_a_tsv_file_is_text(tmp_path):
-    (tmp_path / "a.tsv").write_text('text\tlabel\n"unpaired\t1\n')
-    assert rows_of(tmp_path / "a.tsv") == [('"unpaired', "1")]
+def test_a_quotation_mark_and_a_carriage_return_in_a_tsv_file_are_text(tmp_path):
+    (tmp_path / "a.tsv").write_bytes(b'text\tlabel\r\n"one\r two\t1\r\n\r\n')
+    (row,) = tables.read_rows(str(tmp_path / "a.tsv"))
+    assert row.values == {"text": '"one\r two', "label": "1"}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.csv", "text,label\na,b,c\n", "a.csv: line 2: has 3 fields, the header line has 2"),
+        ("a.tsv", "text\tlabel\n\na\n", "a.tsv: line 3: has 1 fields, the header line has 2$"),
         ("a.csv", 'text,label\nx,1\n"a,b\n', "a.csv: line 3: unexpected end"),
         ("a.csv", "text,text\n", "line 1: column 'text' is there twice"),
         ("a.csv", "text;label\na, b;1\n", "line 1: 'text;label': separate columns with commas"),
