@@ -172,10 +172,13 @@ def load(source: str) -> Any:  # noqa: ANN401 - a Dataset
         folder, split = source, ""
     try:
         if source.startswith(HUB):
+            if not folder:
+                raise ValueError("no split is named")
             return datasets.load_dataset(*folder.split(":"), split=split)
         table = datasets.load_from_disk(folder)
     except (OSError, ValueError, KeyError) as error:
-        accepted = f"{', '.join(_READERS)} files, or a folder of datasets.Dataset.save_to_disk"
+        accepted = f"{', '.join(_READERS)} files, a folder of datasets.Dataset.save_to_disk, or "
+        accepted += f"{HUB}NAME:SPLIT"
         raise ValueError(f"{source}: cannot be loaded ({error}); accepted: {accepted}") from None
     splits = table if isinstance(table, Mapping) else {"": table}
     if split not in splits:

@@ -92,3 +92,8 @@ def test_what_is_broken_or_not_there_is_refused_by_name_and_line(tmp_path, name,
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         tables.read_rows(str(tmp_path / name))
+
+
+def test_a_data_set_of_the_hub_needs_its_split():
+    with pytest.raises(ValueError, match=r"datasets:imdb: .*no split .*accepted: .*NAME:SPLIT"):
+        tables.read_rows("datasets:imdb")
