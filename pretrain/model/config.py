@@ -166,14 +166,11 @@ class ModelConfig:
 
         for name, accepted in {"position": tuple(POSITION_METHODS), **CHOICES}.items():
             check(name, getattr(self, name) in accepted, accepted)
+        may_be_zero = ("embedding_size", "position_offset", "segments", "latents", "local_window")
         for name in (field.name for field in dataclasses.fields(self) if field.type == "int"):
+            least = 0 if name in may_be_zero else 1
             most = 10_000 if name == "num_layers" else 10_000_000  # more would never be built
-            check(name, getattr(self, name) <= most, f"at most {most:,}")
-        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
-        for name in (*sizes, "max_positions", "layer_groups", "global_every"):
-            check(name, getattr(self, name) >= 1, "a positive number")
-        for name in ("position_offset", "segments", "latents", "local_window"):
-            check(name, getattr(self, name) >= 0, "0 or a positive number")
+            check(name, least <= getattr(self, name) <= most, f"{least} to {most:,}")
         # Without it the norm of padding's zeros is NaN.
         check("layer_norm_epsilon", self.layer_norm_epsilon >= 1e-30, "1e-30 or above")
         for name in ("dropout", "attention_dropout"):
@@ -199,7 +196,7 @@ class ModelConfig:
     def _check_embedding_size(self) -> None:
         size = self.embedding_size
         multiple = self.method.hidden_multiple
-        fits = 0 <= size <= self.hidden_size and size % multiple == 0
+        fits = size <= self.hidden_size and size % multiple == 0
         accepted = f"0 to hidden_size {self.hidden_size}"
         if multiple > 1:
             accepted += f", a multiple of {multiple} ({self.position} positions)"

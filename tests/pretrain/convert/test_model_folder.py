@@ -432,7 +432,7 @@ def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
         # Layers that share their weights have none in the file.
         (
             *("zero-clap", {"num_layers": 10**8, "sharing": "all"}),
-            "num_layers: 100000000 is not accepted; it must be at most 10,000",
+            "num_layers: 100000000 is not accepted; it must be 1 to 10,000",
         ),
     ],
 )
