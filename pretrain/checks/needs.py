@@ -22,6 +22,8 @@ from pretrain.model.config import ModelConfig
 
 DEEPSPEED_BUCKET = 500_000_000
 """DeepSpeed 0.19's default of reduce_bucket_size, in elements."""
+DS_CONFIGS_BUCKET = 50_000_000
+"""That of every file in ds_configs at stages 2 and 3."""
 
 
 def weight_bytes(settings: Mapping[str, Any]) -> int:
@@ -141,7 +143,8 @@ def states(
     optimizer state, stage 2 the gradients too, stage 3 everything. At stage 0 the weights
     themselves are fp32, which leaves 8 P; from stage 1 on DeepSpeed keeps an fp32 copy even of fp32
     weights, and gradients are accumulated in `grad_accum_dtype`; at stage 1 these sums stay between
-    updates. Stages 2 and 3 allocate their bucket at once, however small the model.
+    updates. Stages 2 and 3 allocate their bucket at once, however small the model; at a
+    stage that is not the settings' own it is that of ds_configs.
     """
     width, part = weight_bytes(settings), math.ceil(count / world_size)
     weights = width * (count if stage < 3 else part)
@@ -149,7 +152,9 @@ def states(
     gradient_width = 4 if summed == "fp32" and stage else width
     gradients = gradient_width * (count if stage < 2 else part)
     zero = settings.get("zero_optimization", {})
-    bucket = int(zero.get("reduce_bucket_size", DEEPSPEED_BUCKET)) if stage > 1 else 0
+    own = stage == deepspeed_settings.stage_of(settings)
+    default = DEEPSPEED_BUCKET if own else DS_CONFIGS_BUCKET
+    bucket = int(zero.get("reduce_bucket_size", default)) if stage > 1 else 0
     bucket *= 4 if settings.get("communication_data_type") == "fp32" else width
     optimizer = int(4 * moments * count if stage == 0 else (4 + 4 * moments) * part)
     return weights, gradients, optimizer, bucket

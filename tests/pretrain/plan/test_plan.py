@@ -65,6 +65,14 @@ def test_the_lower_bound_is_close_to_what_is_counted_and_never_above_it(variant)
             assert 0.98 * memory.optimizer < host <= memory.optimizer
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_memory_of_another_stage_is_that_of_its_file(precision):
+    """Which is the file that the guides name for it."""
+    files = [of("pile-base", f"training.deepspeed=zero{n}_{precision}") for n in (1, 2, 3)]
+    for planned in files[1:]:
+        assert files[0].memory[planned.stage] == planned.memory[planned.stage]
+
+
 @pytest.mark.parametrize("size", ["tiny", "large"])
 def test_the_lower_bound_holds_for_the_smallest_and_the_largest(size):
     config = recipes.load("pile-base")
