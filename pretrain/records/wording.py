@@ -12,7 +12,8 @@ from pretrain.records.metrics import Line, best_validation, finite_or_nan
 def validation_line(validation: Sequence[Line]) -> str:
     """Describe the newest validation and the best one.
 
-    Of several terms it gives the loss of each, because their sum has no perplexity.
+    Of several terms it gives the loss of each, because their sum has no perplexity. The first
+    validation on other blocks than the one before says so, as the two do not compare.
 
     Args:
         validation: lines of validation.jsonl on the surviving lineage, at least one.
@@ -24,6 +25,8 @@ def validation_line(validation: Sequence[Line]) -> str:
     loss = format_number(newest["loss"], ".4f")
     parts = [f"{name} {format_number(value, digits)}" for name, value in shown.items()]
     text = f"validation after {newest['step']:,} steps: loss {loss}, {', '.join(parts)}"
+    if len({line.get("validation_id") for line in validation[-2:]}) > 1:
+        text += " on the next phase's blocks"
     if best is None or best is newest:
         return text
     return f"{text} (best {best[key]:{digits}} after {best['step']:,})"

@@ -224,3 +224,12 @@ def test_a_validation_of_several_terms_is_described_by_each_and_not_by_their_per
     assert text == (
         "validation after 6 steps: loss 5.7500, masked 5.2500, sop 0.5000 (best 5.5000 after 3)"
     )
+
+
+def test_the_first_validation_on_other_blocks_says_that_it_is():
+    lines = [
+        {**evaluation(80, loss, name), "perplexity": 1.0}
+        for loss, name in ((5.5, "a"), (5.6, "b"), (5.4, "b"))
+    ]
+    marked = ["next phase's blocks" in wording.validation_line(lines[:n]) for n in (1, 2, 3)]
+    assert marked == [False, True, False]
