@@ -46,7 +46,7 @@ def _finetune_arguments(command: argparse.ArgumentParser) -> None:
     add("--kind", choices=("classification", "regression"), help=kind)
     share = "share of the training examples to score where --dev is not given (default: 0.1)"
     add("--dev-share", type=float, default=0.1, metavar="SHARE", help=share)
-    add("--name", default="own", help="name of the task in folders and reports")
+    add("--name", default="own", help="name of the task in folders and reports (default: own)")
     _run_arguments(command, "1")
 
 

@@ -201,6 +201,7 @@ def _section(table: DataFrame, runs: Sequence[Result]) -> str:
         f"Median over seeds (lowest to highest) on {example['dev_examples']:,} dev examples after "
         f"training on {example['train_examples']:,}. *best*: the epoch with the best {choice} on "
         "the same dev examples, so it is optimistic. *last*: the last epoch, without selection. "
+        "*collapsed*: runs whose model gives one answer to everything. "
         f"{sum(run['seconds'] for run in runs):,.0f} s in all, {speed:,.0f} tokens/s (median) on "
         f"{example['device']}."
     )

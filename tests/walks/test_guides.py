@@ -22,7 +22,7 @@ GUIDES = ROOT / "pretrain" / "guides"
 PAGES = [GUIDES / "writing-a-recipe.md", GUIDES / "using-a-model.md", ROOT / "README.md"]
 SMALLER = {
     "--vocab-size 8000": "--vocab-size 2000",
-    "--valid-fraction 0.02": "--valid-fraction 0.004",
+    "--valid-fraction 0.06": "--valid-fraction 0.004",
     "  steps: 120\n": "  steps: 12\n  evaluation_blocks: 8\n",
     "_interval: 40\n": "_interval: 6\n",
     "_interval: 30\n": "_interval: 6\n",
