@@ -19,10 +19,8 @@ from pathlib import Path
 
 from data_prep.common import files
 from data_prep.common.wording import few
-from pretrain.records import control
+from pretrain.records import control, versions
 
-_SOURCE_ROOT = Path(__file__).parents[2]
-_PACKAGES = ("data_prep", "pretrain")
 _LOST_CONNECTION = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused|aborted)|broken pipe|socket timeout|"
     r"timed out waiting",
@@ -92,8 +90,8 @@ def _location(error: Exception) -> str:
     """Return the last line of our own code in an error's traceback."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         with contextlib.suppress(ValueError):
-            path = Path(frame.filename).relative_to(_SOURCE_ROOT)
-            if path.parts[0] in _PACKAGES:
+            path = Path(frame.filename).relative_to(versions.ROOT)
+            if path.parts[0] in versions.FOLDERS:
                 return f" ({path}, line {frame.lineno})"
     return ""
 

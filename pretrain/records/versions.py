@@ -20,8 +20,8 @@ from data_prep.common.files import sha256_of
 from pretrain.records.collective import Failure, Gather
 from pretrain.records.ledger import Record
 
-_ROOT = Path(__file__).parents[2]
-_FOLDERS = ("data_prep", "pretrain")
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("data_prep", "pretrain")
 """Beside each other, wherever this process imports them from."""
 _PACKAGES = ("torch", "deepspeed", "numpy", "tokenizers")
 
@@ -29,8 +29,8 @@ _PACKAGES = ("torch", "deepspeed", "numpy", "tokenizers")
 @functools.cache
 def sources() -> dict[str, str]:
     """Return the hash of every source file of the packages that ranks import, by path."""
-    paths = sorted(path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.py"))
-    return {str(path.relative_to(_ROOT)): sha256_of(path) for path in paths}
+    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    return {str(path.relative_to(ROOT)): sha256_of(path) for path in paths}
 
 
 def versions() -> dict[str, str]:

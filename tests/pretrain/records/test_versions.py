@@ -14,7 +14,7 @@ def test_the_version_of_zeroclap_changes_with_any_line_of_its_source(tmp_path, m
     assert found["Python"] == ".".join(map(str, sys.version_info[:3]))
     assert "pretrain/records/versions.py" in versions.sources()
     (tmp_path / "pretrain").mkdir()
-    monkeypatch.setattr(versions, "_ROOT", tmp_path)
+    monkeypatch.setattr(versions, "ROOT", tmp_path)
     seen = {found["zeroclap"]}
     for text in ("a = 1\n", "a = 2\n"):
         (tmp_path / "pretrain" / "a.py").write_text(text)
