@@ -13,7 +13,7 @@ import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,8 @@ from pretrain.records.progress import ProgressPrinter
 
 # Read `main`, then `train`.
 @console.survive_broken_pipe()
-def main(arguments: Sequence[str]) -> int:
+def main(folder: Path) -> int:
     """Execute the run of a folder and return the exit code."""
-    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(__doc__)
-        return EXIT_DONE if arguments in (["-h"], ["--help"]) else EXIT_USAGE
-    folder = Path(arguments[0])
     try:
         plan = read_plan(folder)
         if Process.from_environment().rank > 0:
@@ -213,4 +209,4 @@ def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(Path(sys.argv[1])))

@@ -80,7 +80,7 @@ def fine_tuning(tiny_model, easy_glue, tmp_path):
     def program(patch):
         from finetune import train
 
-        train.main([str(tmp_path / "run")])
+        train.main(tmp_path / "run")
 
     return program
 

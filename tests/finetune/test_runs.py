@@ -259,7 +259,7 @@ def test_two_processes_do_not_work_on_one_run(tmp_path, tiny_model, easy_glue, c
     (name,) = names_of(runs.prepare(tmp_path, plans(tiny_model, easy_glue)))
     with (tmp_path / name / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert train.main([str(tmp_path / name)]) == 2
+        assert train.main(tmp_path / name) == 2
     assert "another process is working" in capsys.readouterr().err
 
 
@@ -273,7 +273,7 @@ def test_a_run_that_begins_again_keeps_nothing_of_an_interrupted_one(
     finish(tmp_path, plan, tiny_model)
     (tmp_path / plan.name / "result.json").unlink()
     monkeypatch.setattr(train, "train", lambda plan, folder: {})
-    assert train.main([str(tmp_path / plan.name)]) == 0
+    assert train.main(tmp_path / plan.name) == 0
     assert {path.name for path in (tmp_path / plan.name).iterdir()} == {PLAN, "lock", "result.json"}
 
 
