@@ -45,7 +45,7 @@ def predict(model: Path, file: Path, device: str | None = None) -> str:
     chosen = choose_device(device)
     loaded = load_model(model)
     task = _task_of(loaded)
-    if file.suffix in (".csv", ".jsonl", ".json", ".parquet"):
+    if file.suffix.lower() in (".csv", ".jsonl", ".json", ".parquet"):
         raise ValueError(
             f"{file}: is a table; `predict` reads one text per line, or two separated by a tab. "
             "Write the texts into a .txt file"

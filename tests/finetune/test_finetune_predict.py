@@ -104,7 +104,7 @@ def test_answers_are_without_dropout_and_of_the_model_s_segments(segment_model, 
 def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_head_are_refused(
     trained, tiny_model, tmp_path, capsys
 ):
-    for name in ("new.tsv", "new.csv"):
+    for name in ("new.tsv", "new.CSV"):
         (tmp_path / name).write_text("one\n")
     model = trained / "CoLA-pretrained-seed1" / "model"
     output = ["--output", str(tmp_path / "submission")]
@@ -115,8 +115,8 @@ def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_he
         (["glue-report", str(tmp_path / "gone")], "gone: no such folder"),
         (["predict", str(tiny_model), str(tmp_path / "new.tsv")], "has no classification head"),
         (
-            ["predict", str(model), str(tmp_path / "new.csv")],
-            "new.csv: is a table; `predict` reads",
+            ["predict", str(model), str(tmp_path / "new.CSV")],
+            "new.CSV: is a table; `predict` reads",
         ),
     ):
         assert main(words) == 2
