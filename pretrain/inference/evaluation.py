@@ -129,12 +129,12 @@ def _results(
 
 
 def _note(loaded: LoadedModel, corpus: Corpus, options: argparse.Namespace) -> str:
-    """Describe what is predicted and, with --lengths, in which text."""
-    note = f"{validation_note(loaded.objective)}\n"
+    """Describe what is predicted, and in which blocks or, with --lengths, in which text."""
+    note, packing = f"{validation_note(loaded.objective)}\n", options.packing or loaded.packing
     if not options.lengths:
-        return note
+        return f"{note}packing of the blocks: {packing}\n"
     read = len(evenly_spaced(len(corpus), options.blocks or 0))
-    whole = (options.packing or loaded.packing) == "contiguous"
+    whole = packing == "contiguous"
     text = f"{read:,} of {len(corpus):,} documents{', read as one text' if whole else ''}"
     return f"{note}every length scores the same targets of {text}\n"
 

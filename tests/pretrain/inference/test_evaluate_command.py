@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 
 import pytest
 import torch
@@ -189,6 +190,16 @@ def test_packing_chooses_one_text_or_documents(folder, corpus, tmp_path, capsys)
     assert scores[""] == scores["--packing contiguous"]
     assert scores[""]["blocks"] == -(-valid.lengths.sum() // 31)
     assert scores["--packing chunked"]["blocks"] == (-(-valid.lengths // 31)).sum()
+
+
+def test_each_model_is_shown_with_the_packing_of_its_blocks(folder, corpus, capsys):
+    """It is that of its training, so two models may read different blocks."""
+    models = [folder("alibi"), folder("causal-alibi")]
+    words = ["evaluate", *models, "--data", str(corpus), "--blocks", "1"]
+    same = ["--packing", "chunked"]
+    for chosen, shown in ([], ["chunked", "contiguous"]), (same, ["chunked", "chunked"]):
+        assert command_line.main([*words, *chosen]) == 0
+        assert re.findall("packing of the blocks: (.+)", capsys.readouterr().out) == shown
 
 
 def test_models_of_the_same_folder_name_are_named_by_path(folder, corpus, tmp_path, capsys):
