@@ -129,6 +129,20 @@ def test_steps_that_were_rolled_back_do_not_count_though_the_next_launch_began_n
     assert any(text.startswith("9 steps survive") for text in before.checked)
 
 
+def test_a_step_that_no_surviving_attempt_did_is_found():
+    """An attempt went back to step 5 and did nothing, and the next one began at step 8."""
+    history = History()
+    history.begin()
+    for steps in (5, 3):
+        history.train(steps)
+        history.commit()
+    history.begin()
+    history.records[-1].update(step=5, manifest="1-5")
+    history.begin()
+    history.train(1)
+    assert problems(history) == ["step 5 is missing from the steps that survive"]
+
+
 def test_a_step_that_read_other_blocks_is_found():
     history = finished()
     draw = random.Random(1)
