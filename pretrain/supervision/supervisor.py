@@ -175,9 +175,9 @@ class Supervisor:
             self._record("segment", why=ledger.SPIKE, onset=spike["onset"], **fields)
             return None
         self._wait_until(lambda: False, decision.pause)
+        self._wait_for_room()  # may take days, in which a node that was there may die
         if missing := self._wait_for_nodes():
             return self._give_up(missing)
-        self._wait_for_room()
         return EXIT_PREEMPTED if self._stop_requests.count else self._launch()
 
     def _check_folder(self) -> None:

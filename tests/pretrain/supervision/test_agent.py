@@ -329,6 +329,22 @@ def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
     assert control.read_control_file(stage.run) == found, "an agent may not have read it yet"
 
 
+def test_a_node_that_dies_while_the_disk_has_no_room_is_waited_for(stage, monkeypatch):
+    supervisor, said = stage.supervisor(node_wait_seconds=0.3), []
+    Reporter(stage.run, 1).write(Report("", nodes.READY))
+    monkeypatch.setattr(nodes, "SILENCE_SECONDS", 3 * nodes.QUIET_SECONDS + 0.1)
+    monkeypatch.setattr(supervisor, "_print", said.append)
+
+    def lack():
+        silent = supervisor._other_nodes.unavailable()
+        return "" if said and silent else "no room"
+
+    monkeypatch.setattr(supervisor, "_lack_of_room", lack)
+    assert supervisor.run() == EXIT_FAILED
+    (gave_up,) = ledger.read_ledger(stage.run / "ledger.jsonl")
+    assert "did not report" in gave_up["reason"]
+
+
 def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage, monkeypatch):
     """Its agent may have been killed; Slurm would kill this supervisor 30 s later."""
     stage.scripts = {(1, 0): "record('attempt'); time.sleep(3); raise SystemExit(9)"}
