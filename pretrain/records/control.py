@@ -6,9 +6,8 @@ They are small files in the run's folder `control/`, and each but the stop reque
     stop-TOKEN               request to an attempt to save and exit after the current step
     heartbeat.json           what rank 0 is doing (heartbeat.py)
     failure-TOKEN-RANK.json  the error of a rank (failures.py)
-    node-NNN.json            the report of another node's agent (nodes.py)
     train.lock.json          who trains: host, process, time (folder.py)
-    supervisor.lock.json     who supervises, likewise, and where agents can connect (nodes.py)
+    supervisor.lock.json     who supervises, likewise, and where agents report (nodes.py)
 
 A network file system may refuse to read a file while it is being replaced. Readers then keep what
 they knew and try again later.

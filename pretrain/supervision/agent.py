@@ -34,8 +34,6 @@ MODULE = "pretrain.supervision.agent"
 _KILL_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 """Between two checks of the control file and the launcher."""
-_CONNECT_INTERVAL = 5.0
-"""Seconds between two attempts to connect to node 0."""
 
 
 class Agent:
@@ -67,8 +65,7 @@ class Agent:
         self._stopped = StoppedProcesses(self._run, self._node, self._settings.hang_seconds)
         self._supervisor = SupervisorLiveness(self._run)
         self._idle_since = time.monotonic()
-        self._endpoint: tuple[str, int] | None = None
-        self._look, self._connect = nodes.Interval(), nodes.Interval()
+        self._look = nodes.Interval()
         self._reporter = nodes.Reporter(self._run, self._node)
 
     def run(self) -> int:
@@ -93,7 +90,7 @@ class Agent:
                 self._end_job()
                 # A supervisor that waits for this node would wait until it counts as silent.
                 self._set_report(nodes.ENDED, "its agent ended")
-                self._reporter.write(self._report)
+                self._reporter.send(self._report)
 
     def _take_over(self) -> None:
         """Adopt the attempt of the control file if it runs here; else end its processes.
@@ -130,10 +127,8 @@ class Agent:
         code = self._exit_code()
         if code is None:
             self._check_job()
-            self._check_network()
-            # Without an endpoint to connect to, it cannot report that it is ready.
-            if not self._start or self._supervisor.endpoint:
-                self._reporter.write(self._report)
+            if problem := self._reporter.send(self._report):
+                self._print(problem)
         return code
 
     def _follow(self, control_file: ControlFile) -> None:
@@ -142,7 +137,6 @@ class Agent:
         self._control_file = control_file
         if control_file.state != control.RUN or self._start not in ("", control_file.start):
             self._set_report(nodes.READY)
-            self._connect = nodes.Interval()
             return
         attempt, token = f"attempt {control_file.attempt}", control_file.token
         # Stopped processes found in the last attempt would end this one, too.
@@ -190,16 +184,6 @@ class Agent:
         else:
             self._set_report(nodes.RUNNING, self._stopped.describe())
 
-    def _check_network(self) -> None:
-        """Between attempts, report whether ranks of this node could connect to node 0."""
-        endpoint = self._supervisor.endpoint
-        if endpoint is None or self._report.state not in (nodes.READY, nodes.UNREACHABLE):
-            return
-        if self._connect.due(_CONNECT_INTERVAL) or endpoint != self._endpoint:
-            problem = nodes.connect_problem(*endpoint)
-            self._set_report(nodes.UNREACHABLE if problem else nodes.READY, problem)
-            self._endpoint = endpoint
-
     def _end_orphans(self) -> None:
         """End the launcher if node 0 is silent; in a thread, as the main one may be blocked."""
         if (job := self._job) and self._supervisor.silence():  # the main thread may forget it
@@ -233,8 +217,7 @@ def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
     reporter = nodes.Reporter(run, node.rank)
     report = Report("", nodes.REFUSED, f"is refused: {reason}")
     while time.monotonic() < deadline:
-        reporter.write(report)
-        nodes.send_report(run, node.rank, report)  # the folder may be the reason
+        reporter.send(report)
         newest = control.try_read(run)
         if newest and newest != before and newest.state == control.EXIT:
             return

@@ -188,7 +188,9 @@ class Agents:
             if child and child.poll() is None:
                 if node not in lost or seconds < nodes.SILENCE_SECONDS:
                     continue
-                self._write(f"the agent on {self._names[node]} does not report; starting another")
+                said = launching.tail(self._log(node), lines=1).strip()
+                name = self._names[node]
+                self._write(f"the agent on {name} does not report; starting another: {said}")
                 child.kill()
                 child.wait()
             elif child:

@@ -1,8 +1,8 @@
 """The nodes of a run: which one this is, and how node 0 and the others monitor each other.
 
-Each node has an agent, and node 0 has the supervisor. Their heartbeats are files in the run's
-folder, which all nodes share: an agent renews its report, the supervisor the control file of its
-lock. A node counts as alive while its files keep changing, by the reader's clock.
+Each node has an agent, and node 0 has the supervisor. An agent sends its reports to a port of node
+0. The supervisor renews the control file of its lock, in the run's folder, which all nodes share. A
+node counts as alive while its reports, or its files, keep coming, by the reader's clock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
 import secrets
 import socket
 import time
@@ -24,16 +23,14 @@ from pretrain.records import control, heartbeat
 from pretrain.records.folder import SUPERVISOR_LOCK, sign_of
 from pretrain.supervision.decide import CRASH, HANG, Problem
 
-READY, RUNNING, ENDED = "ready", "running", "ended"
-UNREACHABLE, REFUSED = "unreachable", "refused"
-"""A node that cannot connect to node 0 now, and one that cannot take part at all."""
+READY, RUNNING, ENDED, REFUSED = "ready", "running", "ended", "refused"
 _CONNECT_SECONDS, _RECEIVE_SECONDS = 5.0, 0.2
 _MAX_REPORT = 1 << 16
 """Bytes that are read from a connection."""
 SILENCE_SECONDS = 60.0
 """The death of another node's agent, or of node 0, is noticed within this time."""
 QUIET_SECONDS = 6.0
-"""Between two heartbeats of a node whose report is unchanged; each replaces a shared file."""
+"""Between two heartbeats of a node whose report is unchanged; each is a connection."""
 
 
 class Interval:
@@ -94,51 +91,53 @@ class Report:
     token: str
     """Of the attempt; "" before the first."""
     state: str
-    """`ready`, `running`, `ended`, `unreachable` or `refused`."""
+    """`ready`, `running`, `ended`, or `refused` if the node cannot take part at all."""
     problem: str = ""
-    """Why its launcher ended, why it is unreachable or refused, or which process is stopped."""
+    """Why its launcher ended, why it is refused, or which process is stopped."""
     start: str = ""
     """Token of the supervisor's start that this agent serves; "" if it serves any."""
 
 
-def _report_path(run: Path, node: int) -> Path:
-    return control.folder_of(run) / f"node-{node:03d}.json"
-
-
 class Reporter:
-    """Writes the report of an agent, and shows that the agent is alive."""
+    """Sends the reports of a node to node 0, which shows that the node is alive.
+
+    A node that cannot connect to node 0 could not train with it either; one that cannot write to
+    the run's folder can say so.
+    """
 
     def __init__(self, run: Path, node: int) -> None:
-        """Prepare the reports of a node without writing any."""
-        self._path, self._next = _report_path(run, node), Interval()
-        self._written: Report | None = None
+        """Prepare the reports of a node without sending any."""
+        self._sign, self._node = sign_of(run, SUPERVISOR_LOCK), node
+        self._next, self._last = Interval(), Report("", "")
+        self._problem = ""
 
-    def write(self, report: Report) -> None:
-        """Replace the last report if this one differs, or a heartbeat is due."""
-        if not self._next.due(QUIET_SECONDS) and report == self._written:
-            return
-        # The time makes each file differ from the previous one.
-        sender = {"pid": os.getpid(), "host": socket.gethostname(), "time_ns": time.time_ns()}
-        with contextlib.suppress(OSError):  # the reader notices the silence
-            files.replace_json(self._path, {**dataclasses.asdict(report), **sender})
-            self._written = report
+    def send(self, report: Report) -> str:
+        """Send a report if it differs from the last one, or a heartbeat is due.
 
-
-def send_report(run: Path, node: int, report: Report) -> None:
-    """Send a report to the `Listener` of node 0, from a machine that cannot write to the folder."""
-    endpoint = control.read_json(sign_of(run, SUPERVISOR_LOCK)) or {}
-    if not endpoint.get("port"):  # no supervisor, or one without other nodes
-        return
-    sender = {"host": socket.gethostname(), "node": node, "key": endpoint["key"]}
-    data = files.strict_json({**dataclasses.asdict(report), **sender}).encode()
-    with contextlib.suppress(OSError):  # the sender tries again
-        address = str(endpoint["address"]), int(endpoint["port"])
-        with socket.create_connection(address, _CONNECT_SECONDS) as connection:
-            connection.sendall(data)
+        Returns:
+            Why it cannot be sent, unless that was returned before; else "".
+        """
+        if not self._next.due(QUIET_SECONDS) and report == self._last:
+            return ""
+        self._last = report
+        endpoint = control.read_json(self._sign) or {}
+        if not endpoint.get("port"):  # no supervisor, or one without other nodes
+            return ""
+        sender = {"host": socket.gethostname(), "node": self._node, "key": endpoint["key"]}
+        data = files.strict_json({**dataclasses.asdict(report), **sender}).encode()
+        before, self._problem = self._problem, ""
+        try:
+            address = str(endpoint["address"]), int(endpoint["port"])
+            with socket.create_connection(address, _CONNECT_SECONDS) as connection:
+                connection.sendall(data)
+        except OSError as error:
+            where = "node 0, port {port} of {address}".format(**endpoint)
+            self._problem = f"cannot connect to {where}: {error.strerror or error}"
+        return self._problem if self._problem != before else ""
 
 
 class Listener:
-    """A port of node 0. A node that can connect to it has a network for its ranks."""
+    """A port of node 0, which receives the reports of the other nodes."""
 
     def __init__(self, address: str) -> None:
         """Listen on a free port, on all interfaces; `address` is this machine's for the others."""
@@ -169,18 +168,6 @@ class Listener:
         self._socket.close()
 
 
-def connect_problem(address: str, port: int) -> str:
-    """Return why this machine cannot connect to a port; "" if it can."""
-    try:
-        socket.create_connection((address, port), _CONNECT_SECONDS).close()
-    except OSError as error:
-        return (
-            f"cannot connect to port {port} of {address} ({error.strerror or error}), which its "
-            "ranks need; check the cable and the firewall"
-        )
-    return ""
-
-
 class SupervisorLiveness:
     """The heartbeats of node 0: those of its supervisor and of rank 0.
 
@@ -192,8 +179,6 @@ class SupervisorLiveness:
         paths = (sign_of(run, SUPERVISOR_LOCK), control.folder_of(run) / heartbeat.FILE_NAME)
         self._known = {path: control.read_json(path) for path in paths}
         self._last = time.monotonic()
-        self.endpoint: tuple[str, int] | None = None
-        """Address and port of the `Listener` of the last supervisor seen alive."""
 
     def listen(self) -> None:
         """Read the files until one is new; may block while their file system is unavailable."""
@@ -201,8 +186,6 @@ class SupervisorLiveness:
             newest = control.read_json(path)
             if newest is not None and newest != known:
                 self._known[path], self._last = newest, time.monotonic()
-                if newest.get("port"):
-                    self.endpoint = str(newest["address"]), int(newest["port"])
                 return
 
     def silence(self, limit: float = 0.0) -> str:
@@ -220,22 +203,18 @@ class SupervisorLiveness:
 class OtherNodes:
     """State of the other nodes, as the supervisor on node 0 knows it."""
 
-    def __init__(self, run: Path, count: int, start: str, listener: Listener | None = None) -> None:
-        """Start without heartbeats: a report that already exists may be an old one.
+    def __init__(self, count: int, start: str, listener: Listener | None) -> None:
+        """Start without reports.
 
         Args:
-            run: the run's folder.
             count: number of nodes.
             start: token of the supervisor's start, which its own agents serve.
-            listener: where nodes that cannot write to the folder send their reports.
+            listener: receives the reports; None if there is no other node.
         """
         self._start, self._listener = start, listener
-        self._paths = {node: _report_path(run, node) for node in range(1, count)}
-        self._files = {node: control.read_json(path) or {} for node, path in self._paths.items()}
-        """What the file of each node was at the last read."""
-        self._reports = {**self._files}
-        self._last_change: dict[int, float] = {}
-        self._started = self._read_at = self._looked = time.monotonic()
+        self._reports: dict[int, dict[str, Any]] = {node: {} for node in range(1, count)}
+        self._read_at = self._looked = time.monotonic()
+        self._heard = dict.fromkeys(self._reports, self._read_at)
 
     def read(self) -> None:
         """Read the reports of all nodes."""
@@ -244,17 +223,9 @@ class OtherNodes:
         now = time.monotonic()
         self._read_at += min(now - self._looked, 2 * QUIET_SECONDS)
         self._looked = now
-        for node, path in self._paths.items():
-            newest = control.read_json(path)
-            if newest is not None and newest != self._files[node]:
-                self._files[node] = newest
-                self._take(node, newest)
         for report in self._listener.accept() if self._listener else ():
-            if report["node"] in self._paths:
-                self._take(report["node"], report)
-
-    def _take(self, node: int, report: dict[str, Any]) -> None:
-        self._reports[node], self._last_change[node] = report, self._read_at
+            if (node := report["node"]) in self._reports:
+                self._reports[node], self._heard[node] = report, self._read_at
 
     def silent(self) -> list[int]:
         """Return the nodes that counted as silent at the last read.
@@ -263,7 +234,7 @@ class OtherNodes:
         SILENCE_SECONDS.
         """
         oldest = self._read_at - (SILENCE_SECONDS - 3 * QUIET_SECONDS)
-        return [n for n in self._reports if self._last_change.get(n, self._started) < oldest]
+        return [node for node, heard in self._heard.items() if heard < oldest]
 
     def name(self, node: int) -> str:
         """Return the number of a node, with its host if known: `1 (gpu-2)`."""
@@ -271,25 +242,20 @@ class OtherNodes:
         return f"{node} ({host})" if host else str(node)
 
     def unavailable(self) -> list[int]:
-        """Return the nodes that cannot start an attempt: silent, unreachable, or busy with another.
+        """Return the nodes that cannot start an attempt: silent, refused, or busy with another.
 
         Reads their reports. An agent of an earlier start does not count: this start's own agent
         will end it.
         """
-        busy = self.busy()  # reads all
-        unknown = self._reports.keys() - self._last_change.keys()
+        self.read()
+        ready = set(self._in_state(READY, ENDED)) - {*self.silent()}
         starts = ("", self._start)
-        others = [n for n, report in self._reports.items() if report.get("start", "") not in starts]
-        apart = self._in_state(UNREACHABLE, REFUSED)
-        return sorted({*unknown, *self.silent(), *busy, *others, *apart})
+        return [n for n, r in self._reports.items() if n not in ready or r["start"] not in starts]
 
-    def messages(self, state: str) -> str:
-        """Return the messages of the nodes in a state, with their names; "" if there are none."""
-        return "; ".join(
-            f"node {self.name(node)} {self._reports[node]['problem']}"
-            for node in self._in_state(state)
-            if node in self._last_change
-        )
+    def refusals(self) -> str:
+        """Return why nodes cannot take part at all, with their names; "" if there are none."""
+        refused = self._in_state(REFUSED)
+        return "; ".join(f"node {self.name(n)} {self._reports[n]['problem']}" for n in refused)
 
     def busy(self) -> list[int]:
         """Read the reports; return the nodes that are alive and run processes of an attempt."""

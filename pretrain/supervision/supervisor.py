@@ -74,18 +74,15 @@ class Supervisor:
         self._stop_requests, self._saved_by, self._printed = control.StopRequests(), math.inf, ""
         run_folder.check_not_elsewhere(self.run_folder)  # before it is told to stop
         listener = nodes.Listener(node.address) if node.count > 1 else None
-        facts = listener.endpoint if listener else {}
-        self._lock = run_folder.lock(self.run_folder, run_folder.SUPERVISOR_LOCK, facts)
+        self._endpoint = listener.endpoint if listener else {}
+        self._lock = run_folder.lock(self.run_folder, run_folder.SUPERVISOR_LOCK, self._endpoint)
         if listener:
             self._lock.callback(listener.close)
         self._found = control.read_control_file(self.run_folder)
         """The control file of the supervisor before."""
         dump(config, self.run_folder / run_folder.SUPERVISED)
         self._agents = hosts.Agents(machines, self.run_folder, self._print)
-        self._other_nodes = OtherNodes(
-            self.run_folder, node.count, start=self._agents.start, listener=listener
-        )
-        self._reads = nodes.Interval()
+        self._other_nodes = OtherNodes(node.count, self._agents.start, listener)
         self._records_printed = len(ledger.read_ledger(self.ledger))
         self._sizes = {path: _size(path) for path in (self.ledger, self._validation)}
         """Sizes of the files whose new lines are printed."""
@@ -194,26 +191,23 @@ class Supervisor:
         """Wait until every node can start an attempt; else describe those that cannot."""
         if self._node.count == 1 or self._stop_requests.count:
             return ""
-        self._print(f"waiting for {count(self._node.count - 1, 'other node')}")
         others, seconds = self._other_nodes, self._settings.node_wait_seconds
+        port = "port {port} of {address}".format(**self._endpoint)
 
-        def decided() -> bool:
-            missing = others.unavailable()
-            if unreachable := others.messages(nodes.UNREACHABLE):
-                self._print_once(f"{unreachable}; waiting for up to {seconds:.0f} s")
-            return not missing or bool(refused())
+        def names() -> str:
+            return ", ".join(map(others.name, others.unavailable()))
 
         def refused() -> str:
-            return others.messages(nodes.REFUSED) or self._agents.fatal_error
+            return others.refusals() or self._agents.fatal_error
 
-        self._wait_until(decided, seconds)
-        missing = others.unavailable()
-        if self._stop_requests.count or not missing:
+        if missing := names():
+            said = f"waiting for node {missing} to connect to {port}, for up to {seconds:.0f} s"
+            self._print(f"{said}; if its agent runs, check the cable and the firewall")
+        self._wait_until(lambda: bool(refused()) or not others.unavailable(), seconds)
+        if self._stop_requests.count or not (missing := names()):
             return ""
-        names = ", ".join(map(others.name, missing))
-        reason = f"node {names} did not report, or did not end its processes, in {seconds:.0f} s"
-        reasons = (reason, others.messages(nodes.UNREACHABLE))
-        return refused() or "; ".join(filter(None, reasons))
+        reason = f"node {missing} did not connect to {port}, or did not end its processes"
+        return refused() or f"{reason}, in {seconds:.0f} s"
 
     def _wait_for_room(self) -> None:
         """Wait until the disk has room for the next attempt."""
@@ -242,8 +236,7 @@ class Supervisor:
     def _poll(self) -> None:
         """Wait for a moment in which the agents are kept running and their reports are read."""
         self._check_not_replaced()
-        if self._reads.due(nodes.QUIET_SECONDS):
-            self._other_nodes.read()
+        self._other_nodes.read()
         with contextlib.suppress(OSError):  # tried again
             self._agents.keep(self._other_nodes.silent())
         time.sleep(_POLL_SECONDS)

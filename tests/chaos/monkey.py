@@ -329,7 +329,6 @@ class Monkey:
         (folder / f"stop-{newest.token}").touch()
         stale = {"rank": 0, "host": "gone", "time": 1.0, "code": 1, "message": "an old error"}
         (folder / f"failure-{newest.token}-0.json").write_text(json.dumps(stale))
-        (folder / "node-001.json").write_text("{}")
         choice = self._dice.choice(["leave", "former", "torn", "delete"])
         order = folder / control.FILE_NAME
         if choice == "former" and self._old_control.exists():

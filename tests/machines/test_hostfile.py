@@ -63,7 +63,7 @@ def test_faults_of_processes_and_machines_strike_one_run(hostfile_run, chaos, cl
     def cut_and_lose_a_rank():
         cluster.do("cut", 2)
         cluster.kill(1, *RANK)
-        chaos.wait_for(lambda: "node 1 (node2) cannot connect to port" in chaos.output())
+        chaos.wait_for(lambda: "waiting for node 1 (node2) to connect to port" in chaos.output())
         cluster.do("mend", 2)
 
     stop = signal.SIGSTOP

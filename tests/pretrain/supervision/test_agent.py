@@ -39,7 +39,8 @@ class Stage:
         # Only the main thread can handle signals.
         monkeypatch.setattr(control, "_STOP_SIGNALS", ())
         self.agent = self.thread = None
-        self.listener = nodes.Listener("127.0.0.1")
+        self.listener, self.reported = nodes.Listener("127.0.0.1"), {}
+        self.beat(self.listener)
 
     def command(self, run, control_file, node=0):
         script = self.scripts[control_file.attempt, node]
@@ -67,7 +68,9 @@ class Stage:
 
     def beat(self, listener):
         """As the supervisor does that holds its lock."""
-        files.replace_json(sign_of(self.run, SUPERVISOR_LOCK), listener.endpoint)
+        control.folder_of(self.run).mkdir(exist_ok=True)
+        sign = {"host": socket.gethostname(), **listener.endpoint}
+        files.replace_json(sign_of(self.run, SUPERVISOR_LOCK), sign)
 
     def supervisor(self, count=2, **limits):
         """The supervisor of an agent's run, which is node 0 of so many."""
@@ -75,7 +78,8 @@ class Stage:
         return supervisor.Supervisor(config, node)
 
     def report(self):
-        return control.read_json(control.folder_of(self.run) / "node-001.json") or {}
+        self.reported = [self.reported, *self.listener.accept()][-1]
+        return self.reported
 
     def wait_for_state(self, token, state):
         wait_until(
@@ -239,7 +243,6 @@ def test_an_agent_of_an_earlier_start_starts_nothing(stage):
     stage.scripts[1, 1] = "time.sleep(60)"
     control.write(stage.run, ControlFile("old", 0, control.EXIT, start="s0"))
     stage.start("s1")
-    stage.beat(stage.listener)
     stage.wait_for_state("old", nodes.ENDED)
     control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2, start="s2"))
     wait_until(lambda: stage.report().get("state") == nodes.READY)
@@ -247,19 +250,19 @@ def test_an_agent_of_an_earlier_start_starts_nothing(stage):
     assert stage.report()["start"] == "s1"
 
 
-def test_an_agent_says_whether_its_ranks_could_connect_to_node_0(stage):
-    stage.start("s1")
-    stage.beat(stage.listener)
-    stage.wait_for_state("", nodes.READY)
+def test_an_agent_that_cannot_connect_to_node_0_says_so_and_tries_again(stage, monkeypatch, capsys):
+    monkeypatch.setattr(nodes, "QUIET_SECONDS", 0.1)
     stage.listener.close()
-    control.write(stage.run, ControlFile("a", 1, control.STOP, start="s1"))
-    stage.wait_for_state("", nodes.UNREACHABLE)
-    port = stage.listener.endpoint["port"]
-    assert f"cannot connect to port {port} of 127.0.0.1" in stage.report()["problem"]
+    stage.start("s1")
+    said, port = [], stage.listener.endpoint["port"]
+    wait_until(lambda: said.append(capsys.readouterr().out) or "\n" in "".join(said))
+    time.sleep(0.3)
+    said.append(capsys.readouterr().out)
+    refused = f"cannot connect to node 0, port {port} of 127.0.0.1: Connection refused"
+    assert "".join(said) == f"[node 1] {refused}\n"
     stage.listener = nodes.Listener("127.0.0.1")
     stage.beat(stage.listener)
     stage.wait_for_state("", nodes.READY)
-    stage.listener.accept()
 
 
 def test_a_node_has_only_one_agent(stage):
@@ -312,13 +315,13 @@ def test_a_new_supervisor_makes_the_agents_end_the_last_attempt(stage):
 def test_a_supervisor_gives_up_if_a_node_does_not_come(stage):
     assert stage.supervisor(3, node_wait_seconds=0.3).run() == EXIT_FAILED
     (record,) = ledger.read_ledger(stage.run / "ledger.jsonl")
-    assert "node 1, 2 did not report" in record["reason"]
+    assert "node 1, 2 did not connect to port" in record["reason"]
 
 
 def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
     supervisor = stage.supervisor()
     sign = control.read_json(sign_of(stage.run, SUPERVISOR_LOCK))
-    assert nodes.connect_problem(sign["address"], sign["port"]) == ""
+    socket.create_connection((sign["address"], sign["port"])).close()
     supervisor._stop_requests.count = 1
     assert supervisor.run() == EXIT_PREEMPTED
     found = control.read_control_file(stage.run)
@@ -331,7 +334,7 @@ def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
 
 def test_a_node_that_dies_while_the_disk_has_no_room_is_waited_for(stage, monkeypatch):
     supervisor, said = stage.supervisor(node_wait_seconds=0.3), []
-    Reporter(stage.run, 1).write(Report("", nodes.READY))
+    Reporter(stage.run, 1).send(Report("", nodes.READY))
     monkeypatch.setattr(nodes, "SILENCE_SECONDS", 3 * nodes.QUIET_SECONDS + 0.1)
     monkeypatch.setattr(supervisor, "_print", said.append)
 
@@ -342,7 +345,7 @@ def test_a_node_that_dies_while_the_disk_has_no_room_is_waited_for(stage, monkey
     monkeypatch.setattr(supervisor, "_lack_of_room", lack)
     assert supervisor.run() == EXIT_FAILED
     (gave_up,) = ledger.read_ledger(stage.run / "ledger.jsonl")
-    assert "did not report" in gave_up["reason"]
+    assert "node 1" in gave_up["reason"]
 
 
 def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage, monkeypatch):
@@ -351,8 +354,8 @@ def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage, m
     monkeypatch.setattr(nodes, "SILENCE_SECONDS", 600.0)
     supervisor = stage.supervisor(node_wait_seconds=1.0)
     reporter = Reporter(stage.run, 1)
-    reporter.write(Report("", nodes.READY))
-    launched = threading.Timer(1.0, reporter.write, [Report("", nodes.RUNNING)])
+    reporter.send(Report("", nodes.READY))
+    launched = threading.Timer(1.0, reporter.send, [Report("", nodes.RUNNING)])
     launched.start()
     started = time.monotonic()
     assert supervisor.run() == EXIT_FAILED

@@ -16,14 +16,12 @@ from pretrain.supervision.nodes import (
     REFUSED,
     RUNNING,
     SILENCE_SECONDS,
-    UNREACHABLE,
     Listener,
     Node,
     OtherNodes,
     Report,
     Reporter,
     SupervisorLiveness,
-    send_report,
     this_node,
 )
 
@@ -44,15 +42,23 @@ def test_a_node_is_the_only_one_unless_the_user_or_slurm_says_otherwise():
         this_node(None, 0, None, {})
 
 
-def write_report(run, node, report):
+def send(run, node, report):
     """As an agent that has just begun to report."""
-    Reporter(run, node).write(report)
+    Reporter(run, node).send(report)
 
 
 @pytest.fixture
-def others(tmp_path, now):
-    write_report(tmp_path, 1, Report("long ago", RUNNING))
-    return OtherNodes(tmp_path, 3, "")
+def listener(tmp_path):
+    with contextlib.closing(Listener("127.0.0.1")) as listener:
+        control.folder_of(tmp_path).mkdir()
+        sign = {"host": HOST, **listener.endpoint}
+        files.replace_json(folder.sign_of(tmp_path, folder.SUPERVISOR_LOCK), sign)
+        yield listener
+
+
+@pytest.fixture
+def others(listener, now):
+    return OtherNodes(3, "", listener)
 
 
 def problem(others, token):
@@ -68,95 +74,83 @@ def pass_(now, others, seconds):
         others.read()
 
 
-def test_a_report_that_already_existed_is_not_a_sign_of_life(tmp_path, others):
+def test_a_node_that_has_not_reported_is_not_available(tmp_path, others):
     assert others.unavailable() == [1, 2]
     for node in (1, 2):
-        write_report(tmp_path, node, Report("", READY))
+        send(tmp_path, node, Report("", READY))
     assert others.unavailable() == []
 
 
 def test_a_node_with_processes_of_the_last_attempt_is_not_available(tmp_path, others):
-    write_report(tmp_path, 1, Report("t", RUNNING))
-    write_report(tmp_path, 2, Report("t", READY))
+    send(tmp_path, 1, Report("t", RUNNING))
+    send(tmp_path, 2, Report("t", READY))
     assert others.busy() == others.unavailable() == [1]
 
 
-def test_an_agent_of_an_earlier_start_is_not_available(tmp_path):
-    others = OtherNodes(tmp_path, 4, "s2")
+def test_an_agent_of_an_earlier_start_is_not_available(tmp_path, listener):
+    others = OtherNodes(4, "s2", listener)
     for node, start in ((1, "s1"), (2, "s2"), (3, "")):
-        write_report(tmp_path, node, Report("", READY, start=start))
+        send(tmp_path, node, Report("", READY, start=start))
     assert others.unavailable() == [1]
 
 
-def test_a_node_that_is_apart_or_refused_is_not_available_and_says_why(tmp_path):
-    others = OtherNodes(tmp_path, 3, "")
-    write_report(tmp_path, 1, Report("t", UNREACHABLE, "cannot connect"))
-    write_report(tmp_path, 2, Report("", REFUSED, "has no corpus"))
-    assert others.unavailable() == [1, 2]
-    assert others.messages(UNREACHABLE) == f"node 1 ({HOST}) cannot connect"
-    assert others.messages(REFUSED) == f"node 2 ({HOST}) has no corpus"
-    assert problem(others, "t") is None
+def test_a_node_that_is_refused_is_not_available_and_says_why(tmp_path, others):
+    send(tmp_path, 1, Report("t", ENDED, "its launcher ended"))
+    send(tmp_path, 2, Report("", REFUSED, "has no corpus"))
+    assert others.unavailable() == [2]
+    assert others.refusals() == f"node 2 ({HOST}) has no corpus"
+    assert problem(others, "another") is None
 
 
 def test_a_silent_node_and_one_whose_launcher_ended_are_problems(tmp_path, now, others):
     for node in (1, 2):
-        write_report(tmp_path, node, Report("t", RUNNING))
+        send(tmp_path, node, Report("t", RUNNING))
     assert problem(others, "t") is None
     pass_(now, others, 42)
-    write_report(tmp_path, 1, Report("t", RUNNING))
+    send(tmp_path, 1, Report("t", RUNNING))
     assert problem(others, "t") is None
     now[0] += 1
     assert problem(others, "t") == Problem(CRASH, f"node 2 ({HOST}) was silent for 60 s")
     assert others.busy() == [1]
-    write_report(tmp_path, 1, Report("t", ENDED, "its launcher ended with code 9"))
-    write_report(tmp_path, 2, Report("t", RUNNING))
+    send(tmp_path, 1, Report("t", ENDED, "its launcher ended with code 9"))
+    send(tmp_path, 2, Report("t", RUNNING))
     assert problem(others, "t") == Problem(
         CRASH, f"node 1 ({HOST}): its launcher ended with code 9"
     )
     assert problem(others, "another") is None
 
 
-def test_a_report_is_renewed_when_it_changes_and_as_a_sign_of_life(tmp_path, now, others):
+def test_a_report_is_renewed_when_it_changes_and_as_a_sign_of_life(tmp_path, now, others, listener):
     reporter = Reporter(tmp_path, 1)
-    write_report(tmp_path, 2, Report("t", RUNNING))
+    send(tmp_path, 2, Report("t", RUNNING))
     for _ in range(9):
-        reporter.write(Report("t", RUNNING))
+        reporter.send(Report("t", RUNNING))
         others.read()
         assert 1 not in others.silent()
-        before = control.folder_of(tmp_path).joinpath("node-001.json").read_bytes()
-        reporter.write(Report("t", RUNNING))
-        assert control.folder_of(tmp_path).joinpath("node-001.json").read_bytes() == before
+        reporter.send(Report("t", RUNNING))
+        assert listener.accept() == []
         pass_(now, others, 30)
     assert others.silent() == [2]
-    reporter.write(Report("t", RUNNING))
-    reporter.write(Report("t", READY))
+    reporter.send(Report("t", RUNNING))
+    reporter.send(Report("t", READY))
     assert others.busy() == []
 
 
-def test_a_new_report_that_cannot_be_read_yet_is_not_a_sign_of_life(tmp_path, others, monkeypatch):
-    for node in (1, 2):
-        write_report(tmp_path, node, Report("", READY))
-    with monkeypatch.context() as patch:
-        patch.setattr(control, "read_json", lambda path: None)
-        assert others.unavailable() == [1, 2]
-    assert others.unavailable() == []
-
-
 def test_a_node_that_dies_is_noticed_within_the_limit_and_one_that_lives_is_not_silent(
-    tmp_path, now
+    tmp_path, now, listener
 ):
     """Both sides act every QUIET_SECONDS, and may be a second late."""
-    others = OtherNodes(tmp_path, 2, "")
+    others = OtherNodes(2, "", listener)
     reporter, late = Reporter(tmp_path, 1), QUIET_SECONDS + 1.0
     for _ in range(3):
-        reporter.write(Report("t", RUNNING))
+        reporter.send(Report("t", RUNNING))
         now[0] += late - 0.1  # the sign came right after a look
         others.read()
         assert others.silent() == []
         now[0] += 2 * late
         others.read()
         assert others.silent() == []
-    reporter.write(Report("t", RUNNING))
+    reporter.send(Report("t", RUNNING))
     died = now[0]
     while not others.silent():
         now[0] += late
@@ -166,7 +160,7 @@ def test_a_node_that_dies_is_noticed_within_the_limit_and_one_that_lives_is_not_
 
 def test_a_reader_that_waited_does_not_take_its_wait_for_silence(tmp_path, now, others):
     for node in (1, 2):
-        write_report(tmp_path, node, Report("t", RUNNING))
+        send(tmp_path, node, Report("t", RUNNING))
     others.read()
     for _ in range(2):  # the others were kept as well, and have not written yet
         now[0] += 100
@@ -177,10 +171,10 @@ def test_a_reader_that_waited_does_not_take_its_wait_for_silence(tmp_path, now, 
 
 
 def test_a_stopped_process_on_another_node_is_a_hang_of_that_attempt_only(tmp_path, others):
-    write_report(tmp_path, 1, Report("t", RUNNING))
+    send(tmp_path, 1, Report("t", RUNNING))
     assert problem(others, "t") is None
     stopped = "rank 3 (pid 9) is stopped"
-    write_report(tmp_path, 1, Report("t", RUNNING, stopped))
+    send(tmp_path, 1, Report("t", RUNNING, stopped))
     assert problem(others, "t") == Problem(HANG, f"node 1 ({HOST}): {stopped}")
     assert problem(others, "another") is None
     assert others.busy() == [1]
@@ -189,8 +183,8 @@ def test_a_stopped_process_on_another_node_is_a_hang_of_that_attempt_only(tmp_pa
 def test_a_new_supervisor_gives_the_other_nodes_time_to_report(tmp_path, now, others):
     assert problem(others, "t") is None
     pass_(now, others, 60)
-    assert problem(others, "t") == Problem(CRASH, f"node 1 ({HOST}), 2 was silent for 60 s")
-    assert problem(OtherNodes(tmp_path, 1, ""), "t") is None
+    assert problem(others, "t") == Problem(CRASH, "node 1, 2 was silent for 60 s")
+    assert problem(OtherNodes(1, "", None), "t") is None
 
 
 def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(
@@ -217,22 +211,29 @@ def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(
     held.close()
 
 
-def test_a_node_that_cannot_write_sends_its_report_and_only_with_the_key_of_the_folder(
-    tmp_path,
+def test_only_reports_with_the_key_of_the_folder_count(tmp_path, others, listener):
+    path = folder.sign_of(tmp_path, folder.SUPERVISOR_LOCK)
+    for key, heard in (("another", [1, 2]), (listener.endpoint["key"], [1])):
+        files.replace_json(path, {**listener.endpoint, "key": key})
+        send(tmp_path, 2, Report("", READY))
+        address = listener.endpoint["address"], listener.endpoint["port"]
+        with socket.create_connection(address) as stranger:
+            stranger.sendall(b"[" * 60_000)
+        assert others.unavailable() == heard
+
+
+def test_a_report_that_cannot_be_sent_is_said_once_and_one_without_a_supervisor_is_none(
+    tmp_path, now, listener
 ):
-    refused = Report("", REFUSED, "is refused: Read-only file system")
-    send_report(tmp_path, 2, refused)  # node 0 is not there yet
+    reporter = Reporter(tmp_path, 2)
+    listener.close()
+    refused = f"cannot connect to node 0, port {listener.endpoint['port']} of 127.0.0.1: "
+    said = []
+    for _ in range(2):
+        said.append(reporter.send(Report("", READY)))
+        now[0] += QUIET_SECONDS
+    assert said == [f"{refused}Connection refused", ""]
     with folder.lock(tmp_path, folder.SUPERVISOR_LOCK):  # of a supervisor without other nodes
-        send_report(tmp_path, 2, refused)
-    with contextlib.closing(Listener("127.0.0.1")) as listener:
-        others = OtherNodes(tmp_path, 3, "", listener)
-        for key in ("another", listener.endpoint["key"]):
-            assert others.messages(REFUSED) == ""
-            path = folder.sign_of(tmp_path, folder.SUPERVISOR_LOCK)
-            files.replace_json(path, {**listener.endpoint, "key": key})
-            send_report(tmp_path, 2, refused)
-            address = listener.endpoint["address"], listener.endpoint["port"]
-            with socket.create_connection(address) as stranger:
-                stranger.sendall(b"[" * 60_000)
-            assert others.unavailable() == [1, 2]
-    assert others.messages(REFUSED) == f"node 2 ({HOST}) is refused: Read-only file system"
+        assert reporter.send(Report("", READY)) == ""
+    now[0] += QUIET_SECONDS
+    assert reporter.send(Report("", READY)) == ""

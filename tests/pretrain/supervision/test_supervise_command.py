@@ -1,6 +1,7 @@
 """The command `python -m pretrain supervise`."""
 
 import base64
+import contextlib
 import errno
 import json
 import os
@@ -15,8 +16,9 @@ from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_PREEMPTED
 from pretrain import __main__ as command_line
 from pretrain.processes import gpus, processes
-from pretrain.records import control, ledger
+from pretrain.records import folder, ledger
 from pretrain.supervision import nodes
+from tests.pretrain.builders import failing
 from tests.pretrain.supervision.test_supervisor import HEAD, ROOT, WAIT_FOR_REQUEST
 
 
@@ -55,30 +57,24 @@ def test_the_agent_of_another_node_may_start_before_the_supervisor(supervise, tm
     assert supervise("--dry-run")[0] == 0
 
 
-def test_a_node_that_is_refused_tells_node_0_why(supervise, tmp_path):
-    words = ("--nodes", "2", "--node-rank", "1", "supervision.node_wait_seconds=0.5")
-    (tmp_path / "run").mkdir()  # node 0 does
-    code, _, error = supervise(*words, f"data.corpus={tmp_path / 'nowhere'}")
-    assert (code, str(tmp_path / "nowhere") in error) == (2, True)
-    report = control.read_json(tmp_path / "run" / "control" / "node-001.json")
-    assert report["state"] == nodes.REFUSED
-    assert report["problem"] == "is refused: " + error.partition("error: ")[2].strip()
-
-
-def test_a_node_that_may_not_write_to_the_folder_tells_node_0_so(supervise, tmp_path, monkeypatch):
-    def lock(path, busy):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    sent = []
-    monkeypatch.setattr(files, "lock", lock)
-    monkeypatch.setattr(nodes, "send_report", lambda run, *words: sent.append(words))
-    code, _, error = supervise(
-        "--nodes", "2", "--node-rank", "1", "supervision.node_wait_seconds=0.5"
-    )
-    assert (code, "Read-only file system" in error) == (2, True)
-    ((node, report),) = sent
-    assert (node, report.state) == (1, nodes.REFUSED)
-    assert "Read-only file system" in report.problem
+@pytest.mark.parametrize("cause", ["no such corpus", "Read-only file system"])
+def test_a_node_that_is_refused_tells_node_0_why(supervise, tmp_path, monkeypatch, cause):
+    words = ["--nodes", "2", "--node-rank", "1", "supervision.node_wait_seconds=0.5"]
+    if cause == "no such corpus":
+        cause = str(tmp_path / "nowhere")
+        words.append(f"data.corpus={cause}")
+    else:
+        monkeypatch.setattr(files, "lock", failing(files.lock, [errno.EROFS]))
+    sign = folder.sign_of(tmp_path / "run", folder.SUPERVISOR_LOCK)
+    sign.parent.mkdir(parents=True)  # node 0 does
+    with contextlib.closing(nodes.Listener("127.0.0.1")) as listener:
+        files.replace_json(sign, listener.endpoint)
+        code, _, error = supervise(*words)
+        (report,) = listener.accept()
+    assert (code, cause in error) == (2, True)
+    assert (report["node"], report["state"]) == (1, nodes.REFUSED)
+    assert report["problem"].startswith("is refused: ")
+    assert cause in report["problem"]
 
 
 def test_the_global_batch_is_divided_among_the_ranks_of_all_nodes(supervise):
