@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -16,10 +15,8 @@ from data_prep.common import children
 from data_prep.common.wording import count
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-_DEVICES, _DRIVERS = Path("/dev"), ("dxg", "kfd")
-"""Drivers of WSL2 and of ROCm."""
+_DEVICES = Path("/dev")
 _LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"}
-_COUNT = "import torch; print(torch.cuda.device_count())"
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -50,35 +47,19 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
 def _present(environ: Mapping[str, str]) -> int:
     """Return the number of this machine's GPUs; 0 if DS_ACCELERATOR is cpu.
 
-    Each GPU with NVIDIA's driver for Linux has a file in /dev. Under WSL2 and ROCm only the driver
-    has one, and torch has to count.
+    Each GPU with NVIDIA's driver for Linux has a file in /dev. Under WSL2 only the driver has one.
     """
-    chosen = environ.get("DS_ACCELERATOR")
-    if chosen == "cpu":
+    if environ.get("DS_ACCELERATOR") == "cpu":
         return 0
     if numbered := len(list(_DEVICES.glob("nvidia[0-9]*"))):
         return numbered
-    asked = chosen == "cuda" or any((_DEVICES / driver).exists() for driver in _DRIVERS)
-    return _counted_by_torch() if asked else 0
+    return len(_installed()) if (_DEVICES / "dxg").exists() else 0
 
 
 def device_type() -> str:
     """Return the device that ranks on this machine use, "cpu" or "cuda"."""
     chosen = os.environ.get("DS_ACCELERATOR") or ("cuda" if visible_gpus() else "cpu")
     return "cpu" if chosen == "cpu" else "cuda"
-
-
-@functools.cache
-def _counted_by_torch() -> int:
-    """Return the number of GPUs that torch finds in a process of its own; takes seconds."""
-    environ = {name: v for name, v in children.environment().items() if name != VARIABLE}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _COUNT], env=environ, capture_output=True, text=True, timeout=300
-        )
-        return int(done.stdout.split()[-1])
-    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
-        return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +86,12 @@ def describe() -> list[Gpu]:
 
     Those that CUDA_VISIBLE_DEVICES hides by number are left out.
     """
+    found, visible = _installed(), visible_gpus()
+    return [gpu for gpu in found if gpu.number in visible] or found
+
+
+def _installed() -> list[Gpu]:
+    """Return all GPUs, whatever CUDA_VISIBLE_DEVICES hides; see `describe`."""
     query = [f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     found = []
     try:
@@ -118,8 +105,7 @@ def describe() -> list[Gpu]:
             found.append(Gpu(number, float(capability), total, free, is_shared))
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
-    visible = visible_gpus()
-    return [gpu for gpu in found if gpu.number in visible] or found
+    return found
 
 
 @functools.cache

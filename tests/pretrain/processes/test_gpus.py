@@ -42,43 +42,25 @@ def test_the_variable_is_parsed_as_torch_does(four, variable):
     assert ours == theirs[: beyond[0] if beyond else None]
 
 
-@pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """`machine(counted, *files)`: the files of /dev, and how many GPUs torch counts."""
-
-    def make(counted, *files):
-        for name in files:
-            (tmp_path / name).touch()
-        monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
-        monkeypatch.setattr(gpus, "_COUNT", f"print('a warning'); print({counted})")
-        gpus._counted_by_torch.cache_clear()
-
-    yield make
-    gpus._counted_by_torch.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("files", "environ", "expected"),
     [
-        ([], {}, []),  # torch is not asked
-        ([], {"DS_ACCELERATOR": "cuda"}, ["0", "1", "2"]),  # a driver that is not known here
+        ([], {}, []),  # nvidia-smi is not asked
         (["nvidia0", "nvidiactl"], {}, ["0"]),
         (["nvidia0"], {"DS_ACCELERATOR": "cpu"}, []),
         (["dxg"], {}, ["0", "1", "2"]),  # WSL2
-        (["kfd"], {"CUDA_VISIBLE_DEVICES": "1"}, ["1"]),  # ROCm
-        (["kfd"], {"DS_ACCELERATOR": "cpu"}, []),
+        (["dxg"], {"CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
+        (["dxg"], {"DS_ACCELERATOR": "cpu"}, []),
     ],
 )
-def test_gpus_are_counted_by_their_files_and_where_they_have_none_by_torch(
-    machine, files, environ, expected
+def test_gpus_are_counted_by_their_files_and_where_they_have_none_by_nvidia_smi(
+    files, environ, expected, tmp_path, monkeypatch
 ):
-    machine(3, *files)
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
+    monkeypatch.setattr(gpus, "_installed", lambda: [None] * 3)
     assert visible_gpus(environ) == expected
-
-
-def test_a_torch_that_cannot_count_sees_no_gpu(machine):
-    machine("nothing", "dxg")
-    assert visible_gpus({}) == []
 
 
 def test_without_the_variable_all_gpus_are_visible(four):
