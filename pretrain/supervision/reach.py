@@ -27,8 +27,8 @@ from pretrain.supervision import hosts
 from pretrain.supervision.nodes import Node
 
 _CHECK_SECONDS = 60.0
-_MARKS = "<<zeroclap ", " zeroclap>>"
-"""Delimiters of an answer: logins may print before and after it, and on the same line."""
+_ANSWER = "<<zeroclap {} zeroclap>>"
+"""An answer between its marks: logins may print before and after it, and on the same line."""
 _MOST_QUOTED = 200
 """Characters."""
 
@@ -83,20 +83,17 @@ def connect(
     if len(names) == 1:
         return Node()
     expected = strict_json([versions(), _hashes(corpora)])
-    near, clients = capacity.existing_folder(run), dict[str, str]()
-    deadline, printed = time.monotonic() + wait_seconds, ""
+    near, deadline, printed = capacity.existing_folder(run), time.monotonic() + wait_seconds, ""
     with tempfile.NamedTemporaryFile("w", prefix=".hosts-", dir=near) as file:
         token = secrets.token_hex(8)
         file.write(token)
         file.flush()
         while True:
-            missing = [name for name in names[1:] if name not in clients]
-            with ThreadPoolExecutor(len(missing)) as pool:
-                found = pool.map(_ask, missing, itertools.repeat([file.name, token, expected]))
-                answers = dict(zip(missing, found, strict=True))
-            clients |= {name: client for name, (client, problem) in answers.items() if not problem}
-            if not (text := "; ".join(problem for _, problem in answers.values() if problem)):
-                return Node(0, len(names), clients[names[1]])
+            with ThreadPoolExecutor(len(names)) as pool:
+                words = itertools.repeat([file.name, token, expected])
+                clients, problems = zip(*pool.map(_ask, names[1:], words), strict=True)
+            if not (text := "; ".join(filter(None, problems))):
+                return Node(0, len(names), clients[0])
             if time.monotonic() >= deadline:
                 raise ValueError(f"supervision.hostfile: {text}")
             if text != printed:
@@ -129,8 +126,7 @@ def _ask(name: str, arguments: Sequence[str]) -> tuple[str, str]:
         return "", f"{name} cannot be reached: {said}"
     if done.returncode:
         raise ValueError(f"supervision.hostfile: {name}: {said}")
-    first, last = map(re.escape, _MARKS)
-    if (found := re.search(f"{first}(.*){last}", done.stdout)) is None:
+    if (found := re.search(_ANSWER.format("(.*)"), done.stdout)) is None:
         printed = done.stdout.strip() or done.stderr.strip()
         raise ValueError(
             f"supervision.hostfile: {name} did not run the command that ssh sent; it printed "
@@ -185,7 +181,7 @@ def main(arguments: Sequence[str]) -> int:
     file, content, expected = arguments
     client = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
     difference = _difference(Path(file), content, *json.loads(expected))
-    sys.stdout.write(strict_json([client, difference]).join(_MARKS) + "\n")
+    sys.stdout.write(_ANSWER.format(strict_json([client, difference])) + "\n")
     return 0
 
 
