@@ -65,9 +65,11 @@ def attempt(arguments: Sequence[str]) -> int:
         local_rank = int(os.environ["LOCAL_RANK"])
         workarounds.import_without_compiler()
         sources = [word for word in arguments if word.startswith(_FROM)]
+        if len(sources) > 1:
+            raise ValueError(f"--from: given twice ({', '.join(sources)})")
         config = load(arguments[0], [word for word in arguments[1:] if word not in sources])
         run = Path(config.folder)
-        source = Source.parse(sources[-1].removeprefix(_FROM)) if sources else None
+        source = Source.parse(sources[0].removeprefix(_FROM)) if sources else None
         setup = prepare(config, source, int(os.environ["WORLD_SIZE"]))
         code, expected = EXIT_FAILED, (NotLoaded, Failure)
         return Attempt(setup).run() if setup else EXIT_DONE

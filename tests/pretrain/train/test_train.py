@@ -374,6 +374,7 @@ def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(attempt, t
         (longer[:2], "training.steps: 6, now 10; resume it unchanged, with the recipe "),
         ([*longer, "training.seed=2"], "training.seed: 1, now 2 (the first weights, "),
         ([*longer[:2], "--from=7"], "--from 7: accepted: the step of a checkpoint"),
+        ([*longer, "--from=7"], "error: --from: given twice (--from=6, --from=7)"),
     ):
         code, _, errors = attempt(run, *words, ranks=1)[0]
         assert (code, message in errors) == (2, True), errors
