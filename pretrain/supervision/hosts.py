@@ -35,8 +35,7 @@ SSH_FAILED = 255
 _PERMANENT = re.compile(
     r"could not resolve hostname [^:]*: (?!temporary failure)|permission denied|"
     r"host key verification failed|identification has changed|"
-    r"port \d+: connection refused|"  # its ssh listens elsewhere, or does not run
-    r"read-only file system",
+    r"port \d+: connection refused",  # its ssh listens elsewhere, or does not run
     re.IGNORECASE,
 )
 _WITH_VARIABLES = (
@@ -87,7 +86,7 @@ def read_hostfile(path: str) -> tuple[list[str], int]:
 
 
 def is_permanent(said: str) -> bool:
-    """Return whether an error of ssh or an agent is permanent."""
+    """Return whether an error of ssh is permanent."""
     return _PERMANENT.search(said) is not None
 
 
@@ -162,8 +161,6 @@ class Agents:
         self._children: dict[int, psutil.Popen] = {}
         self._started: dict[int, float] = {}
         self._printed: dict[int, str] = {}
-        self.fatal_error = ""
-        """Why an agent ended, if the error is permanent."""
 
     def _log(self, node: int) -> Path:
         return self._run / "logs" / f"agent-{node:03d}.log"
@@ -220,10 +217,7 @@ class Agents:
         text = f"the agent on {self._names[node]} ended with code {code}"
         if code == SSH_FAILED:  # with any message: a booting machine may refuse connections
             text = f"{self._names[node]} cannot be reached"
-        text = f"{text}: {said}"
-        if code != SSH_FAILED and is_permanent(said):
-            self.fatal_error = text
-        elif text != self._printed.get(node):
+        if (text := f"{text}: {said}") != self._printed.get(node):
             self._write(f"{text}; trying again")
             self._printed[node] = text
 

@@ -197,17 +197,14 @@ class Supervisor:
         def names() -> str:
             return ", ".join(map(others.name, others.unavailable()))
 
-        def refused() -> str:
-            return others.refusals() or self._agents.fatal_error
-
         if missing := names():
             said = f"waiting for node {missing} to connect to {port}, for up to {seconds:.0f} s"
             self._print(f"{said}; if its agent runs, check the cable and the firewall")
-        self._wait_until(lambda: bool(refused()) or not others.unavailable(), seconds)
+        self._wait_until(lambda: bool(others.refusals()) or not others.unavailable(), seconds)
         if self._stop_requests.count or not (missing := names()):
             return ""
         reason = f"node {missing} did not connect to {port}, or did not end its processes"
-        return refused() or f"{reason}, in {seconds:.0f} s"
+        return others.refusals() or f"{reason}, in {seconds:.0f} s"
 
     def _wait_for_room(self) -> None:
         """Wait until the disk has room for the next attempt."""

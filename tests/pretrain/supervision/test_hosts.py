@@ -60,7 +60,6 @@ def test_the_slots_are_the_ranks_of_each_node(hostfile):
         ("ssh: connect to host gpu-2 port 2222: Connection refused", True),
         ("ssh: connect to host gpu-2 port 22: No route to host", False),
         ("ssh: connect to host gpu-2 port 22: Connection timed out", False),
-        ("OSError: [Errno 30] Read-only file system: '/runs/a/control'", True),
     ],
 )
 def test_what_will_not_go_away_by_waiting_is_not_waited_for(said, permanent):
