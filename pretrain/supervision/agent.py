@@ -49,10 +49,9 @@ class Agent:
                 running attempt of another start.
 
         Raises:
-            ValueError: This node has an agent already, or cannot launch (see `launch.check`).
+            ValueError: This node has an agent already.
         """
         self._settings = config.supervision
-        launch.check(self._settings)
         self._config, self._run, self._node = config, Path(config.folder), node.rank
         self._stop_requests = control.StopRequests()
         folder = control.folder_of(self._run)

@@ -39,15 +39,6 @@ def world_size(config: SupervisionConfig, nodes: int) -> int:
     return nodes * gpus.ranks_here(config.processes_per_node)
 
 
-def check(config: SupervisionConfig) -> None:
-    """Check that the ranks of this node can have the GPUs that are visible here.
-
-    Raises:
-        ValueError: There are too few.
-    """
-    gpus.gpus_of(gpus.ranks_here(config.processes_per_node))
-
-
 def command(run: Path, control_file: ControlFile, node: int = 0) -> list[str]:
     """Return the launcher's command line for an attempt on one node.
 
@@ -119,11 +110,9 @@ def environment(run: Path, control_file: ControlFile, node: int = 0) -> dict[str
             f"ranks here would use the {device}, those of node 0 the {control_file.device}; "
             "does nvidia-smi list the GPUs of both machines?"
         )
-    marks = {
-        processes.RUN_VARIABLE: processes.mark(run, node),
-        control.TOKEN_VARIABLE: control_file.token,
-    }
-    result = {**children.environment(), **marks}
+    result = children.environment()
+    result[processes.RUN_VARIABLE] = processes.mark(run, node)
+    result[control.TOKEN_VARIABLE] = control_file.token
     if device == "cpu":
         result["DS_ACCELERATOR"] = device  # DeepSpeed's own choice may be another
         if control_file.nodes > 1:

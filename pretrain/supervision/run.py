@@ -114,6 +114,7 @@ def _check(config: RunConfig, source: Source | None, node: Node) -> Course:
 
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
     """Check that this machine has the devices, memory, disk and program; warn of tight memory."""
+    gpus.gpus_of(ranks // node.count)
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
     check_device(config, ranks, gpus.device_type())
     if not gpus.visible_gpus():

@@ -60,18 +60,16 @@ class Supervisor:
             machines: of a hostfile, one for each node; agents are started on them.
 
         Raises:
-            ValueError: Another supervisor uses the folder, its ledger does not verify, or this node
-                cannot launch the run (see `launch.check`).
+            ValueError: Another supervisor uses the folder, or its ledger does not verify.
         """
         from pretrain.config.load import dump
 
-        launch.check(config.supervision)
         self.config, self.run_folder, self._node = config, Path(config.folder), node
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
         self._validation = self.run_folder / metrics.VALIDATION
         self._progress = progress.ProgressPrinter(config.training.steps, "[supervisor] ")
         self._print = self._progress.say
-        self._stop_requests, self._saved_by, self._printed = control.StopRequests(), math.inf, ""
+        self._stop_requests, self._saved_by = control.StopRequests(), math.inf
         run_folder.check_not_elsewhere(self.run_folder)  # before it is told to stop
         listener = nodes.Listener(node.address) if node.count > 1 else None
         self._endpoint = listener.endpoint if listener else {}
@@ -118,20 +116,22 @@ class Supervisor:
         Raises:
             OSError: a stop was requested, or the disk has failed for too long.
         """
-        failing_since = math.inf
+        failing_since, printed = math.inf, ""
         while True:
             try:
                 code = self._take_over()
                 while code is None:
                     code = self._next()
-                    failing_since, self._printed = math.inf, ""
+                    failing_since, printed = math.inf, ""
                 return code
             except OSError as error:
                 failing_since = min(failing_since, time.monotonic())
                 limit = math.inf if error.errno in _NO_ROOM else _DISK_SECONDS
                 if self._stop_requests.count or time.monotonic() - failing_since >= limit:
                     raise
-                self._print_once(f"{error}; trying again")
+                if str(error) != printed:
+                    printed = str(error)
+                    self._print(f"{error}; trying again")
                 time.sleep(_POLL_SECONDS)
 
     def _take_over(self) -> int | None:
@@ -385,12 +385,6 @@ class Supervisor:
         before, self._sizes[path] = self._sizes[path], _size(path)
         return self._sizes[path] > before
 
-    def _print_once(self, text: str) -> None:
-        """Print a message unless it was the last one that was printed so."""
-        if text != self._printed:
-            self._printed = text
-            self._print(text)
-
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
@@ -400,10 +394,8 @@ def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
     """Describe what a supervisor would do next, and with which command; change nothing.
 
     Raises:
-        ValueError: The ledger does not verify, or this node cannot launch the run (see
-            `launch.check`).
+        ValueError: The ledger does not verify.
     """
-    launch.check(config.supervision)
     run = Path(config.folder)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     if job := launch.find(run, control.read_control_file(run)):

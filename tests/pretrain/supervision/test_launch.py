@@ -17,7 +17,7 @@ import pytest
 
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SupervisionConfig
-from pretrain.processes import launching, processes
+from pretrain.processes import gpus, launching, processes
 from pretrain.records import control
 from pretrain.records.control import ControlFile
 from pretrain.supervision import launch
@@ -170,12 +170,12 @@ def test_deepspeed_gives_the_visible_gpus_to_the_ranks(
 
 def test_more_ranks_than_visible_gpus_are_refused_before_a_launch(machine):
     machine(8, "2,3")
-    launch.check(SupervisionConfig(processes_per_node=2))
+    gpus.gpus_of(2)
     usable = r"3 ranks on a machine with 2 usable GPUs \(CUDA_VISIBLE_DEVICES=2,3\)"
     with pytest.raises(ValueError, match=usable):
-        launch.check(SupervisionConfig(processes_per_node=3))
+        gpus.gpus_of(3)
     machine(8, "-1")
-    launch.check(SupervisionConfig(processes_per_node=16))  # on the CPU
+    assert gpus.gpus_of(16) == []  # on the CPU
     machine(1)
     with pytest.raises(ValueError, match="2 ranks on a machine with 1 usable GPU "):
         launch.command(RUN, ONE)

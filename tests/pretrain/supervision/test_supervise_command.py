@@ -57,12 +57,14 @@ def test_the_agent_of_another_node_may_start_before_the_supervisor(supervise, tm
     assert supervise("--dry-run")[0] == 0
 
 
-@pytest.mark.parametrize("cause", ["no such corpus", "Read-only file system"])
+@pytest.mark.parametrize("cause", ["no such corpus", "Read-only file system", "1 usable GPU"])
 def test_a_node_that_is_refused_tells_node_0_why(supervise, tmp_path, monkeypatch, cause):
     words = ["--nodes", "2", "--node-rank", "1", "supervision.node_wait_seconds=0.5"]
     if cause == "no such corpus":
         cause = str(tmp_path / "nowhere")
         words.append(f"data.corpus={cause}")
+    elif cause == "1 usable GPU":
+        monkeypatch.setattr(gpus, "visible_gpus", lambda *_: ["3"])
     else:
         monkeypatch.setattr(files, "lock", failing(files.lock, [errno.EROFS]))
     sign = folder.sign_of(tmp_path / "run", folder.SUPERVISOR_LOCK)
@@ -105,7 +107,7 @@ def test_more_ranks_than_gpus_are_refused_before_the_run_folder_is_made(
     supervise, tmp_path, monkeypatch, arguments
 ):
     monkeypatch.setattr(gpus, "visible_gpus", lambda *_: ["3"])
-    code, _, error = supervise(*arguments)
+    code, _, error = supervise(*arguments, "supervision.node_wait_seconds=0.1")
     assert code == 2
     assert "supervision.processes_per_node: 2 ranks on a machine with 1 usable GPU " in error
     assert not (tmp_path / "run").exists()
