@@ -5,7 +5,7 @@
     PythonSource   some source files, at most 30 % of the text
 
 Long English texts are cut between paragraphs, so that most pass a length filter; source files are
-not cut. No code is executed, and the same Python version gives the same files.
+not cut. Nothing else is imported, and the same Python version gives the same files.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import itertools
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from data_prep.common.files import json_lines, write_atomically
@@ -82,13 +83,12 @@ def write_sample(output: Path) -> dict[str, Count]:
 
 
 def _topics(library: Path) -> Iterator[Text]:
-    """Yield the help topics, a dictionary literal in one file, and the library's text files."""
-    file = library / "pydoc_data" / "topics.py"
-    if file.is_file():
-        for node in ast.parse(file.read_bytes()).body:
-            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
-                for text in ast.literal_eval(node.value).values():
-                    yield inspect.cleandoc(text), "PythonDocs"
+    """Yield the help topics and the library's text files."""
+    with suppress(ImportError):  # not in every installation
+        from pydoc_data.topics import topics
+
+        for text in topics.values():
+            yield inspect.cleandoc(text), "PythonDocs"
     for file in _files(library, "*.txt"):
         if not file.stem.endswith("Grammar"):
             yield file.read_text(encoding="utf-8", errors="replace").strip(), "PythonDocs"
