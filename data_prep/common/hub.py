@@ -40,6 +40,7 @@ def fetch(name: str, patterns: Sequence[str]) -> Path:
 
 def _reason_for_silence(endpoint: str) -> str:
     """Return why a server does not answer, or ""."""
+    import http.client
     import urllib.error
     import urllib.request
 
@@ -48,5 +49,5 @@ def _reason_for_silence(endpoint: str) -> str:
             return ""
     except urllib.error.HTTPError:
         return ""
-    except OSError as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # is no URL, or not HTTP
         return f"{endpoint} does not answer ({getattr(error, 'reason', error)})"

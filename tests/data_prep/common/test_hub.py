@@ -26,3 +26,6 @@ def test_the_files_that_match_are_fetched_once(tmp_path, capsys):
         assert hub.fetch("someone/small-1.0", ["config.json"]) == found
         with pytest.raises(ValueError, match="the hub's cache: .*:9 does not answer .*refused"):
             hub.fetch("someone/other", ["config.json"])
+        huggingface_hub.constants.ENDPOINT = "hub.example"  # which is no URL
+        with pytest.raises(ValueError, match=r"the hub's cache: hub\.example does not answer"):
+            hub.fetch("someone/other", ["config.json"])
