@@ -33,11 +33,18 @@ def length_histogram(counts: npt.NDArray[np.int64]) -> LengthHistogram:
 
 
 def count_ids(prefixes: Iterable[Path], vocab_size: int) -> npt.NDArray[np.int64]:
-    """Count each id in the datasets, including `</s>`: the sum of their `.counts` files."""
+    """Count each id in the datasets, including `</s>`: the sum of their `.counts` files.
+
+    Raises:
+        ValueError: A file is damaged; it is named.
+    """
     counts = np.zeros(vocab_size, dtype=np.int64)
-    for prefix in prefixes:
-        ids, numbers = np.fromfile(Path(f"{prefix}.counts"), dtype="<i8").reshape(-1, 2).T
-        counts[ids] += numbers
+    for file in (Path(f"{prefix}.counts") for prefix in prefixes):
+        try:
+            ids, numbers = np.fromfile(file, dtype="<i8").reshape(-1, 2).T
+            counts[ids] += numbers
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"{file}: is damaged: {error}") from None
     return counts
 
 

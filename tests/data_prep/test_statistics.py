@@ -37,6 +37,13 @@ def test_counts_of_several_files_are_added(tmp_path):
     assert found.tolist() == [1, 2 + (1 << 40), 0, 0, 2, 0]
 
 
+@pytest.mark.parametrize("content", [bytes(24), b"\6" + bytes(15)])
+def test_damaged_counts_are_refused_by_their_name(tmp_path, content):
+    (tmp_path / "a.counts").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.counts: is damaged: "):
+        count_ids([tmp_path / "a"], 6)
+
+
 def test_perplexity_is_that_of_the_smoothed_unigram_distribution():
     # Smoothed: 4/6, 1/6, 1/6.
     found = unigram_perplexity(np.array([3, 0, 0]), np.array([1, 2, 0]))
