@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-import data_prep.__main__ as data_prep
 import pretrain.__main__ as pretrain
+from data_prep import command as data_prep
 from data_prep.common.arguments import Command, program, run_command
 from finetune import command, demo
 from finetune.birthplaces import command as birthplaces
 from finetune.studies import command as studies
 
 _GROUPS: dict[str, dict[str, Command]] = {
-    **data_prep.GROUPS,
+    "prepare data": data_prep.COMMANDS,
     **pretrain.GROUPS,
     "fine-tune": {
         **command.COMMANDS,

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.__main__ import main
 from data_prep.engines import ENGINES
+from finetune.zeroclap import main
 from tests.data_prep.conftest import run_here
 from tests.finetune.conftest import make_model, sentence, write_cola, write_tsv
 

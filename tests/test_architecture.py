@@ -206,7 +206,7 @@ def test_rooms_that_decide_and_record_import_no_torch():
     assert not {"torch", "deepspeed", "megatron", "datasets"} & loaded
 
 
-PROGRAMS = ["data_prep.__main__", "pretrain.__main__", "finetune.zeroclap"]
+PROGRAMS = ["pretrain.__main__", "finetune.zeroclap"]
 PREPARING = ["sample", "train-tokenizer", "prepare", "inspect", "verify"]
 
 
@@ -214,8 +214,7 @@ PREPARING = ["sample", "train-tokenizer", "prepare", "inspect", "verify"]
     ("module", "commands"),
     [
         *((each, [""]) for each in PROGRAMS),
-        (PROGRAMS[0], PREPARING),
-        (PROGRAMS[2], ["birthplaces"]),
+        (PROGRAMS[1], [*PREPARING, "birthplaces"]),
     ],
 )
 def test_help_imports_nothing_heavy(module, commands):

@@ -54,7 +54,7 @@ def prepare(work: Path, texts: Path, tokenizer: str, workers: int) -> None:
     words = ["prepare", "--input", *(str(texts / f"{name}.jsonl.zst") for name in TEXTS)]
     words += ["--valid-input", str(texts / f"{VALID}.jsonl.zst"), "--tokenizer", tokenizer]
     words += ["--output", str(work / "corpus"), "--workers", str(workers)]
-    subprocess.run([sys.executable, "-m", "data_prep", *words], check=True)
+    subprocess.run([sys.executable, "-m", "finetune.zeroclap", *words], check=True)
 
 
 def study(name: str, work: Path, words: Sequence[str], end: float) -> bool:

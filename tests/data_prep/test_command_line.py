@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.__main__ import main
+from finetune.zeroclap import main
 from tests.data_prep.conftest import make_texts, run_here, write_pile
 
 PREPARE = "prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t"
@@ -136,7 +136,7 @@ def test_errors_of_the_user_give_one_line_and_exit_code_2(home, capsys, argument
     error = capsys.readouterr().err
     said = [line for line in error.splitlines() if not line.startswith(("prepare: ", "note: "))]
     [line] = said
-    assert line.startswith("python -m data_prep")
+    assert line.startswith("zeroclap")
     assert "error: " in line
     assert message.format(h=home) in line.replace("'", "")
 
@@ -151,7 +151,7 @@ def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(home, tmp
         assert main([*command, *options]) == code
         shown = capsys.readouterr()
         assert shown.err.splitlines()[-1].startswith(
-            "python -m data_prep prepare: warning: 3 of 23 records (13.0%) and "
+            "zeroclap prepare: warning: 3 of 23 records (13.0%) and "
         )
         assert f"1 not-json (first at {file}:21)" in shown.err
         rows = [line.split()[:4] for line in shown.out.splitlines()]
@@ -197,4 +197,4 @@ def test_a_command_interrupted_in_its_imports_is_stopped_in_one_line(monkeypatch
 
     monkeypatch.setattr("data_prep.inspect.add_arguments", interrupt)
     assert main(["inspect", "corpus"]) == 130
-    assert capsys.readouterr().err == "python -m data_prep: stopped\n"
+    assert capsys.readouterr().err == "zeroclap: stopped\n"

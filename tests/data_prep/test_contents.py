@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from data_prep import cache, contents
-from data_prep.__main__ import main
 from data_prep.manifest import load_manifest
+from finetune.zeroclap import main
 
 
 @pytest.fixture

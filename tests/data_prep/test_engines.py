@@ -77,7 +77,7 @@ def test_ray_makes_the_same_bytes(inputs, tokenizer_folder, tmp_path, monkeypatc
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     words = ["prepare", "--tokenizer", tokenizer_folder, "--input", *inputs, "--engine", "ray"]
     words += ["--max-tokens", "64", "--valid-fraction", "0.2", "--workers", "2"]
-    python("-m", "data_prep", *words, "--output", tmp_path / "ray")
+    python("-m", "finetune.zeroclap", *words, "--output", tmp_path / "ray")
     prepare(inputs, tmp_path / "local", tokenizer_folder, SETTINGS)
     assert content(tmp_path / "ray") == content(tmp_path / "local")
 

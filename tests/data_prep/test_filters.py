@@ -3,9 +3,9 @@ import sys
 import numpy as np
 import pytest
 
-from data_prep.__main__ import main
 from data_prep.filters import judge, windows
 from data_prep.manifest import Rejects, Settings, Tally, load_manifest
+from finetune.zeroclap import main
 from tests.data_prep.conftest import make_texts, write_pile
 
 MINE = """

@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from data_prep import cache
-from data_prep.__main__ import main
 from data_prep.common.files import AtomicFile, sha256_of, write_atomically
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.manifest import (
@@ -29,6 +28,7 @@ from data_prep.manifest import (
 )
 from data_prep.run import merge, plan, prepare
 from data_prep.verify import verify
+from finetune.zeroclap import main
 from tests.data_prep.conftest import SETTINGS, content, documents, make_texts, write_pile
 from tests.running import wait_until
 
@@ -421,7 +421,7 @@ def test_full_disk_error_names_the_file_and_leaves_nothing(tokenizer_folder, tmp
 RUN_THAT_RESTS_AFTER_ITS_FIRST_SHARD = """
 import sys, time
 from data_prep import shard
-from data_prep.__main__ import main
+from finetune.zeroclap import main
 
 def write_record(file, record, write=shard.write_record):
     write(file, record)

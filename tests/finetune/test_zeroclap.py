@@ -17,10 +17,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = [name for commands in zeroclap.GROUPS.values() for name in commands]
 PROGRAMS = {
     "zeroclap": zeroclap,
-    **{
-        f"python -m {name}": importlib.import_module(f"{name}.__main__")
-        for name in ("data_prep", "pretrain")
-    },
+    "python -m pretrain": importlib.import_module("pretrain.__main__"),
 }
 
 

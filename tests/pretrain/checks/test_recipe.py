@@ -217,7 +217,7 @@ def test_next_sentences_of_one_document_alone_are_refused(split, corpus, recipe,
 
 
 def test_a_corpus_without_validation_text_is_refused(corpus, recipe, tmp_path):
-    from data_prep.__main__ import main as data_prep
+    from finetune.zeroclap import main as data_prep
 
     (tmp_path / "a.txt").write_text("Some text.")
     words = ["--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "corpus")]

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from data_prep.__main__ import main as data_prep
 from data_prep.corpus import Corpus
+from finetune.zeroclap import main as data_prep
 from pretrain.data.sentence_pairs import SentencePairs, sentence_runs
 
 hypothesis = pytest.importorskip("hypothesis")

@@ -1,11 +1,9 @@
-"""Command line of data preparation: `python -m data_prep COMMAND`."""
+"""The commands of data preparation."""
 
 import argparse
-import sys
-from functools import partial
 from importlib import import_module
 
-from data_prep.common.arguments import Command, program, run_command
+from data_prep.common.arguments import Command
 
 
 def _command(name: str, summary: str, example: str) -> Command:
@@ -22,7 +20,7 @@ def _command(name: str, summary: str, example: str) -> Command:
     return add_arguments, run
 
 
-_COMMANDS = {
+_TEXTS = {
     "sample": (
         "Write the embedded corpus, made from the files of this Python installation",
         "--output text",
@@ -38,13 +36,5 @@ _COMMANDS = {
     "inspect": ("Show counts, rejects, lengths and sample documents of a corpus", "corpus"),
     "verify": ("Check all checksums, indices and ids of a corpus", "corpus --workers 4"),
 }
-GROUPS = {"prepare data": {name: _command(name, *texts) for name, texts in _COMMANDS.items()}}
+COMMANDS = {name: _command(name, *texts) for name, texts in _TEXTS.items()}
 """Every command, in the order of `--help`."""
-
-
-_description = "Convert raw text to indexed binaries."
-_parser = partial(program, "python -m data_prep", _description, "sample --output text", GROUPS)
-main = partial(run_command, _parser)
-
-if __name__ == "__main__":
-    sys.exit(main())
