@@ -65,7 +65,7 @@ def study(options: argparse.Namespace) -> None:
     chosen = dataclasses.replace(chosen, seeds=options.seeds or chosen.seeds)
     is_here = options.engine == "local" and not options.dry_run
     device = device_type() if is_here else ""
-    checked = studies.check_arms(chosen, options.overrides, device)
+    checked = studies.check_arms(chosen, options.overrides, device, not options.dry_run)
     runs = studies.runs_of([*checked], chosen.seeds)
     _check_data(chosen, options.data)
     if options.dry_run:
@@ -220,6 +220,8 @@ def _forecast(
     lines += ["", f"{count(len(checked), 'arm')} with seeds {numbers}: {count(len(runs), 'run')}"]
     tokens = seeds * sum(plan.tokens for plan in plans)
     lines.append(f"tokens: at most {in_short(tokens)}, padding included")
+    if any(plan.vocab_size_is_assumed for plan in plans):
+        lines.append("vocabulary: assumed, as no corpus of some arm is on this machine")
     disk = seeds * sum(p.checkpoint * p.checkpoints_usual + p.exported for p in plans)
     lines.append(f"disk: about {disk / 1e9:,.1f} GB of checkpoints and models")
     times = [p.seconds and p.seconds * each.ranks for p, each in zip(plans, arms, strict=True)]

@@ -18,7 +18,7 @@ from data_prep.common.files import named_errors
 from data_prep.common.records import NonNegativeInt, PositiveInt, decode
 from data_prep.common.wording import changes
 from finetune import runs, tasks
-from pretrain.checks.recipe import check, check_device
+from pretrain.checks.recipe import USUAL_VOCABULARY, check, check_device, check_settings
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten, merge, named_file, override, parse
@@ -248,13 +248,16 @@ def runs_of(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Run]:
     return [Run(arm, seed) for seed in seeds for arm in arms]
 
 
-def check_arms(study: Study, changes: Sequence[str], device: str = "") -> dict[Arm, Checked]:
+def check_arms(
+    study: Study, changes: Sequence[str], device: str = "", begins: bool = True
+) -> dict[Arm, Checked]:
     """Read and check the recipe of every arm, with its corpora, and every way of fine-tuning.
 
     Args:
         study: the study.
         changes: `key=value` settings of the command line, which hold for all arms.
         device: which the runs use, "cpu" or "cuda"; empty: any.
+        begins: whether runs begin, which need their corpora; a forecast does not.
 
     Raises:
         ValueError: what the first arm with an error has; or two arms are the same.
@@ -264,7 +267,12 @@ def check_arms(study: Study, changes: Sequence[str], device: str = "") -> dict[A
         with named_errors(arm.name):
             config = recipes.load(arm.recipe, [*arm.words, *changes])
             ranks = world_size(config.supervision, 1)
-            model = check(config, ranks)
+            corpora = [Path(source.path) for source in config.segments.sources]
+            if begins or (corpora and all(map(Path.exists, corpora))):
+                model = check(config, ranks)
+            else:
+                check_settings(config, ranks)
+                model = config.architecture(USUAL_VOCABULARY)
             check_device(config, ranks, device)
         found[arm] = Checked(config, model, ranks)
     groups = study.finetune.groups if study.finetune else []

@@ -251,6 +251,16 @@ def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, c
     assert not output.exists()
 
 
+@pytest.mark.parametrize("named", ["absent", "''"])
+def test_a_dry_run_needs_no_corpus_and_says_that_it_had_none(named, study_file, tmp_path, capsys):
+    output = tmp_path / "output"
+    words = ["study", str(study_file), "--output", str(output), f"data.corpus={named}"]
+    assert main([*words, "--dry-run", "--kind", "h100"]) == 0
+    assert "vocabulary: assumed" in capsys.readouterr().out
+    assert main(words) == 2
+    assert "data.corpus: " in capsys.readouterr().err
+
+
 def test_seeds_and_the_report_of_a_study_that_was_begun_may_change_and_nothing_else(tmp_path):
     levels = {"f": {"x": {}, "y": {}}}
     begun = study.Study("a", "small", levels, [1], settings={"spike.deviations": math.inf})
