@@ -25,16 +25,27 @@ class Piece(NamedTuple):
     begin: int
     """First element of the piece in the flattened parameter."""
     length: int
-    """Elements, some of which may lie beyond the parameter's end (padding)."""
+    """Elements."""
+    place: int
+    """First element of the piece in the optimizer's tensor."""
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the piece as a view of a flat tensor that has the layout of the optimizer's."""
+        return tensor[self.place :][: self.length]
 
 
-def pieces_within(shapes: Iterable[tuple[int, ...]], begin: int, end: int) -> list[Piece]:
-    """Return the piece of each of several tensors that a range of their concatenation holds."""
+def pieces_within(
+    shapes: Iterable[tuple[int, ...]], begin: int, end: int, place: int = 0
+) -> list[Piece]:
+    """Return the piece of each of several tensors that a range of their concatenation holds.
+
+    They lie one after the other in the optimizer's tensor, from `place` on.
+    """
     found = []
     for shape in shapes:
         size, first = math.prod(shape), max(begin, 0)
-        found.append(Piece(shape, first, max(min(end, size) - first, 0)))
-        begin, end = begin - size, end - size
+        found.append(Piece(shape, first, max(min(end, size) - first, 0), place))
+        begin, end, place = begin - size, end - size, place + found[-1].length
     return found
 
 
@@ -58,15 +69,14 @@ class ByParameter(torch.optim.Optimizer):
 
     def pieces(self, tensor: Tensor) -> Sequence[Piece]:
         """Return the pieces of a tensor; of a whole parameter it is one."""
-        return self._pieces.get(tensor) or [Piece(tuple(tensor.shape), 0, tensor.numel())]
+        return self._pieces.get(tensor) or [Piece(tuple(tensor.shape), 0, tensor.numel(), 0)]
 
     def parts(self, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
         """Split tensors by parameter, as those of the optimizer that have the same layout."""
         if not self._pieces:
             return list(tensors)
-        lengths = [[piece.length for piece in self.pieces(tensor)] for tensor in like]
-        pairs = zip(tensors, lengths, strict=True)
-        return [part for x, sizes in pairs for part in x[: sum(sizes)].split_with_sizes(sizes)]
+        pairs = zip(tensors, map(self.pieces, like), strict=True)
+        return [piece.of(tensor) for tensor, pieces in pairs for piece in pieces]
 
     def square_sums(self, parts: Sequence[Tensor]) -> list[float]:
         """Compute the sums of squares of whole parameters from their parts, all ranks at once.

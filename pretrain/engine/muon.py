@@ -75,30 +75,24 @@ class Muon(ByParameter, torch.optim.AdamW):
         momentum.lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(momentum, group["momentum"]).view(-1)
         weight.mul_(1 - group["lr"] * group["weight_decay"])
-        flat, place = weight.view(-1), 0
+        flat = weight.view(-1)
         for bucket in _buckets(_matrices(self.pieces(weight), group["matrices"])):
-            length = sum(piece.length for piece in bucket)
-            wholes = self._wholes(bucket, update[place : place + length])
-            for piece, whole in zip(bucket, wholes, strict=True):
-                own = slice(place, place + _real(piece))
-                place += piece.length
-                if own.start < own.stop:
-                    moved = _orthogonal(whole).reshape(-1)[piece.begin :][: _real(piece)]
+            for piece, whole in zip(bucket, self._wholes(bucket, update), strict=True):
+                if piece.length:
+                    moved = _orthogonal(whole).reshape(-1)[piece.begin :][: piece.length]
                     rate = group["lr"] * 0.2 * math.sqrt(max(piece.shape))
-                    flat[own].add_(moved.to(flat.device), alpha=-rate)
+                    piece.of(flat).add_(moved.to(flat.device), alpha=-rate)
 
     def _wholes(self, bucket: Sequence[Piece], update: Tensor) -> list[Tensor]:
         """Return the matrices of which the ranks have the pieces."""
-        sizes = [math.prod(piece.shape) for piece in bucket]
         if not self._pieces:
-            pairs = zip(update.split_with_sizes(sizes), bucket, strict=True)
-            return [part.view(piece.shape) for part, piece in pairs]
-        whole = torch.zeros(sum(sizes), dtype=_precision(self._device), device=self._device)
-        parts = whole.split_with_sizes(sizes)
-        own = update.split_with_sizes([piece.length for piece in bucket])
-        for part, piece, mine in zip(parts, bucket, own, strict=True):
-            part[piece.begin :][: _real(piece)] = mine[: _real(piece)]
-        torch.distributed.all_reduce(whole)
+            return [piece.of(update).view(piece.shape) for piece in bucket]
+        sizes = [math.prod(piece.shape) for piece in bucket]
+        joined = torch.zeros(sum(sizes), dtype=_precision(self._device), device=self._device)
+        parts = joined.split_with_sizes(sizes)
+        for part, piece in zip(parts, bucket, strict=True):
+            part[piece.begin :][: piece.length] = piece.of(update)
+        torch.distributed.all_reduce(joined)
         return [part.view(piece.shape) for part, piece in zip(parts, bucket, strict=True)]
 
 
@@ -119,20 +113,13 @@ def _orthogonal(matrix: Tensor) -> Tensor:
     return x.T if is_tall else x
 
 
-def _real(piece: Piece) -> int:
-    """Return the number of elements without padding."""
-    return max(0, min(piece.length, math.prod(piece.shape) - piece.begin))
-
-
 def _matrices(pieces: Sequence[Piece], count: int) -> list[Piece]:
     """Divide pieces of parameters that are `count` matrices above each other."""
     found = []
     for piece in pieces:
         shape = (piece.shape[0] // count, *piece.shape[1:])
-        matrices = pieces_within([shape] * count, piece.begin, piece.begin + piece.length)
-        # What lies beyond the last matrix is padding, which stays with it.
-        last = piece.length - sum(one.length for one in matrices[:-1])
-        found += [*matrices[:-1], matrices[-1]._replace(length=last)]
+        end = piece.begin + piece.length
+        found += pieces_within([shape] * count, piece.begin, end, piece.place)
     return found
 
 

@@ -13,6 +13,7 @@ all groups the weight decay of the first one, and one step counter that each gro
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -115,7 +116,7 @@ def state_for_rank(
 def pieces(
     stage: int, shapes: Sequence[tuple[int, ...]], size: int, rank: int, world_size: int
 ) -> list[Piece]:
-    """Compute which pieces of parameters a rank's vector holds, before the padding at its end.
+    """Compute which pieces of parameters a rank's vector holds; the rest of it is padding.
 
     Args:
         stage: of ZeRO, 1 to 3.
@@ -125,9 +126,11 @@ def pieces(
         world_size: number of ranks.
 
     Returns:
-        The piece of each parameter. Padding of single parameters, at stage 3, is part of it.
+        The piece of each parameter.
     """
     if stage == 3:
         counts = [-(-math.prod(shape) // world_size) for shape in shapes]
-        return [Piece(shape, rank * n, n) for shape, n in zip(shapes, counts, strict=True)]
+        places = itertools.accumulate(counts, initial=0)
+        parts = zip(shapes, counts, places, strict=False)
+        return [pieces_within([s], rank * n, (rank + 1) * n, place)[0] for s, n, place in parts]
     return pieces_within(shapes, rank * size, (rank + 1) * size)
