@@ -47,8 +47,6 @@ class Muon(ByParameter, torch.optim.AdamW):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a loaded state; Adam's own method asks for a count of updates of matrices too."""
         torch.optim.Optimizer.__setstate__(self, state)
-        for group in self.param_groups:  # that of an earlier version is not marked `fused`
-            group |= self.defaults | group
         for tensor, own in self.state.items():
             if "step" in own:
                 own["step"] = own["step"].to(tensor.device)

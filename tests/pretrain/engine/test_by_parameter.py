@@ -135,19 +135,3 @@ def test_muon_is_torch_s_own_for_the_matrices_of_layers_and_adamw_for_the_rest(
     for name, parameter in model.named_parameters():
         expected = torch.cat(matrices[name]) if name in matrices else rest[name]
         assert torch.equal(parameter, expected), name
-
-
-def test_muon_goes_on_from_a_state_that_an_earlier_version_saved():
-    """Its groups had what Muon itself reads, and were not marked `fused`."""
-    (mine,) = weight = [nn.Parameter(torch.ones(3))]
-    optimizer = Muon([{"params": weight, "weight_decay": 0.1, "matrices": 0}], fused=True)
-    mine.grad = torch.ones(3)
-    optimizer.step()
-    kept = {"params", "weight_decay", "matrices", "lr", "betas", "eps"}
-    for group in (state := optimizer.state_dict())["param_groups"]:
-        for name in group.keys() - kept:
-            del group[name]
-    optimizer.load_state_dict(state)
-    assert optimizer.param_groups[0]["fused"]
-    optimizer.step()
-    assert optimizer.state[mine]["step"] == 2
