@@ -1,20 +1,30 @@
-"""The program `zeroclap COMMAND`: the commands of all packages."""
+"""The program `zeroclap COMMAND`: the commands of all packages.
+
+Each room declares its commands in a light `command.py`, which imports what a command needs only
+when it runs.
+"""
 
 from __future__ import annotations
 
 import sys
 from functools import partial
 
-import pretrain.__main__ as pretrain
 from data_prep import command as data_prep
 from data_prep.common.arguments import Command, program, run_command
 from finetune import command, demo
 from finetune.birthplaces import command as birthplaces
 from finetune.studies import command as studies
+from pretrain.convert import command as convert
+from pretrain.inference import command as inference
+from pretrain.plan import command as plan
+from pretrain.records import command as records
+from pretrain.spikes import command as spikes
+from pretrain.supervision import command as supervision
 
 _GROUPS: dict[str, dict[str, Command]] = {
     "prepare data": data_prep.COMMANDS,
-    **pretrain.GROUPS,
+    "pretrain": {**plan.COMMANDS, **supervision.COMMANDS, **records.COMMANDS, **spikes.COMMANDS},
+    "use a model": {**convert.COMMANDS, **inference.COMMANDS},
     "fine-tune": {
         **command.COMMANDS,
         "birthplaces": (birthplaces.add_arguments, birthplaces.birthplaces),

@@ -88,7 +88,7 @@ def fine_tuning(tiny_model, easy_glue, tmp_path):
 @pytest.fixture
 def benchmark():
     def program(patch):
-        from pretrain.__main__ import main
+        from finetune.zeroclap import main
 
         sizes = ["batch.global_batch_size=2", "batch.micro_batch_size=1", "model.size=tiny"]
         main(["bench", "small", "--seconds", "0", "data.sequence_length=8", *sizes])

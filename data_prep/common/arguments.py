@@ -129,7 +129,7 @@ def program(
     """Return the parser of a program.
 
     Args:
-        name: As a user calls it, such as "python -m pretrain".
+        name: As a user calls it, such as "zeroclap".
         description: One sentence.
         example: Arguments of a useful call.
         groups: Commands by name, by title of the group.

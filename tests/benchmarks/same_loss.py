@@ -42,7 +42,7 @@ from tests.pretrain.builders import batches_of
 def ours(recipe: str, words: list[str], run: Path, model: Path) -> float:
     """Train and export; return the tokens/s."""
     for arguments in (["supervise", recipe, *words], ["export", str(run), "--output", str(model)]):
-        subprocess.run([sys.executable, "-m", "pretrain", *arguments], check=True)
+        subprocess.run([sys.executable, "-m", "finetune.zeroclap", *arguments], check=True)
     lines = read_metrics(run / METRICS)
     return statistics.median(line["tokens"] / line["seconds"] for line in lines)
 

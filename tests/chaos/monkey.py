@@ -2,7 +2,7 @@
 
 usage: python -m tests.chaos.monkey --config zero1-fp32 --faults 200 --seed 1 --output DIR
 
-A tiny model is trained twice through `python -m pretrain supervise`: undisturbed, and while faults
+A tiny model is trained twice through `zeroclap supervise`: undisturbed, and while faults
 strike. A supervisor that has ended is started again, as a person would. At the end the weights, the
 losses that survive and the validation losses must be those of the undisturbed run, and `audit` must
 be sound. The faults are a pure function of the seed and of what the monkey sees when each strikes:
@@ -102,7 +102,7 @@ class Run:
 
     def start(self) -> None:
         """Start a supervisor."""
-        module = [sys.executable, "-m", "pretrain", "supervise", str(self._recipe)]
+        module = [sys.executable, "-m", "finetune.zeroclap", "supervise", str(self._recipe)]
         with self._log.open("ab") as log:
             self.supervisor = subprocess.Popen(
                 [*module, f"folder={self.folder}", *COMMON, *self.settings],

@@ -7,7 +7,7 @@ that it starts over ssh are those of agent.py.
 import os
 import sys
 
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.supervision import agent, hosts
 from tests.chaos.fault import launch_with_faults, let_the_clock_jump
 

@@ -21,7 +21,7 @@ def model(begin, device, tmp_path_factory):
     """A model that was trained on the device, and exported."""
     folder = tmp_path_factory.mktemp("trained")
     finish(begin(folder / "run", "training.deepspeed=zero1_bf16", "model.overrides.dropout=0.0"))
-    run("pretrain", "export", folder / "run", "--output", folder / "model")
+    run("finetune.zeroclap", "export", folder / "run", "--output", folder / "model")
     return folder / "model"
 
 
@@ -29,7 +29,7 @@ def test_an_exported_model_has_the_cpu_s_perplexity(model, corpus, device, tmp_p
     found = []
     for name in (device.type, "cpu"):
         words = ["--data", corpus, "--blocks", 8, "--device", name]
-        run("pretrain", "evaluate", model, *words, "--json", tmp_path / "scores.json")
+        run("finetune.zeroclap", "evaluate", model, *words, "--json", tmp_path / "scores.json")
         (scores,) = json.loads((tmp_path / "scores.json").read_text())
         found.append(scores["total"]["loss"])
     ours, cpu = found
@@ -41,7 +41,7 @@ def test_masks_are_filled_as_on_the_cpu(model, device):
         [
             line.split()[:2]
             for line in run(
-                "pretrain", "fill-mask", model, "The <mask> statement", "--device", name
+                "finetune.zeroclap", "fill-mask", model, "The <mask> statement", "--device", name
             ).splitlines()
         ]
         for name in (device.type, "cpu")

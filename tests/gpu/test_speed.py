@@ -25,7 +25,8 @@ def bench(device, tmp_path):
         if device.type == "cpu":
             words += ["model.size=tiny", "data.sequence_length=64"]
         path = tmp_path / "bench.json"
-        print(run("pretrain", "bench", "pile-base", *words, "--seconds", "2", "--json", path))
+        bench = ["bench", "pile-base", *words, "--seconds", "2", "--json", path]
+        print(run("finetune.zeroclap", *bench))
         return Speed(**json.loads(path.read_text())), load.load("pile-base", words)
 
     return bench

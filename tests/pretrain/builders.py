@@ -43,7 +43,7 @@ def slow(*cases):
 
 def main(*words):
     """The exit code and the output of a command of pretrain."""
-    from pretrain.__main__ import main as pretrain
+    from finetune.zeroclap import main as pretrain
 
     written = io.StringIO()
     with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):

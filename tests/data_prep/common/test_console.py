@@ -67,12 +67,14 @@ def test_output_that_is_not_the_result_of_a_command_may_be_lost(monkeypatch):
             sys.stdout.writelines(["line\n"] * 20_000)
 
 
-@pytest.mark.parametrize("package", ["pretrain", "finetune.zeroclap"])
-def test_help_into_a_pipe_without_a_reader_is_quiet(package):
+def test_help_into_a_pipe_without_a_reader_is_quiet():
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", package, "--help"], cwd=ROOT, stdout=write, stderr=subprocess.PIPE
+        [sys.executable, "-m", "finetune.zeroclap", "--help"],
+        cwd=ROOT,
+        stdout=write,
+        stderr=subprocess.PIPE,
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")

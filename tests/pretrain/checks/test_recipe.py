@@ -6,7 +6,7 @@ import re
 import pytest
 
 from data_prep.manifest import load_manifest
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks.recipe import check
 from pretrain.data.sources import open_source
@@ -66,7 +66,7 @@ def test_a_wrong_recipe_is_refused_before_anything_starts(words, message, recipe
     arguments = ["supervise", str(recipe.path), f"folder={tmp_path / 'run'}", *words]
     assert command_line.main(arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith("python -m pretrain supervise: error: ")
+    assert error.startswith("zeroclap supervise: error: ")
     assert re.search(message, error), error
     assert not (tmp_path / "run").exists()
 

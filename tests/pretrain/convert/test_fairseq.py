@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 
 from data_prep.tokenizer import Tokenizer
-from pretrain.__main__ import main
+from finetune.zeroclap import main
 from pretrain.convert import fairseq
 from pretrain.convert.model_folder import build, load_model
 from pretrain.convert.weights import renamed, separated

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from data_prep.manifest import load_manifest
-from pretrain.__main__ import main as pretrain
+from finetune.zeroclap import main as pretrain
 from pretrain.config.load import dump, public
 from pretrain.convert import init_from
 from pretrain.convert.export import export_checkpoint

@@ -9,7 +9,7 @@ import torch
 
 from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.convert.writing import save_model
 from pretrain.data.sources import SOURCES
 from pretrain.data.windows import Windows
@@ -310,7 +310,7 @@ def test_a_command_takes_the_device_that_is_asked_for(corpus, folder, capsys, mo
         ["fill-mask", model, "a <mask>"],
     ):
         assert command_line.main([*words, "--device", "cuda:1"]) == 2
-        refused = f"python -m pretrain {words[0]}: error: --device cuda:1: this machine has cpu\n"
+        refused = f"zeroclap {words[0]}: error: --device cuda:1: this machine has cpu\n"
         assert capsys.readouterr().err == refused
         for device in ([], ["--device", "cpu"]):
             flushed.clear()

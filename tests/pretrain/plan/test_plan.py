@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from data_prep.corpus import Corpus
-from pretrain.__main__ import main
+from finetune.zeroclap import main
 from pretrain.checks import devices, needs
 from pretrain.config import load as recipes
 from pretrain.config.deepspeed import DS_CONFIGS

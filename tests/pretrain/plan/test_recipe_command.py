@@ -1,4 +1,4 @@
-"""`python -m pretrain recipes` and `show`: the list, and all settings of one."""
+"""`zeroclap recipes` and `show`: the list, and all settings of one."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from data_prep.common.records import docstrings
-from pretrain.__main__ import main
+from finetune.zeroclap import main
 from pretrain.config.load import RECIPES, load, sources
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import ADVANCED

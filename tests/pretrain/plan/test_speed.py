@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.__main__ import main
+from finetune.zeroclap import main
 from pretrain.checks import recipe as recipe_checks
 from pretrain.config import load as recipes
 from pretrain.objectives.base import Vocabulary

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep.manifest import load_manifest
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.data.order import Order
 from pretrain.data.sources import algorithms, open_source
 from pretrain.records import audit, ledger, metrics, proof

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.config import load as recipes
 from pretrain.config.sections import OptimizerConfig
 from pretrain.records import metrics

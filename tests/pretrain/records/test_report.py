@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.records import ledger, report
 from tests.pretrain.histories import STEPS, History, spiked
 

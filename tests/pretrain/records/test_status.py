@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import TrainingConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.config.sections import SpikeConfig
 from pretrain.records import metrics
 from pretrain.spikes.detector import SpikeDetector

@@ -1,4 +1,4 @@
-"""The command `python -m pretrain supervise`."""
+"""The command `zeroclap supervise`."""
 
 import base64
 import contextlib
@@ -14,7 +14,7 @@ import pytest
 
 from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_PREEMPTED
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.processes import gpus, processes
 from pretrain.records import folder, ledger
 from pretrain.supervision import nodes
@@ -117,7 +117,7 @@ IN_A_TERMINAL = """
 import os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, which is inherited
 os.login_tty(int(sys.argv[1]))
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.supervision import launch
 launch.command = lambda *_, **__: [sys.executable, "-c", sys.argv[2]]
 sys.exit(command_line.main(["supervise", *sys.argv[3:]]))

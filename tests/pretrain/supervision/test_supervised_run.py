@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pretrain import __main__ as command_line
+from finetune import zeroclap as command_line
 from pretrain.config import load as recipes
 from pretrain.convert.model_folder import load_model
 from pretrain.records import checkpoints, ledger, metrics

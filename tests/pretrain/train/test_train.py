@@ -18,7 +18,7 @@ import pytest
 from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_SPIKE
 from data_prep.common.files import write_json
-from pretrain.__main__ import main as pretrain
+from finetune.zeroclap import main as pretrain
 from pretrain.config.load import load
 from pretrain.convert.export import export_checkpoint
 from pretrain.plan import plan
