@@ -71,7 +71,7 @@ def measure(inputs: list[Path], tokenizer: Path, repeats: int, folder: Path) -> 
                 megabytes = figures["text_bytes"] / 1e6
         for name, (where, workers) in runs.items():
             shutil.rmtree(folder / "corpus", ignore_errors=True)
-            words = ["data_prep", "prepare", "--input", f"{where}/*.jsonl.zst"]
+            words = ["finetune.zeroclap", "prepare", "--input", f"{where}/*.jsonl.zst"]
             words += ["--max-tokens", MAX_TOKENS, "--workers", workers]
             taken, _ = _run(*words, "--tokenizer", vocabulary, "--output", folder / "corpus")
             seconds[name].append(taken)
