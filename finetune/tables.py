@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.common import hub
 from data_prep.common.files import named_errors, parse_json, strict_json
 
 HUB = "datasets:"
@@ -165,6 +166,8 @@ def load(source: str) -> Any:  # noqa: ANN401 - a Dataset
     Raises:
         ValueError: it cannot be loaded, or `source` does not name a split of it.
     """
+    if source.startswith(HUB):
+        hub.stay_offline_if_silent()
     import datasets
 
     folder, _, split = source.removeprefix(HUB).rpartition(":")

@@ -28,14 +28,26 @@ def fetch(name: str, patterns: Sequence[str]) -> Path:
 
     asks = f"note: {name}: no such file here; asking the Hugging Face hub"
     print(asks, file=sys.stderr, flush=True)
+    stay_offline_if_silent()
+    local = constants.HF_HUB_OFFLINE
     try:
-        reason = "" if constants.HF_HUB_OFFLINE else _reason_for_silence(constants.ENDPOINT)
-        local = bool(reason) or constants.HF_HUB_OFFLINE
         return Path(snapshot_download(name, allow_patterns=[*patterns], local_files_only=local))
     except (OSError, ValueError) as error:
-        what, *_ = reason.splitlines() or str(error).splitlines() or [type(error).__name__]
+        what, *_ = str(error).splitlines() or [type(error).__name__]
         hub = "not in the hub's cache" if local else "none on the Hugging Face hub"
         raise ValueError(f"no such file here, and {hub}: {what}") from error
+
+
+def stay_offline_if_silent() -> None:
+    """Make the libraries of the hub use their caches alone if it does not answer; say so, once.
+
+    Call it before datasets is imported, which reads the setting then.
+    """
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE and (reason := _reason_for_silence(constants.ENDPOINT)):
+        print(f"note: {reason}; using only what was downloaded before", file=sys.stderr, flush=True)
+        constants.HF_HUB_OFFLINE = True
 
 
 def _reason_for_silence(endpoint: str) -> str:

@@ -4,9 +4,11 @@ import json
 import math
 
 import datasets
+import huggingface_hub.constants
 import pytest
 
 from finetune import tables
+from tests.hub import hub_of
 
 ROWS = [("good, with a comma", "1"), ('two\nlines and "quotes"', "2"), ("", "1")]
 CSV = '\ufefftext,label\n"good, with a comma",1\n"two\nlines and ""quotes""",2\n\n"",1\n'
@@ -97,3 +99,14 @@ def test_what_is_broken_or_not_there_is_refused_by_name_and_line(tmp_path, name,
 def test_a_data_set_of_the_hub_needs_its_split():
     with pytest.raises(ValueError, match=r"datasets:imdb: .*no split .*accepted: .*NAME:SPLIT"):
         tables.read_rows("datasets:imdb")
+
+
+def test_where_the_hub_does_not_answer_its_cache_is_used_at_once(tmp_path, capsys):
+    """The library would ask it again for every split, for half a minute each."""
+    with hub_of(tmp_path):
+        huggingface_hub.constants.ENDPOINT = "http://127.0.0.1:9"  # nobody is there
+        for split in ("train", "dev"):
+            with pytest.raises(ValueError, match=f"datasets:a/b:{split}: cannot be loaded"):
+                tables.load(f"datasets:a/b:{split}")
+        assert huggingface_hub.constants.HF_HUB_OFFLINE
+    assert capsys.readouterr().err.count("127.0.0.1:9 does not answer") == 1
