@@ -43,23 +43,14 @@ def stay_offline_if_silent() -> None:
 
     Call it before datasets is imported, which reads the setting then.
     """
-    from huggingface_hub import constants
+    from huggingface_hub import constants, get_session
 
-    if not constants.HF_HUB_OFFLINE and (reason := _reason_for_silence(constants.ENDPOINT)):
-        print(f"note: {reason}; using only what was downloaded before", file=sys.stderr, flush=True)
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:  # any answer is one, also that of a mirror without a page at its root
+        get_session().head(constants.ENDPOINT, timeout=_SECONDS, follow_redirects=False)
+    except Exception as error:  # of the library's own client, which knows proxies and certificates
+        silence = f"{constants.ENDPOINT} does not answer ({error})"
+        uses = "using only what was downloaded before"
+        print(f"note: {silence}; {uses}", file=sys.stderr, flush=True)
         constants.HF_HUB_OFFLINE = True
-
-
-def _reason_for_silence(endpoint: str) -> str:
-    """Return why a server does not answer, or ""."""
-    import http.client
-    import urllib.error
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(endpoint, timeout=_SECONDS):
-            return ""
-    except urllib.error.HTTPError:
-        return ""
-    except (OSError, ValueError, http.client.HTTPException) as error:  # is no URL, or not HTTP
-        return f"{endpoint} does not answer ({getattr(error, 'reason', error)})"

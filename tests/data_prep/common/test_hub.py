@@ -33,3 +33,15 @@ def test_the_files_that_match_are_fetched_once(tmp_path, capsys):
         huggingface_hub.constants.ENDPOINT = "hub.example"  # which is no URL
         assert hub.fetch("someone/small-1.0", ["config.json"]) == found
         assert "note: hub.example does not answer" in capsys.readouterr().err
+
+
+def test_the_hub_is_asked_as_its_library_asks_it(tmp_path, monkeypatch):
+    """Python's own client knows neither all proxies nor the certificates of the library."""
+    with hub_of(tmp_path) as asked:
+        monkeypatch.setenv("ALL_PROXY", huggingface_hub.constants.ENDPOINT)
+        huggingface_hub.constants.ENDPOINT = "http://hub.invalid"
+        huggingface_hub.close_session()
+        hub.stay_offline_if_silent()
+        huggingface_hub.close_session()
+        assert not huggingface_hub.constants.HF_HUB_OFFLINE
+    assert asked == ["http://hub.invalid/"]
