@@ -12,7 +12,7 @@ from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.engines import ENGINES
 from data_prep.fields import add_reading_arguments, parse_key
 from data_prep.inputs import find_inputs, layout_of
-from data_prep.manifest import CorpusManifest, Settings
+from data_prep.manifest import NO_SEPARATOR, CorpusManifest, Settings
 from data_prep.run import prepare
 from data_prep.summary import (
     ALLOWED_BROKEN,
@@ -104,4 +104,6 @@ def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator
         yield "the validation split is empty, which pretraining refuses; see --valid-fraction"
     if any(layout_of(file.path) == ".txt" for file in manifest.inputs):
         separator = manifest.settings.document_separator
-        yield f".txt files: documents separated by {separator} (see --document-separator)"
+        is_one = separator == NO_SEPARATOR
+        how = "one document each" if is_one else f"documents separated by {separator}"
+        yield f".txt files: {how} (see --document-separator)"

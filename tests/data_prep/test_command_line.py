@@ -165,6 +165,13 @@ def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(home, tmp
     assert "broken" not in capsys.readouterr().err
 
 
+def test_prepare_says_that_a_text_file_is_one_document(home, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one two\n")
+    command = f"prepare --input {tmp_path}/a.txt --output {tmp_path}/c --tokenizer {home}/t"
+    assert main(f"{command} --document-separator none".split()) == 0
+    assert ".txt files: one document each (see --document-separator)" in capsys.readouterr().out
+
+
 def test_a_corpus_of_sentences_with_a_unigram_vocabulary(home, tmp_path, capsys):
     inputs, options = f"--input {home}/in/0*", f"--output {tmp_path}/t --unigram --lowercase"
     assert main(f"train-tokenizer {inputs} --vocab-size 400 {options}".split()) == 0
