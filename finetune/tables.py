@@ -94,7 +94,7 @@ def _separated(path: Path) -> Iterator[TableRow]:
     lines = _csv_lines(path) if is_csv else enumerate(tab_separated(path), start=1)
     header = _header(next(lines, (1, []))[1], f"{path}: line 1")
     for line, fields in lines:
-        if fields in ([], [""]):
+        if fields == ([] if is_csv else [""]):  # a blank line
             continue
         if len(fields) != len(header):
             hint = "; put fields with separators or line breaks in quotes" if is_csv else ""
