@@ -272,16 +272,18 @@ def _albert_weights(
     if f"{layout.ALBERT_POOLER}.weight" in left and not config.pair_head:  # a start for classifiers
         pooler = nn.Linear(config.hidden_size, config.hidden_size, device="meta")
         empty = {**empty, **pooler.state_dict(prefix=f"{CLASSIFIER}dense.")}
-    names = layout.their_names("albert", empty, config)
-    if config.token_size == config.hidden_size:
-        # We have no projection of token vectors that have the hidden size already.
-        for name, expected in layout.identity(config.hidden_size).items():
-            if name in left and not torch.equal(left.pop(name).float(), expected):
-                raise ValueError(
-                    f"{name} changes the token vectors; it must be the identity where "
-                    f"embedding_size equals hidden_size, {config.hidden_size}"
-                )
-    return _renamed(left, names, empty, notes)
+    names, size = layout.their_names("albert", empty, config), config.hidden_size
+    # We have no projection of token vectors that have the hidden size already.
+    unneeded = layout.identity(0) if config.token_size == size else {}
+    projection = {name: left.pop(name) for name in unneeded if name in left}
+    result = _renamed(left, names, empty, notes)
+    for name, weight in projection.items():  # only now is the size known to be the file's
+        if not torch.equal(weight.float(), layout.identity(size)[name]):
+            raise ValueError(
+                f"{name} changes the token vectors; it must be the identity where "
+                f"embedding_size equals hidden_size, {size}"
+            )
+    return result
 
 
 def _current(weights: Weights, kind: str) -> dict[str, Tensor]:

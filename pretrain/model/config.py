@@ -169,7 +169,8 @@ class ModelConfig:
         may_be_zero = ("embedding_size", "position_offset", "segments", "latents", "local_window")
         for name in (field.name for field in dataclasses.fields(self) if field.type == "int"):
             least = 0 if name in may_be_zero else 1
-            most = 10_000 if name == "num_layers" else 10_000_000  # more would never be built
+            # More would never be built; layers and heads cost time and memory without weights.
+            most = 1_000 if name in ("num_layers", "num_heads") else 10_000_000
             check(name, least <= getattr(self, name) <= most, f"{least} to {most:,}")
         # Without it the norm of padding's zeros is NaN.
         check("layer_norm_epsilon", self.layer_norm_epsilon >= 1e-30, "1e-30 or above")

@@ -51,7 +51,7 @@ FLEX = ["training.attention_backend=flex", "model.overrides.attention_dropout=0"
             "0.01 of .* 64 leaves .* 8 blocks .* accepted: 0.015625 or",
         ),
         (["batch.global_batch_size=1024"], "fewer than the 1,024 of batch.global_batch_size 1,024"),
-        (["model.size=large", "model.overrides.num_layers=10000"], "memory: .* of 2 ranks need"),
+        (["model.overrides.hidden_size=1000000"], "memory: .* of 2 ranks need"),
         ([*PERCEIVER, "data.packing=best-fit"], "best-fit does not fit a model with 64 latents"),
         ([*PERCEIVER, WHOLE, "model.overrides.latents=65"], "latents 65: accepted: at most .* 64"),
         ([*PERCEIVER, WHOLE, *FLEX], "training.attention_backend: 'flex' .* with latents 64"),

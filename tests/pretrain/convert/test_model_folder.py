@@ -429,11 +429,10 @@ def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
         ("zero-clap", {"mask_token_ids": 3}, "mask_token_ids: 3"),
         # Settings never make a weight: the file's are compared with sizes alone.
         ("zero-clap", {"hidden_size": 2**23}, r" instead of \[25165824, 8388608\]"),
-        # Layers that share their weights have none in the file.
-        (
-            *("zero-clap", {"num_layers": 10**8, "sharing": "all"}),
-            "num_layers: 100000000 is not accepted; it must be 1 to 10,000",
-        ),
+        ("albert", dict.fromkeys(("hidden_size", "embedding_size"), 10**7), ", 32] instead of "),
+        # What costs time or memory without a weight: layers, which may share theirs, and heads.
+        ("zero-clap", {"num_layers": 1001, "sharing": "all"}, "_layers: 1001 .* be 1 to 1,000$"),
+        ("zero-clap", {"num_heads": 10**7, "hidden_size": 10**7}, "num_heads: .* be 1 to 1,000$"),
     ],
 )
 def test_settings_that_our_model_lacks_are_named(name, values, message, copied):
