@@ -76,18 +76,20 @@ class Gpu:
     is_shared: bool = True
     """Whether several processes may use it at once, all of its memory: its compute mode is not
     exclusive, and it is not divided (MIG)."""
+    uuid: str = ""
 
 
-_FIELDS = "index,compute_cap,memory.total,memory.free,compute_mode,mig.mode.current"
+_FIELDS = "index,uuid,compute_cap,memory.total,memory.free,compute_mode,mig.mode.current"
 
 
 def describe() -> list[Gpu]:
     """Return the GPUs of this machine; none where nvidia-smi is missing or does not work.
 
-    Those that CUDA_VISIBLE_DEVICES hides by number are left out.
+    Those that CUDA_VISIBLE_DEVICES hides are left out, unless it names parts of GPUs (MIG-...).
     """
-    found, visible = _installed(), visible_gpus()
-    return [gpu for gpu in found if gpu.number in visible] or found
+    found, visible = _installed(), tuple(visible_gpus())  # a UUID may be cut short
+    shown = [gpu for gpu in found if gpu.number in visible or gpu.uuid.startswith(visible)]
+    return shown or found
 
 
 def _installed() -> list[Gpu]:
@@ -99,10 +101,10 @@ def _installed() -> list[Gpu]:
             ["nvidia-smi", *query], capture_output=True, text=True, timeout=30, check=True
         )
         for line in done.stdout.splitlines():
-            number, capability, *sizes, mode, mig = (cell.strip() for cell in line.split(","))
+            number, uuid, capability, *sizes, mode, mig = (cell.strip() for cell in line.split(","))
             total, free = (int(size) << 20 for size in sizes)
             is_shared = mode == "Default" and mig != "Enabled"
-            found.append(Gpu(number, float(capability), total, free, is_shared))
+            found.append(Gpu(number, float(capability), total, free, is_shared, uuid))
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     return found

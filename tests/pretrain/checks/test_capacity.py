@@ -17,9 +17,9 @@ from pretrain.spikes.policy import max_checkpoints_kept
 
 GB = 10**9
 NVIDIA_SMI = """\
-0, 9.0, 143771, 143128, Default, Disabled
-1, 9.0, 143771, 20, Exclusive_Process, [N/A]
-2, 9.0, 81559, 81559, Default, Enabled
+0, GPU-1b, 9.0, 143771, 143128, Default, Disabled
+1, GPU-2c, 9.0, 143771, 20, Exclusive_Process, [N/A]
+2, GPU-2d, 9.0, 81559, 81559, Default, Enabled
 """
 """What nvidia-smi prints for `gpus._FIELDS`, in the form of its manual; not from a real machine."""
 Disk = namedtuple("Disk", "free")
@@ -84,11 +84,11 @@ def test_gpus_whose_memory_is_unknown_are_not_judged(machine, monkeypatch, tmp_p
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     assert gpus.least_capability.__wrapped__() == 9.0
     assert gpus.describe() == [
-        gpus.Gpu("0", 9.0, 143771 << 20, 143128 << 20),
-        gpus.Gpu("1", 9.0, 143771 << 20, 20 << 20, is_shared=False),
-        gpus.Gpu("2", 9.0, 81559 << 20, 81559 << 20, is_shared=False),
+        gpus.Gpu("0", 9.0, 143771 << 20, 143128 << 20, uuid="GPU-1b"),
+        gpus.Gpu("1", 9.0, 143771 << 20, 20 << 20, is_shared=False, uuid="GPU-2c"),
+        gpus.Gpu("2", 9.0, 81559 << 20, 81559 << 20, is_shared=False, uuid="GPU-2d"),
     ]
-    program.write_text("#!/bin/sh\necho '0, [N/A], 1, 1, Default, [N/A]'\n")
+    program.write_text("#!/bin/sh\necho '0, GPU-1b, [N/A], 1, 1, Default, [N/A]'\n")
     assert gpus.least_capability.__wrapped__() is None
     assert gpus.describe() == []
 
@@ -107,7 +107,7 @@ def test_a_disk_without_room_for_the_checkpoints_of_a_new_run_is_refused(tmp_pat
     capacity.check_disk_space(config, 10**6)  # the next attempt knows the size
 
 
-def test_gpus_that_are_hidden_by_number_are_left_out(monkeypatch, tmp_path):
+def test_gpus_that_are_hidden_are_left_out(monkeypatch, tmp_path):
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ncat <<END\n{NVIDIA_SMI}END\n")
     program.chmod(0o755)
@@ -115,7 +115,8 @@ def test_gpus_that_are_hidden_by_number_are_left_out(monkeypatch, tmp_path):
     for visible, numbers in (
         (["1"], ["1"]),
         (["0", "1"], ["0", "1"]),
-        (["GPU-a"], ["0", "1", "2"]),
+        (["GPU-2d", "GPU-1"], ["0", "2"]),
+        (["MIG-2d"], ["0", "1", "2"]),
     ):
         monkeypatch.setattr(gpus, "visible_gpus", lambda visible=visible: visible)
         assert [gpu.number for gpu in gpus.describe()] == numbers
