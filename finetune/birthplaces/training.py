@@ -216,8 +216,10 @@ def _select(device: str | None) -> None:
     Raises:
         ValueError: this machine has no such device.
     """
+    visible = gpus.visible_gpus({**os.environ, "DS_ACCELERATOR": ""})  # whatever it names
     found = {"cpu": {"DS_ACCELERATOR": "cpu"}}
-    found |= {f"cuda:{n}": {gpus.VARIABLE: gpu} for n, gpu in enumerate(gpus.visible_gpus())}
+    for number, gpu in enumerate(visible):
+        found[f"cuda:{number}"] = {"DS_ACCELERATOR": "cuda", gpus.VARIABLE: gpu}
     name = "cuda:0" if device == "cuda" else device
     if name and name not in found:
         raise ValueError(f"--device {device}: this machine has {', '.join(found)}")

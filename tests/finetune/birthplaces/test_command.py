@@ -205,19 +205,20 @@ def test_what_cannot_be_done_is_refused_before_anything_is_trained(
 
 
 @pytest.mark.parametrize(
-    ("device", "shown"),
-    [
-        (None, {}),
-        ("cpu", {"DS_ACCELERATOR": "cpu"}),
-        ("cuda", {"CUDA_VISIBLE_DEVICES": "4"}),
-        ("cuda:1", {"CUDA_VISIBLE_DEVICES": "6"}),
-    ],
+    ("device", "accelerator", "shown"),
+    [(None, "cpu", "4,6"), ("cpu", "cpu", "4,6"), ("cuda", "cuda", "4"), ("cuda:1", "cuda", "6")],
 )
-def test_fine_tuning_sees_the_device_that_is_named(monkeypatch, device, shown):
-    monkeypatch.setattr(gpus, "visible_gpus", lambda: ["4", "6"])
-    monkeypatch.setattr(training.os, "environ", {})
+def test_fine_tuning_sees_the_device_that_is_named(
+    monkeypatch, tmp_path, device, accelerator, shown
+):
+    """Also where the environment names the CPU, as for other commands with --device."""
+    for number in range(7):
+        (tmp_path / f"nvidia{number}").touch()
+    monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
+    environ = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "4,6"}
+    monkeypatch.setattr(training.os, "environ", environ)
     training._select(device)
-    assert training.os.environ == shown
+    assert environ == {"DS_ACCELERATOR": accelerator, "CUDA_VISIBLE_DEVICES": shown}
 
 
 def test_several_ranks_are_refused(task, birthplaces):
