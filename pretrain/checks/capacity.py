@@ -62,7 +62,7 @@ def check_memory(device_bytes: int, host_bytes: int, ranks: int) -> list[str]:
         ValueError: the memory is too small even if nothing else used it.
     """
     host = psutil.virtual_memory()
-    if not gpus.visible_gpus():
+    if gpus.device_type() == "cpu":
         device_bytes, host_bytes = 0, device_bytes + host_bytes
     parts = [("this machine", ranks, host_bytes, host.total, host.available)]
     if cards := gpus.describe():

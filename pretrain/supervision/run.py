@@ -116,8 +116,9 @@ def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node
     """Check that this machine has the devices, memory, disk and program; warn of tight memory."""
     gpus.gpus_of(ranks // node.count)
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
-    check_device(config, ranks, gpus.device_type())
-    if not gpus.visible_gpus():
+    device = gpus.device_type()
+    check_device(config, ranks, device)
+    if device == "cpu":
         capacity.check_cpu_time(config, model, ranks)
     for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):
         sys.stdout.write(f"WARNING: {text}\n")

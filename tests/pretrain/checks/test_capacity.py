@@ -43,7 +43,7 @@ def machine(monkeypatch):
         total, available = host
         memory = SimpleNamespace(total=total * GB, available=available * GB)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-        monkeypatch.setattr(gpus, "visible_gpus", lambda *_: [str(n) for n in range(len(cards))])
+        monkeypatch.setenv("DS_ACCELERATOR", "cuda" if cards else "cpu")
         found = [gpus.Gpu(str(n), 9.0, t * GB, f * GB) for n, (t, f) in enumerate(cards)]
         monkeypatch.setattr(gpus, "describe", lambda: found)
 
@@ -70,6 +70,15 @@ def test_on_gpus_each_rank_has_its_own_and_what_is_offloaded_needs_host_memory(m
     machine((24, 20), [(80, 60)])
     (warning,) = capacity.check_memory(70 * GB, 0, 1)
     assert "60.0 GB are free now" in warning
+
+
+def test_ranks_on_gpus_that_nvidia_s_driver_does_not_show_need_no_memory_of_the_machine(
+    machine, monkeypatch
+):
+    """As on ROCm, where DS_ACCELERATOR says that they are there."""
+    machine((24, 20))
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    assert capacity.check_memory(70 * GB, 1 * GB, 2) == []
 
 
 def test_gpus_whose_memory_is_unknown_are_not_judged(machine, monkeypatch, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_PREEMPTED
 from finetune import zeroclap as command_line
+from pretrain.checks import capacity
 from pretrain.processes import gpus, processes
 from pretrain.records import folder, ledger
 from pretrain.supervision import nodes
@@ -111,6 +112,13 @@ def test_more_ranks_than_gpus_are_refused_before_the_run_folder_is_made(
     assert code == 2
     assert "supervision.processes_per_node: 2 ranks on a machine with 1 usable GPU " in error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("device", "code"), [("cpu", 2), ("cuda", 0)])
+def test_the_time_on_a_cpu_counts_only_where_ranks_use_it(supervise, monkeypatch, device, code):
+    monkeypatch.setenv("DS_ACCELERATOR", device)  # on ROCm, no GPU is visible
+    monkeypatch.setattr(capacity, "_MOST_DAYS", 0.0)
+    assert supervise("--dry-run", "training.deepspeed=zero1_bf16")[0] == code
 
 
 IN_A_TERMINAL = """
