@@ -108,7 +108,7 @@ def _where_both_are(first: RunView, second: RunView) -> Iterator[Difference]:
     found = _different_losses(first.lines, second.lines)
     for step, one, other in found[:1]:
         yield f"training loss, step {step:,} (the first that differs)", one, other
-    for step, one, other in found[-1:]:
+    for step, one, other in found[1:][-1:]:
         yield f"training loss, step {step:,}", one, other
     for step, one, other in _different_losses(first.validation, second.validation)[-1:]:
         yield f"validation loss after {step:,}", one, other

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+from data_prep.common import files
 from finetune import zeroclap as command_line
 from pretrain.config import load as recipes
 from pretrain.config.sections import OptimizerConfig
@@ -77,6 +78,16 @@ def test_each_kind_of_difference_is_shown_with_both_values(tmp_path, capsys):
         "training loss, step 5": ("5.0", "4.75"),  # all digits: the fifth may be what differs
         "validation loss after 6": ("4.0", "4.625"),
     }
+
+
+def test_a_single_step_that_differs_is_named_once(tmp_path, capsys):
+    one, other = (make_run(tmp_path / name) for name in "ab")
+    file = tmp_path / "b" / metrics.METRICS
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[4]["loss"] = 4.0
+    file.write_bytes(files.json_lines(lines))
+    found = cells(shown(capsys, one, other))
+    assert found == {"training loss, step 4 (the first that differs)": ("5.0", "4.0")}
 
 
 def test_measurements_without_an_id_are_compared(tmp_path, capsys):
