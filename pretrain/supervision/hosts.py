@@ -32,12 +32,6 @@ from pretrain.supervision.nodes import Node
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 SSH_FAILED = 255
 """Exit code of ssh if it could not connect; any other is that of the command on the machine."""
-_PERMANENT = re.compile(
-    r"could not resolve hostname [^:]*: (?!temporary failure)|permission denied|"
-    r"host key verification failed|identification has changed|"
-    r"port \d+: connection refused",  # its ssh listens elsewhere, or does not run
-    re.IGNORECASE,
-)
 _WITH_VARIABLES = (
     "import json, os, sys; os.environ.update(json.load(sys.stdin)); "
     "os.execv(sys.executable, [sys.executable, '-u', '-m', *sys.argv[1:]])"
@@ -83,11 +77,6 @@ def read_hostfile(path: str) -> tuple[list[str], int]:
             "every machine the same number"
         )
     return list(slots), count
-
-
-def is_permanent(said: str) -> bool:
-    """Return whether an error of ssh is permanent."""
-    return _PERMANENT.search(said) is not None
 
 
 def resolve(config: RunConfig, node: Node) -> tuple[RunConfig, list[str]]:

@@ -29,6 +29,13 @@ from pretrain.supervision.nodes import Node
 _CHECK_SECONDS = 60.0
 _ANSWER = "<<zeroclap {} zeroclap>>"
 """An answer between its marks: logins may print before and after it, and on the same line."""
+_PERMANENT = re.compile(
+    r"could not resolve hostname [^:]*: (?!temporary failure)|permission denied|"
+    r"host key verification failed|identification has changed|"
+    r"port \d+: connection refused",  # its ssh listens elsewhere, or does not run
+    re.IGNORECASE,
+)
+"""Errors of ssh that do not go away by waiting."""
 _MOST_QUOTED = 200
 """Characters."""
 
@@ -122,7 +129,7 @@ def _ask(name: str, arguments: Sequence[str]) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         return "", f"{name} did not answer in {_CHECK_SECONDS:.0f} s"
     said = (done.stderr.strip().splitlines() or [f"ssh ended with code {done.returncode}"])[-1]
-    if done.returncode == hosts.SSH_FAILED and not hosts.is_permanent(done.stderr):
+    if done.returncode == hosts.SSH_FAILED and not _PERMANENT.search(done.stderr):
         return "", f"{name} cannot be reached: {said}"
     if done.returncode:
         raise ValueError(f"supervision.hostfile: {name}: {said}")

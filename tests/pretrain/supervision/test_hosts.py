@@ -52,20 +52,6 @@ def test_the_slots_are_the_ranks_of_each_node(hostfile):
         hosts.resolve(config, Node(1, 2))
 
 
-@pytest.mark.parametrize(
-    ("said", "permanent"),
-    [
-        ("ssh: Could not resolve hostname gpu-9: Name or service not known", True),
-        ("ssh: Could not resolve hostname gpu-9: Temporary failure in name resolution", False),
-        ("ssh: connect to host gpu-2 port 2222: Connection refused", True),
-        ("ssh: connect to host gpu-2 port 22: No route to host", False),
-        ("ssh: connect to host gpu-2 port 22: Connection timed out", False),
-    ],
-)
-def test_what_will_not_go_away_by_waiting_is_not_waited_for(said, permanent):
-    assert hosts.is_permanent(said) == permanent
-
-
 def test_other_machines_get_only_variables_of_the_ranks_and_the_user_s_own(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -69,6 +69,20 @@ def test_other_machines_are_refused_by_name(ssh, name, message):
         ssh("good", name)
 
 
+@pytest.mark.parametrize(
+    ("said", "permanent"),
+    [
+        ("ssh: Could not resolve hostname gpu-9: Name or service not known", True),
+        ("ssh: Could not resolve hostname gpu-9: Temporary failure in name resolution", False),
+        ("ssh: connect to host gpu-2 port 2222: Connection refused", True),
+        ("ssh: connect to host gpu-2 port 22: No route to host", False),
+        ("ssh: connect to host gpu-2 port 22: Connection timed out", False),
+    ],
+)
+def test_what_will_not_go_away_by_waiting_is_not_waited_for(said, permanent):
+    assert bool(reach._PERMANENT.search(said)) == permanent
+
+
 def test_other_versions_are_refused(ssh, monkeypatch):
     monkeypatch.setattr(reach, "versions", lambda: {"Python": "3.99", "torch": "1"})
     with pytest.raises(ValueError, match=r"good has Python 3\.\d+\.\d+, and this machine 3\.99"):
