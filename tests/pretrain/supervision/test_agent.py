@@ -318,6 +318,18 @@ def test_a_supervisor_gives_up_if_a_node_does_not_come(stage):
     assert "node 1, 2 did not connect to port" in record["reason"]
 
 
+def test_a_node_that_is_refused_ends_the_run_at_once_and_leaves(stage):
+    supervisor, begun = stage.supervisor(), time.monotonic()
+    refused = stage.config(), Node(1, 2), "no such corpus"
+    node = threading.Thread(target=agent.tell_refusal, args=refused, daemon=True)
+    node.start()
+    assert supervisor.run() == EXIT_FAILED
+    node.join(PATIENCE)
+    assert time.monotonic() < begun + PATIENCE / 2
+    (record,) = ledger.read_ledger(stage.run / "ledger.jsonl")
+    assert record["reason"] == f"node 1 ({socket.gethostname()}) is refused: no such corpus"
+
+
 def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
     supervisor = stage.supervisor()
     sign = control.read_json(sign_of(stage.run, SUPERVISOR_LOCK))

@@ -162,7 +162,7 @@ def test_a_reader_that_waited_does_not_take_its_wait_for_silence(tmp_path, now, 
     for node in (1, 2):
         send(tmp_path, node, Report("t", RUNNING))
     others.read()
-    for _ in range(2):  # the others were kept as well, and have not written yet
+    for _ in range(2):  # the others were kept as well, and have not reported yet
         now[0] += 100
         assert others.silent() == []
         assert problem(others, "t") is None
@@ -217,9 +217,10 @@ def test_only_reports_with_the_key_of_the_folder_count(tmp_path, others, listene
         files.replace_json(path, {**listener.endpoint, "key": key})
         send(tmp_path, 2, Report("", READY))
         address = listener.endpoint["address"], listener.endpoint["port"]
-        with socket.create_connection(address) as stranger:
+        silent, stranger = (socket.create_connection(address) for _ in range(2))
+        with silent, stranger:
             stranger.sendall(b"[" * 60_000)
-        assert others.unavailable() == heard
+            assert others.unavailable() == heard
 
 
 def test_a_report_that_cannot_be_sent_is_said_once_and_one_without_a_supervisor_is_none(
