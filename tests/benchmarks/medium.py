@@ -119,6 +119,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--glue-jobs", default="1", help="fine-tunings at once, as for study")
     options = parser.parse_args(arguments)
     work, end = options.work, time.monotonic() + 60 * options.minutes
+    # A shell that starts this in the background has it ignored, and so would the studies.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     work.mkdir(parents=True, exist_ok=True)
     if options.carried and not (work / RATES).exists():
         unpack(options.carried, work)
