@@ -1,8 +1,9 @@
 """The nodes of a run: which one this is, and how node 0 and the others monitor each other.
 
 Each node has an agent, and node 0 has the supervisor. An agent sends its reports to a port of node
-0. The supervisor renews the control file of its lock, in the run's folder, which all nodes share. A
-node counts as alive while its reports, or its files, keep coming, by the reader's clock.
+0. The supervisor renews its lock's file in the run's folder, which all nodes share. An agent is
+alive while its reports arrive, the supervisor while that file changes, by the clock of who reads
+them.
 """
 
 from __future__ import annotations
