@@ -127,7 +127,7 @@ def _run(
         world_size=options.world_size,
     )
     for limit in sorted({plan.config.max_tokens for plan in plans}):
-        print(about_length(limit, loaded.sequence_length, loaded.model.config), flush=True)
+        print(about_length(limit, loaded.data.sequence_length, loaded.model.config), flush=True)
     waiting = prepare(options.output, plans)
     counts = f"runs to do: {len(waiting)}, finished before: {len(plans) - len(waiting)}"
     print(f"{options.output}: {counts}", flush=True)

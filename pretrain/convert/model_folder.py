@@ -22,6 +22,7 @@ from data_prep import tokenizer as tokenizers
 from data_prep.common.files import named_errors
 from data_prep.common.records import decode
 from pretrain.config.run import RunConfig
+from pretrain.config.sections import DataConfig
 from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.convert.reading import read_folder
 from pretrain.model.heads import ClassificationHead, build_head
@@ -68,16 +69,20 @@ class LoadedModel:
         return self.model
 
     @property
-    def packing(self) -> str:
-        """Packing of its training; as in fairseq where it is not known."""
-        default = "sentence-pairs" if self.objective.pairs else "complete"
-        return str(self.recipe_section("data").get("packing", default))
+    def data(self) -> DataConfig:
+        """Packing and length of the blocks of its training.
 
-    @property
-    def sequence_length(self) -> int:
-        """Tokens of the blocks of its training; its positions where that is not known."""
-        positions = self.model.config.max_positions
-        return int(self.recipe_section("data").get("sequence_length", positions))
+        Where they are not known: as in fairseq, and the model's positions.
+
+        Raises:
+            ValueError: this version does not know the packing, or it is no length.
+        """
+        packing = "sentence-pairs" if self.objective.pairs else "complete"
+        usual = {"packing": packing, "sequence_length": self.model.config.max_positions}
+        section = self.recipe_section("data")
+        used = {name: section.get(name, default) for name, default in usual.items()}
+        with named_errors(self.folder):
+            return decode(RunConfig, {"data": used}).data
 
     def recipe_section(self, name: str) -> dict[str, Any]:
         """Return a section of the recipe of its training; empty where it is not known."""

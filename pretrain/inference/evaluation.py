@@ -61,13 +61,13 @@ def run(options: argparse.Namespace) -> None:
     measured: list[Measured] = []
     for name, each, results in zip(names, loaded, all_results, strict=True):
         if len(models) > 1:
-            length = f"{each.sequence_length:,} tokens"
+            length = f"{each.data.sequence_length:,} tokens"
             sys.stdout.write(f"\n{name}, trained on blocks of {length}\n")
         sys.stdout.write(_note(each, corpus, options))
         sys.stdout.write(heading("windows" if options.lengths else "blocks"))
         each.model.to(chosen)
         for result in results:
-            measured.append(Measured(name, each.sequence_length, result))
+            measured.append(Measured(name, each.data.sequence_length, result))
             sys.stdout.write(table_rows(result))
             sys.stdout.flush()
             if options.json:
@@ -107,7 +107,7 @@ def _results(
     # Defaults for a model whose training is not known.
     size = int(loaded.recipe_section("batch").get("micro_batch_size", 8))
     objective = validation_objective(model, loaded.tokenizer.digest(), corpus, loaded.objective)
-    packing = options.packing or loaded.packing
+    packing = options.packing or loaded.data.packing
     if options.lengths:
         return evaluate_lengths(
             model,
@@ -115,12 +115,12 @@ def _results(
             corpus,
             options.lengths,
             options.blocks or 0,
-            size * loaded.sequence_length,
+            size * loaded.data.sequence_length,
             stride=options.stride,
             one_text=packing == "contiguous",
         )
     check_packing(SOURCES[packing], objective.settings, model.config.latents)
-    source = SOURCES[packing](corpus, loaded.sequence_length)
+    source = SOURCES[packing](corpus, loaded.data.sequence_length)
     usual = int(loaded.recipe_section("training").get("evaluation_blocks", 0))
     limit = usual if options.blocks is None else options.blocks
     for each in [objective, *pair_objectives(objective).values()]:
@@ -130,7 +130,7 @@ def _results(
 
 def _note(loaded: LoadedModel, corpus: Corpus, options: argparse.Namespace) -> str:
     """Describe what is predicted, and in which blocks or, with --lengths, in which text."""
-    note, packing = f"{validation_note(loaded.objective)}\n", options.packing or loaded.packing
+    note, packing = f"{validation_note(loaded.objective)}\n", options.packing or loaded.data.packing
     if not options.lengths:
         return f"{note}packing of the blocks: {packing}\n"
     read = len(evenly_spaced(len(corpus), options.blocks or 0))

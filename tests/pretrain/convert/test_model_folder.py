@@ -202,10 +202,25 @@ def test_the_objective_is_that_of_the_training_or_what_the_architecture_is_for(
             model.objective  # noqa: B018
         return
     assert model.objective == expected
-    assert model.packing == ("sentence-pairs" if expected.pairs else "complete")
+    assert model.data.packing == ("sentence-pairs" if expected.pairs else "complete")
     if provenance is FINE_TUNED:
         assert [model.recorded(name) for name in ("step", "max_tokens")] == [7, 2048]
         assert model.recorded("packing") is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"data": {"packing": "loose"}}, "data.packing: 'loose' is not .*chunked"),
+        ({"data": {"sequence_length": "long"}}, "data.sequence_length: 'long' is not"),
+    ],
+)
+def test_a_setting_of_its_training_that_is_not_accepted_is_named(recipe, message, copied):
+    folder = copied()
+    change(folder / "config.json", provenance={"recipe": recipe})
+    model = load_model(folder)
+    with pytest.raises(ValueError, match=f"{folder}: {message}"):
+        model.data  # noqa: B018
 
 
 # --- layouts of transformers' files --------------------------------------------------------------
