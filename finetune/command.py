@@ -67,6 +67,7 @@ def _run_arguments(command: argparse.ArgumentParser, default_seeds: str) -> None
     size = "processes, and GPUs, per run (default: 1)"
     add("--world-size", type=int, default=1, metavar="N", help=size)
     add("--no-models", action="store_true", help="do not keep the best model of each run")
+    add_device(command)
     overrides = "settings to change, such as learning_rate=2e-5 or pooling=mean"
     add("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
 
@@ -110,11 +111,12 @@ def _run(
     from finetune.report import write_report
     from finetune.runs import MODEL, RESULT, WEIGHTS, plan_runs, prepare
     from finetune.starting import run_all
-    from pretrain.processes.gpus import gpus_of
+    from pretrain.processes import gpus
 
     check_least("--jobs", options.jobs, 0)
     check_least("--world-size", options.world_size)
-    gpus_of(options.world_size, "--world-size")
+    gpus.select(options.device)
+    gpus.gpus_of(options.world_size, "--world-size")
     plans, loaded = plan_runs(
         options.model,
         data,

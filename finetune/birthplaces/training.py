@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -179,7 +178,7 @@ def finetune(options: argparse.Namespace) -> None:
     # Unlike the assignment's, the rows have another order in each epoch.
     data, reading = options.finetune_corpus_path, options.reading_params_path
     check_new(options.writing_params_path)
-    _select(options.device)
+    gpus.select(options.device)
     used = ["optimizer", "training.deepspeed", *([] if reading else ["model"])]
     for each in options.overrides:
         if not any(is_within(each.partition("=")[0], section) for section in used):
@@ -208,22 +207,6 @@ def finetune(options: argparse.Namespace) -> None:
     trained = dataclasses.replace(start, weights=weights, provenance=provenance)
     save_model(options.writing_params_path, trained)
     print(f"{options.writing_params_path}: the model after {steps:,} steps")
-
-
-def _select(device: str | None) -> None:
-    """Show this process only the device that --device names, before torch looks for GPUs.
-
-    Raises:
-        ValueError: this machine has no such device.
-    """
-    visible = gpus.visible_gpus({**os.environ, "DS_ACCELERATOR": ""})  # whatever it names
-    found = {"cpu": {"DS_ACCELERATOR": "cpu"}}
-    for number, gpu in enumerate(visible):
-        found[f"cuda:{number}"] = {"DS_ACCELERATOR": "cuda", gpus.VARIABLE: gpu}
-    name = "cuda:0" if device == "cuda" else device
-    if name and name not in found:
-        raise ValueError(f"--device {device}: this machine has {', '.join(found)}")
-    os.environ.update(found[name] if name else {})
 
 
 def _train(

@@ -29,7 +29,7 @@ def add_recipe(command: argparse.ArgumentParser) -> None:
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add the option --device of a command that runs a model (see `distributed.choose_device`)."""
     command.add_argument(
-        "--device", help="cpu, cuda or cuda:N (default: a GPU where there is one, else the CPU)"
+        "--device", help="cpu, cuda or cuda:N (default: GPUs where there are any, else the CPU)"
     )
 
 

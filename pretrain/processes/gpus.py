@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -54,6 +54,27 @@ def _present(environ: Mapping[str, str]) -> int:
     if numbered := len(list(_DEVICES.glob("nvidia[0-9]*"))):
         return numbered
     return len(_installed()) if (_DEVICES / "dxg").exists() else 0
+
+
+def select(device: str | None, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Show this process, before it loads torch, and its children only what --device names.
+
+    Args:
+        device: cpu, cuda:N, cuda (all visible GPUs), or None, which changes nothing.
+        environ: the environment that is changed.
+
+    Raises:
+        ValueError: this machine has no such device.
+    """
+    if device is None:
+        return
+    visible = visible_gpus({**environ, "DS_ACCELERATOR": ""})  # whatever it names
+    found = {"cpu": environ.get(VARIABLE, "")}
+    found |= {f"cuda:{number}": gpu for number, gpu in enumerate(visible)}
+    found |= {"cuda": ",".join(visible)} if visible else {}
+    if device not in found:
+        raise ValueError(f"--device {device}: this machine has {', '.join(found)}")
+    environ.update({"DS_ACCELERATOR": device.partition(":")[0], VARIABLE: found[device]})
 
 
 def device_type() -> str:

@@ -190,6 +190,7 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
         (["epocs=3"], "did you mean 'epochs'"),
         (["learning_rate=.inf"], "learning_rate: inf is not accepted; it must be a finite number"),
         (["--tasks", "coal"], "unknown task 'coal' (did you mean CoLA?)"),
+        (["--device", "cuda:4"], "--device cuda:4: this machine has cpu, cuda:0, cuda:1, cuda:2, "),
         (["--world-size", "5"], "--world-size: 5 ranks on a machine with 4 usable GPUs"),
         (["deepspeed=zero9"], "zero9"),
         (["deepspeed=zero1_fp16"], "deepspeed: zero1_fp16 computes in fp16, which torch does not"),
@@ -205,7 +206,7 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
 def test_bad_requests_are_refused_before_anything_starts(
     tiny_model, easy_glue, tmp_path, monkeypatch, capsys, arguments, message
 ):
-    monkeypatch.setattr(gpus, "visible_gpus", lambda: list("0123"))
+    monkeypatch.setattr(gpus, "visible_gpus", lambda environ=None: list("0123"))
     monkeypatch.setattr("finetune.starting.visible_gpus", list)
     monkeypatch.setattr("pretrain.checks.recipe.cpu_has_fp16", bool)
     output = tmp_path / "runs"

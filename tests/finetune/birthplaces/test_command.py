@@ -14,7 +14,6 @@ from finetune.birthplaces import rows, training
 from finetune.birthplaces.rows import read_rows
 from finetune.zeroclap import _parser
 from pretrain.convert.model_folder import load_model
-from pretrain.processes import gpus
 from tests.finetune.birthplaces.conftest import TINY
 
 PAD, MASK = "\u25a1", "\u2047"
@@ -202,23 +201,6 @@ def test_what_cannot_be_done_is_refused_before_anything_is_trained(
     assert birthplaces(words) == 2
     assert message in capfd.readouterr().err
     assert {path.name for path in Path().iterdir()} <= {"expt", *models}
-
-
-@pytest.mark.parametrize(
-    ("device", "accelerator", "shown"),
-    [(None, "cpu", "4,6"), ("cpu", "cpu", "4,6"), ("cuda", "cuda", "4"), ("cuda:1", "cuda", "6")],
-)
-def test_fine_tuning_sees_the_device_that_is_named(
-    monkeypatch, tmp_path, device, accelerator, shown
-):
-    """Also where the environment names the CPU, as for other commands with --device."""
-    for number in range(7):
-        (tmp_path / f"nvidia{number}").touch()
-    monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
-    environ = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "4,6"}
-    monkeypatch.setattr(training.os, "environ", environ)
-    training._select(device)
-    assert environ == {"DS_ACCELERATOR": accelerator, "CUDA_VISIBLE_DEVICES": shown}
 
 
 def test_several_ranks_are_refused(task, birthplaces):

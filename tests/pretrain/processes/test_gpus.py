@@ -65,3 +65,21 @@ def test_gpus_are_counted_by_their_files_and_where_they_have_none_by_nvidia_smi(
 
 def test_without_the_variable_all_gpus_are_visible(four):
     assert visible_gpus({}) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("device", "accelerator", "shown"),
+    [
+        (None, "cpu", "1,3"),
+        ("cpu", "cpu", "1,3"),
+        ("cuda", "cuda", "1,3"),
+        ("cuda:1", "cuda", "3"),
+    ],
+)
+def test_a_process_sees_the_devices_that_are_named(four, device, accelerator, shown):
+    """Also where the environment names the CPU."""
+    environ = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "1,3"}
+    gpus.select(device, environ)
+    assert environ == {"DS_ACCELERATOR": accelerator, "CUDA_VISIBLE_DEVICES": shown}
+    with pytest.raises(ValueError, match="--device cuda:2: this machine has cpu, cuda:0, cuda:1"):
+        gpus.select("cuda:2", environ | {"CUDA_VISIBLE_DEVICES": "1,3"})
