@@ -145,7 +145,6 @@ def _start_worker(counters: Counters) -> None:
     console.install()
     # Each worker uses one core; the threads of tokenizers would take those of the other workers.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    children.follow_parent()
 
 
 def _work(work: Work, row: int, task: ShardTask) -> Made:

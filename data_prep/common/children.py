@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -40,20 +40,17 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {**found, "PYTHONPATH": os.pathsep.join(paths)} if paths else found
 
 
-def spawn_context() -> SpawnContext:
-    """Return the context that starts the workers of a pool, which inherit this environment."""
-    os.environ.update(environment())
-    return multiprocessing.get_context("spawn")
+class _Worker(SpawnProcess):
+    def start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-
-def follow_parent() -> None:
-    """Make a pool's worker end when its parent process ends, even by SIGKILL, and not before.
-
-    Ctrl-C reaches every process of a terminal, but the parent handles it. A worker whose parent was
-    killed would otherwise wait for work for ever.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    def run(self) -> None:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        super().run()
 
 
 def _end_with_parent() -> None:
@@ -61,6 +58,21 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+class _Context(SpawnContext):
+    Process = _Worker
+
+
+def spawn_context() -> SpawnContext:
+    """Return the context that starts the workers of a pool, which inherit this environment.
+
+    A worker ends when its parent process ends, even by SIGKILL, and not before: it would wait for
+    work for ever. Ctrl-C reaches every process of a terminal, but the parent handles it: SIGINT is
+    blocked in a worker from its beginning, even before Python can ignore it.
+    """
+    os.environ.update(environment())
+    return _Context()
 
 
 def start(

@@ -56,7 +56,6 @@ def prefetched(batches: Batches, workers: int) -> Iterator[Batches]:
 def _begin(batches: Batches) -> None:
     global _batches
     _batches = batches
-    children.follow_parent()
 
 
 def _make(step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:

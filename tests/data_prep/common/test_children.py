@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,12 @@ def test_the_folder_of_a_checkout_is_named_to_a_child_and_that_of_an_installatio
 def test_workers_of_a_pool_import_nothing_from_their_folder(hostile):
     with children.spawn_context().Pool(1) as pool:
         assert pool.apply(os.getcwd) == str(hostile)
+
+
+def test_ctrl_c_never_reaches_a_worker_not_even_while_it_starts():
+    with children.spawn_context().Pool(1) as pool:
+        assert signal.SIGINT in pool.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, []))
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def of_a_launch(monkeypatch, folder):
