@@ -15,7 +15,7 @@ from pretrain.checks.resume import check_run
 from pretrain.config.run import RunConfig
 from pretrain.model.config import ModelConfig
 from pretrain.processes import gpus
-from pretrain.records import folder, segments
+from pretrain.records import control, folder, segments
 from pretrain.records.ledger import FORK, USER
 from pretrain.records.metrics import METRICS
 from pretrain.records.report import write_report
@@ -70,10 +70,12 @@ def run_supervised(
         node = connect(machines, run, wait, partial(print, flush=True), course.manifests)
     folder.check_corpora(course.manifests)
     if course.why in (USER, FORK):  # before the supervisor prints what is new in the ledger
-        with folder.lock(run):
+        with folder.lock(run, folder.SUPERVISOR_LOCK), folder.lock(run):
             segments.begin(course)
-    code = Supervisor(config, node, machines).run()
-    _show_end(run)
+    supervisor = Supervisor(config, node, machines)
+    with control.StopRequests().counted():  # one that arrives as the end is shown changes nothing
+        code = supervisor.run()
+        _show_end(run)
     return code
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 
@@ -16,9 +17,11 @@ from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_PREEMPTED
 from finetune import zeroclap as command_line
 from pretrain.checks import capacity
+from pretrain.checks.resume import check_run
 from pretrain.processes import gpus, processes
-from pretrain.records import folder, ledger
-from pretrain.supervision import nodes
+from pretrain.records import folder, ledger, segments
+from pretrain.supervision import launch, nodes
+from pretrain.supervision import run as supervised_run
 from tests.pretrain.builders import failing
 from tests.pretrain.supervision.test_supervisor import HEAD, ROOT, WAIT_FOR_REQUEST
 
@@ -169,3 +172,32 @@ def test_when_its_terminal_closes_the_ranks_save_and_the_exit_code_is_76(recipe,
         "preempted",
     ]
     assert "attempt 1 stopped by request" in (run / "report.md").read_text()
+
+
+def test_a_signal_that_arrives_as_the_report_is_written_changes_nothing(
+    supervise, tmp_path, monkeypatch
+):
+    script = HEAD.format(run=str(tmp_path / "run")) + ATTEMPT + "record('preempted')"
+    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable, "-c", script])
+
+    def write_report(run):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.raise_signal(number)
+        return "written"
+
+    monkeypatch.setattr(supervised_run, "write_report", write_report)
+    code, output, _ = supervise()
+    assert code == EXIT_PREEMPTED
+    assert output.partition("report: written")[2].splitlines()[-1].startswith("next: zeroclap")
+
+
+def test_another_recipe_is_not_recorded_while_another_supervisor_has_the_run(
+    supervise, recipe, tmp_path
+):
+    run = tmp_path / "run"
+    segments.begin(check_run(recipe.load(run)))
+    before = (run / ledger.FILE_NAME).read_bytes()
+    with folder.lock(run, folder.SUPERVISOR_LOCK):  # its next attempt only starts now
+        code, _, error = supervise("--from", "5", "optimizer.learning_rate=1e-3")
+    assert (code, "is in use by another supervisor" in error) == (2, True)
+    assert (run / ledger.FILE_NAME).read_bytes() == before
