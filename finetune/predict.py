@@ -69,7 +69,7 @@ def _task_of(loaded: LoadedModel) -> Task:
             f"{loaded.folder}: has no classification head, so it predicts no labels; choose a "
             "fine-tuned model, such as the folder model/ in a run of `zeroclap finetune`"
         )
-    if own := loaded.recorded("custom_task"):
+    if own := loaded.contents.provenance.get("custom_task"):
         return decode(Task, own)
     config, name = loaded.classifier.config, str(loaded.recorded("task") or "")
     if name in TASKS and TASKS[name].classes == config.classes:

@@ -13,7 +13,7 @@ from finetune import classifiers, predict, tasks
 from finetune.examples import Example
 from finetune.protocols import PROTOCOLS
 from finetune.zeroclap import main
-from pretrain.convert.model_folder import load_model
+from pretrain.convert.model_folder import build, load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
 from pretrain.model.heads import ClassificationHead
@@ -65,6 +65,16 @@ def test_a_regression_gives_numbers_in_the_benchmark_s_units(predicted, tmp_path
 def test_a_label_with_a_tab_or_a_line_end_is_one_column():
     task = tasks.Task("own", "classification", texts=(), labels=("a", "very\tgood\n \rtext"))
     assert predict._as_text(task, np.array([0.0, 0.0625])) == ("very good text", "0.5156")
+
+
+def test_a_model_answers_its_own_task_and_not_that_of_the_model_it_started_from(tiny_model):
+    task = tasks.TASKS["CoLA"]
+    own = tasks.Task("own", texts=("question", "answer"), labels=("art", "law"))
+    before = {"task": "own", "custom_task": dataclasses.asdict(own)}
+    record = {"task": "CoLA", "custom_task": None, "pretrained": before}
+    head = classifiers.head_config(PROTOCOLS["default"].config(task), task)
+    made = random_contents("zero-clap", read_folder(tiny_model).vocabulary, head, record)
+    assert predict._task_of(build(tiny_model, made)) == task
 
 
 @pytest.mark.parametrize(
