@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +148,7 @@ def _stages(
     chosen: Study, run: Run, checked: Checked, folder: Path, options: argparse.Namespace
 ) -> list[Stage]:
     """Return the commands of a run."""
-    from finetune.studies.study import finetuning_arms
+    from finetune.studies.study import finetuning_arms, lengths_of
     from pretrain.config.settings import override
 
     model, trained = str(folder / "model"), str(folder / "run")
@@ -159,8 +158,7 @@ def _stages(
         Stage("train", ["supervise", run.arm.recipe, *words]),
         Stage("export", ["export", trained, "--output", model], makes=model),
     ]
-    longest = checked.model.longest_input or math.inf  # learned positions end
-    lengths = ",".join(str(length) for length in chosen.lengths if length <= longest)
+    lengths = ",".join(map(str, lengths_of(chosen, checked.model)))
     corpora = {source.path: source.name for source in checked.config.segments.sources}
     for path, name in corpora.items():
         of_corpus = f"-{quote(name, safe='')}" if len(corpora) > 1 else ""

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import named_errors
-from data_prep.common.records import NonNegativeInt, PositiveInt, decode
+from data_prep.common.records import NonNegativeInt, check_value, decode
 from data_prep.common.wording import changes
+from data_prep.corpus import Corpus
 from finetune import runs, tasks
 from pretrain.checks.recipe import USUAL_VOCABULARY, check, check_device, check_settings
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten, merge, named_file, override, parse
+from pretrain.inference.evaluate import check_lengths
+from pretrain.model.classification import check_pooling
 from pretrain.model.config import ModelConfig
+from pretrain.objectives.base import Vocabulary
 from pretrain.supervision.launch import world_size
 
 STUDIES = Path(__file__).parent
@@ -105,20 +110,22 @@ class Study:
     """Levels of one factor that are compared as well, the second with the first."""
     subsets: bool = False
     """Whether the perplexity of each subset of the validation text is reported."""
-    lengths: list[PositiveInt] = dataclasses.field(default_factory=list)
+    lengths: list[NonNegativeInt] = dataclasses.field(default_factory=list)
     """Perplexity is measured on inputs of so many tokens; empty: on blocks as in training."""
     finetune: FineTuning | None = None
 
     def __post_init__(self) -> None:
-        """Check factors and seeds.
+        """Check factors, seeds and lengths.
 
         Raises:
             ValueError: no factor, a factor without levels or with another's name, no seeds or one
-                twice.
+                twice, a length twice or below 2.
         """
         _check(self.factors, self.seeds)
         if not self.factors:
             raise ValueError("factors: there is none; a study compares at least two arms")
+        if len({*self.lengths}) < len(self.lengths) or min(self.lengths, default=2) < 2:
+            raise ValueError(f"lengths {self.lengths}: must be different numbers, each at least 2")
         own, only = (self.finetune.factors, self.finetune.only) if self.finetune else ({}, {})
         if both := self.factors.keys() & own:
             raise ValueError(f"finetune.factors.{min(both)}: is the name of a factor above as well")
@@ -270,6 +277,7 @@ def check_arms(
             corpora = [Path(source.path) for source in config.segments.sources]
             if begins or (corpora and all(map(Path.exists, corpora))):
                 model = check(config, ranks)
+                _check_lengths(lengths_of(study, model), config, model)
             else:
                 check_settings(config, ranks)
                 model = config.architecture(USUAL_VOCABULARY)
@@ -283,9 +291,30 @@ def check_arms(
         ]
         for way in finetuning_arms(study)
     }
+    for arm, each in found.items():
+        for way in finetuning_arms(study, arm):
+            for task, tuned in itertools.chain(*(group.items() for group in ways[way])):
+                with named_errors(f"{arm.name}: {task}"):
+                    accepted = "'', as a study keeps no fine-tuned models"
+                    check_value("start_from", tuned.start_from, not tuned.start_from, accepted)
+                    check_pooling(each.model, tuned.pooling)
     _check_distinct({arm: _resolved(each) for arm, each in found.items()})
     _check_distinct(ways)
     return found
+
+
+def lengths_of(study: Study, model: ModelConfig) -> list[int]:
+    """Return the lengths that a model reads: learned positions end."""
+    return [length for length in study.lengths if length <= (model.longest_input or math.inf)]
+
+
+def _check_lengths(lengths: Sequence[int], config: RunConfig, model: ModelConfig) -> None:
+    for path in [Path(source.path) for source in config.segments.sources] if lengths else []:
+        corpus = Corpus(path, "valid")
+        vocabulary = Vocabulary(corpus.manifest.vocab_size, model.vocab_size, path)
+        objective = config.objective.for_validation().build(vocabulary)
+        one_text = config.data.packing == "contiguous"
+        check_lengths(objective, model, corpus, range(len(corpus)), lengths, one_text)
 
 
 def _check_distinct(settings: Mapping[Arm, object]) -> None:

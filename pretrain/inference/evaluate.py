@@ -20,6 +20,7 @@ from pretrain.data.batches import evenly_spaced, validation_batches, validation_
 from pretrain.data.blocks import Blocks
 from pretrain.data.windows import Windows
 from pretrain.loop.protocols import MicroBatch
+from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import (
     PAIR_SPECIAL_TOKENS,
@@ -210,6 +211,38 @@ def pair_objectives(objective: PretrainingObjective) -> dict[str, SentencePairsL
     }
 
 
+def check_lengths(
+    objective: PretrainingObjective,
+    model: ModelConfig,
+    corpus: Corpus,
+    documents: Sequence[int],
+    lengths: Sequence[int],
+    one_text: bool,
+) -> None:
+    """Refuse lengths that `evaluate_lengths`, with the same arguments, could not measure.
+
+    Raises:
+        ValueError: the objective cannot draw the targets of a document, a model with latents would
+            read several documents in a row, or a window is longer than the documents together.
+    """
+    if not isinstance(objective, DocumentObjective):
+        raise ValueError(
+            f"objective {objective.settings.name!r} cannot draw targets for whole documents, so "
+            "each length would score different ones; evaluate without --lengths"
+        )
+    if model.latents and not one_text:
+        raise ValueError(
+            "--lengths puts several documents into a row, which the model's latents read as one; "
+            "use --packing contiguous, or leave out --lengths"
+        )
+    read = int(corpus.lengths[documents].sum())
+    if max(lengths) > read + 1:
+        raise ValueError(
+            f"--lengths {max(lengths)}: the text to read has {read} tokens (documents: "
+            f"{len(documents)}), fewer than one window; accepted: up to {read + 1}"
+        )
+
+
 def evaluate_lengths(
     model: LanguageModel,
     objective: PretrainingObjective,
@@ -237,27 +270,12 @@ def evaluate_lengths(
         one_text: read the documents as one text, so that windows cross their boundaries.
 
     Raises:
-        ValueError: the objective cannot draw the targets of a document, a model with latents would
-            read several documents in a row, a window is longer than the documents together, or the
-            stride is below 1 or above a window; while it measures: there is nothing to predict.
+        ValueError: as `check_lengths`, or the stride is below 1 or above a window; while it
+            measures: there is nothing to predict.
     """
-    if not isinstance(objective, DocumentObjective):
-        raise ValueError(
-            f"objective {objective.settings.name!r} cannot draw targets for whole documents, so "
-            "each length would score different ones; evaluate without --lengths"
-        )
-    if model.config.latents and not one_text:
-        raise ValueError(
-            "--lengths puts several documents into a row, which the model's latents read as one; "
-            "use --packing contiguous, or leave out --lengths"
-        )
     documents = evenly_spaced(len(corpus), limit)
-    read = int(corpus.lengths[documents].sum())
-    if max(lengths) > read + 1:
-        raise ValueError(
-            f"--lengths {max(lengths)}: the text to read has {read} tokens (documents: "
-            f"{len(documents)}), fewer than one window; accepted: up to {read + 1}"
-        )
+    check_lengths(objective, model.config, corpus, documents, lengths, one_text)
+    assert isinstance(objective, DocumentObjective)
     accepted = f"1 to {min(lengths)}, the shortest window of --lengths"
     check_value("--stride", stride, stride is None or 1 <= stride <= min(lengths), accepted)
     measured = (Windows(corpus, documents, size, stride or size, one_text) for size in lengths)

@@ -71,6 +71,9 @@ def test_settings_are_read_back_from_the_command_line(value):
 
 
 GLUE = ["--data", "GLUE"]
+CAUSAL = "{objective.name: causal-lm, model.variant: causal-alibi}"
+FACTOR = "{dropout: {a: {model.overrides.dropout: 0.1}, b: {model.overrides.dropout: 0.0}}}"
+SPANS = CAUSAL.replace("causal-lm", "span-corruption, data.packing: contiguous")
 WRONG = [
     ("no-such-study", [], "neither a file nor one of"),
     ("factors: {}", [], "at least two arms"),
@@ -105,6 +108,12 @@ WRONG = [
         GLUE,
         "finetune.only.a: 'rotary' is not one of learned, ALiBi",
     ),
+    ("finetune: {tasks: [RTE], settings: {start_from: MNLI}}", GLUE, "start_from: 'MNLI' is not"),
+    (f"{{settings: {CAUSAL}, factors: {FACTOR}, finetune: {{tasks: [CoLA]}}}}", GLUE, "pooling"),
+    ("lengths: [64, 64]", [], "lengths [64, 64]: must be different numbers, each at least 2"),
+    ("lengths: [1]", [], "lengths [1]: must be"),
+    ("lengths: [9999999]", [], "ALiBi, some: --lengths 9999999: the text to read has"),
+    (f"{{settings: {SPANS}, factors: {FACTOR}}}", [], "'span-corruption' cannot draw targets"),
     ("pairs: [[ALiBi, rotary]]", [], "pairs: 'rotary' is not one of"),
     ("", ["--glue-jobs", "0"], "--glue-jobs"),
     ("finetune: {tasks: [CoLA]}", [], "--data"),
