@@ -117,7 +117,10 @@ class Engine:
         # With fp32 accumulation at stage 1, DeepSpeed would take another optimizer, in whose
         # checkpoints its own tools find no weights.
         config = {**settings, "data_types": {}} if stage == 1 else dict(settings)
-        self._deepspeed, *_ = deepspeed.initialize(model=model, optimizer=wrapped, config=config)
+        # DeepSpeed keeps views of the weights (utils/tensor_fragment.py). Made with gradients, they
+        # would tie the weights' to the default stream, and the capture of a CUDA graph would fail.
+        with torch.no_grad():
+            self._deepspeed, *_ = deepspeed.initialize(None, model, wrapped, config=config)
         if stage in (1, 2):
             workarounds.judge_overflow_by_norm(self._deepspeed.optimizer)
         workarounds.accumulate_by_group(self._deepspeed, settings)

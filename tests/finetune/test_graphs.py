@@ -55,11 +55,19 @@ def replayed(module, inputs, allow_unused_input, pool):
     return lambda *given: Replayed.apply(module, weights, static, *given, *weights)
 
 
+def is_kept(weight):
+    """Whether anything holds the end of autograd's graphs at a weight."""
+    torch.autograd.graph.get_gradient_edge(weight).node.metadata["seen"] = True
+    return "seen" in torch.autograd.graph.get_gradient_edge(weight).node.metadata
+
+
 def trained(run_ranks, plan, folder, graphed):
     """The losses of a run whose passes are replayed, or only padded; and the shapes captured."""
     shapes = []
 
     def capture(module, inputs, **options):
+        # One from before would be on the default stream, and a capture that meets it fails.
+        assert not any(map(is_kept, module.parameters()))
         shapes.append(tuple(inputs[0].shape))
         return replayed(module, inputs, **options) if graphed else module
 
