@@ -40,6 +40,8 @@ def replay_passes(classifier: Classifier) -> None:
     compute, longest = classifier.forward, classifier.encoder.config.longest_input
     pool = torch.cuda.graph_pool_handle()  # of all: one batch's passes end before another's begin
     captured: dict[torch.Size, Callable[..., Tensor]] = {}
+    # Gradients are handed over on the stream of the first capture, which is meant.
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
 
     def forward(
         input_ids: Tensor, document_ids: Tensor | None, segment_ids: Tensor | None = None
@@ -55,21 +57,12 @@ def replay_passes(classifier: Classifier) -> None:
         inputs = [F.pad(each, (0, extra)) for each in given if each is not None]
         shape = inputs[0].shape
         if shape not in captured:
-            captured[shape] = _capture(_Passes(classifier, compute), inputs, pool)
+            passes = nn.Module()  # among whose parameters torch finds the trained weights
+            passes.classifier, passes.forward = classifier, compute
+            captured[shape] = _capture(passes, inputs, pool)
         return captured[shape](*inputs)
 
     classifier.forward = forward  # type: ignore[method-assign]
-
-
-class _Passes(nn.Module):
-    """What is captured: torch looks for trained weights among a module's parameters."""
-
-    def __init__(self, classifier: Classifier, compute: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.classifier, self.compute = classifier, compute
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.compute(*inputs)
 
 
 def _capture(passes: nn.Module, inputs: Sequence[Tensor], pool: Any) -> Any:  # noqa: ANN401
