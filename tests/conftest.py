@@ -47,8 +47,8 @@ FIRST += ["/studies/", "/engine/", "/train/", "/supervision/", "/pretrain/test_"
 FIRST += ["/convert/"]
 """Parts of the names of tests that take long: one that begins last would keep workers waiting. The
 hostfile's and Slurm's wait more than they compute, so others compute beside them."""
-ALONE = "chaos"
-"""The folder whose tests share little: each may go to another worker."""
+ALONE = "chaos", "gpu"
+"""Folders whose tests share little: each test may go to another worker."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,7 +81,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # n
     class Scheduling(LoadScopeScheduling):  # xdist's loadgroup does not group with pytest 9.2
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return nodeid if Path(file).parent.name == ALONE else file
+            return nodeid if Path(file).parent.name in ALONE else file
 
         def _reschedule(self, node: Any) -> None:  # noqa: ANN401
             # xdist would bind three tests to a worker; it has to know the next one, no more.
