@@ -121,7 +121,7 @@ def bench(options: argparse.Namespace) -> None:
     """Measure a recipe on this machine: tokens/s, MFU and memory.
 
     Trains on random tokens, so that no corpus is needed. On several GPUs: `deepspeed
-    --no_local_rank --module pretrain bench RECIPE`.
+    --no_local_rank --module finetune.zeroclap bench RECIPE`.
 
     example: zeroclap bench pile-base --json bench.json
     """
