@@ -85,8 +85,17 @@ class LoadedModel:
             return decode(RunConfig, {"data": used}).data
 
     def recipe_section(self, name: str) -> dict[str, Any]:
-        """Return a section of the recipe of its training; empty where it is not known."""
+        """Return a section of the recipe of its last step in training; empty if it is not known.
+
+        Raises:
+            ValueError: the recipe has phases, and this version does not know one of its settings.
+        """
         recipe = self.recorded("recipe")
+        if isinstance(recipe, dict) and recipe.get("phases"):
+            values = {name: value for name, value in recipe.items() if name != "format_version"}
+            with named_errors(self.folder):
+                segments = decode(RunConfig, values).segments
+            recipe = dataclasses.asdict(segments.at((self.recorded("step") or 1) - 1).config)
         section = recipe.get(name) if isinstance(recipe, dict) else None
         return section if isinstance(section, dict) else {}
 

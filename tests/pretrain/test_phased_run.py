@@ -124,6 +124,20 @@ def test_the_audit_proves_each_corpus_in_each_way_it_was_cut(straight):
         assert f"{name}, epoch 0: {blocks} blocks read, none twice" in said
 
 
+def test_a_model_is_evaluated_on_the_blocks_of_the_phase_that_it_comes_from(
+    straight, corpus, tmp_path
+):
+    model, results = tmp_path / "model", tmp_path / "results.json"
+    assert main("export", straight, "--step", "9", "--output", model)[0] == 0
+    code, said = main("evaluate", model, "--data", corpus, "--json", results)
+    assert code == 0, said
+    (found,) = json.loads(results.read_text())
+    lines = metrics.read_metrics(straight / metrics.VALIDATION)
+    (own,) = (line["corpora"]["first"] for line in lines if line["step"] == 9 and "corpora" in line)
+    assert (found["length"], found["total"]["targets"]) == (48, own["targets"])
+    assert found["total"]["loss"] == pytest.approx(own["loss"], rel=1e-6)
+
+
 @pytest.mark.parametrize("fails_at", [10, *slow([4], [5], [6])])
 def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
     attempt, phases, straight, tmp_path, fails_at
