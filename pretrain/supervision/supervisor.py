@@ -62,8 +62,6 @@ class Supervisor:
         Raises:
             ValueError: Another supervisor uses the folder, or its ledger does not verify.
         """
-        from pretrain.config.load import dump
-
         self.config, self.run_folder, self._node = config, Path(config.folder), node
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
         self._validation = self.run_folder / metrics.VALIDATION
@@ -78,7 +76,6 @@ class Supervisor:
             self._lock.callback(listener.close)
         self._found = control.read_control_file(self.run_folder)
         """The control file of the supervisor before."""
-        dump(config, self.run_folder / run_folder.SUPERVISED)
         self._agents = hosts.Agents(machines, self.run_folder, self._print)
         self._other_nodes = OtherNodes(node.count, self._agents.start, listener)
         self._records_printed = len(ledger.read_ledger(self.ledger))
@@ -136,7 +133,11 @@ class Supervisor:
 
     def _take_over(self) -> int | None:
         """Continue an attempt that has lost its supervisor, or clean up after it."""
+        from pretrain.config.load import dump
+
         self._check_folder()
+        self._check_not_replaced()
+        dump(self.config, self.run_folder / run_folder.SUPERVISED)
         control_file = control.read_control_file(self.run_folder)
         if job := launch.find(self.run_folder, control_file):
             self._print(f"attempt {job.control_file.attempt} still runs; watching it")

@@ -420,6 +420,13 @@ def test_a_refusal_before_the_first_attempt_on_a_full_disk_is_tried_again(stage,
     assert stage.kinds == ["crash", "attempt", "done"]
 
 
+def test_a_supervisor_that_is_started_on_a_full_disk_waits_for_room(stage, monkeypatch):
+    full = failing(files.AtomicFile, [errno.ENOSPC], run_folder.SUPERVISED)
+    monkeypatch.setattr(files, "AtomicFile", full)
+    assert stage.supervise(ENDS_WELL) == 0
+    assert "supervised.yaml'; trying again" in stage.output[0]
+
+
 @pytest.mark.parametrize("name", ["control.json", "ledger.jsonl"])
 def test_what_the_disk_refuses_for_a_while_ends_the_processes_and_is_a_crash(
     stage, monkeypatch, name
