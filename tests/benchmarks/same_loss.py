@@ -35,7 +35,6 @@ from pretrain.inference.evaluate import evaluate_blocks, validation_objective
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.tokens import IGNORED
 from pretrain.records.metrics import METRICS, read_metrics
-from tests.benchmarks.speed import autocast
 from tests.pretrain.builders import batches_of
 
 
@@ -105,7 +104,7 @@ def theirs(config: RunConfig, model: Path, output: Path) -> float:
             hidden = collator([{"input_ids": row} for row in tensors["text"]])
             documents = tensors["documents"]
             seen = (documents[:, None, :, None] == documents[:, None, None, :]).to(device)
-            with autocast(device):
+            with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
                 loss = trained(
                     input_ids=hidden["input_ids"].to(device),
                     labels=hidden["labels"].to(device),

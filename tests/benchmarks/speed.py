@@ -1,14 +1,13 @@
-"""Training speed of RoBERTa beside that of transformers, as ratios.
+"""Training speed of RoBERTa on a CPU beside that of transformers, as ratios.
 
     python -m tests.benchmarks.speed --json speed.json
 
 Two models of the same shape are trained by turns, one update each, on the same micro-batches of
 random tokens, so that what else the machine does slows both alike. Each size and layout runs in a
-process of its own. On a CPU the models are small.
+process of its own. For a GPU see `peers`.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import itertools
 import statistics
@@ -26,17 +25,17 @@ from torch import Tensor, nn
 from data_prep.common.files import write_json
 from pretrain.config.sections import OptimizerConfig
 from pretrain.engine import optimizers
-from pretrain.engine.distributed import Process, choose_device
+from pretrain.engine.distributed import Process
 from pretrain.loop.protocols import MicroBatch
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
-from pretrain.model.layers import compile_layers
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED
 
 Update = Callable[[MicroBatch], object]
+CPU = torch.device("cpu")
 LAYOUTS = ("full", "padded")
 """Full rows, which have no mask; padded: rows of one document of random length."""
 
@@ -52,7 +51,7 @@ class Case:
     vocab_size: int
 
     def architecture(self) -> ModelConfig:
-        # Token vectors of the hidden size, as the others have them; FlexAttention has no dropout.
+        # Token vectors of the hidden size, as the others have them.
         sizes = {"max_positions": self.length, "embedding_size": 0}
         overrides = {**sizes, "attention_dropout": 0.0}
         return presets.build(self.size, "baseline", self.vocab_size, overrides)
@@ -74,19 +73,16 @@ class Case:
         return MicroBatch(0, arrays, sum(lengths), objective.targets(arrays))
 
 
-def ours(case: Case, device: torch.device) -> Update:
-    backend = "flex" if device.type == "cuda" else "dense"
-    model, objective = LanguageModel(case.architecture(), 128, backend).to(device), case.objective()
-    if device.type == "cuda":
-        compile_layers(model)
+def ours(case: Case) -> Update:
+    model, objective = LanguageModel(case.architecture(), 128), case.objective()
 
     def loss_of(batch: MicroBatch) -> Tensor:
-        return objective.loss(model, batch.to(device)).sum() / sum(batch.targets)
+        return objective.loss(model, batch.to(CPU)).sum() / sum(batch.targets)
 
-    return train(optimizers.build(model, OptimizerConfig()), loss_of, device)
+    return train(optimizers.build(model, OptimizerConfig()), loss_of)
 
 
-def theirs(case: Case, device: torch.device) -> Update:
+def theirs(case: Case) -> Update:
     from transformers import AutoModelForMaskedLM, RobertaConfig
 
     architecture = case.architecture()
@@ -101,17 +97,17 @@ def theirs(case: Case, device: torch.device) -> Update:
         type_vocab_size=1,
     )
     make: Callable[..., nn.Module] = AutoModelForMaskedLM.from_config
-    model = make(config, attn_implementation="sdpa").to(device).train()
+    model = make(config, attn_implementation="sdpa").train()
 
     def loss_of(batch: MicroBatch) -> Tensor:
-        tensors = batch.to(device)
+        tensors = batch.to(CPU)
         labels, mask = _labels_by_position(tensors), tensors.get("document_ids")
         loss: Tensor = model(
             input_ids=tensors["input_ids"], attention_mask=mask, labels=labels
         ).loss
         return loss
 
-    return train(torch.optim.AdamW(model.parameters(), fused=True), loss_of, device)
+    return train(torch.optim.AdamW(model.parameters(), fused=True), loss_of)
 
 
 def _labels_by_position(batch: Mapping[str, Tensor]) -> Tensor:
@@ -122,37 +118,27 @@ def _labels_by_position(batch: Mapping[str, Tensor]) -> Tensor:
     return labels
 
 
-def train(
-    optimizer: torch.optim.Optimizer, loss_of: Callable[[MicroBatch], Tensor], device: torch.device
-) -> Update:
-    """Train with plain PyTorch: fp32 weights, autocast to bf16 on a GPU, fused AdamW."""
+def train(optimizer: torch.optim.Optimizer, loss_of: Callable[[MicroBatch], Tensor]) -> Update:
+    """Train with plain PyTorch: fp32, fused AdamW."""
     for group in optimizer.param_groups:
         group["lr"] = 1e-4
 
     def update(batch: MicroBatch) -> None:
-        with autocast(device):
-            loss = loss_of(batch)
-        loss.backward()
+        loss_of(batch).backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return update
 
 
-def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    on_gpu = device.type == "cuda"
-    return torch.autocast("cuda", torch.bfloat16) if on_gpu else contextlib.nullcontext()
-
-
 def compare(case: Case, seconds: float) -> dict[str, Any]:
     """Train both models by turns for about `seconds`, at least three updates each."""
     Process.from_environment({}).prepare_cpu()
-    device = choose_device()
     batches = [case.batch(step) for step in range(2)]
     updates = []
     for make in (ours, theirs):
         torch.manual_seed(0)
-        updates.append(make(case, device))
+        updates.append(make(case))
     times: list[list[float]] = []
     end = time.perf_counter()
     for step, batch in enumerate(itertools.cycle(batches)):
@@ -161,7 +147,7 @@ def compare(case: Case, seconds: float) -> dict[str, Any]:
             end = time.perf_counter() + seconds
         if len(times) >= 3 and time.perf_counter() >= end:
             break
-        times.append([timed(update, batch, device) for update in updates])
+        times.append([timed(update, batch) for update in updates])
     ratios = [other / own for own, other in times]
     tokens = statistics.fmean(batch.tokens for batch in batches)
     return {
@@ -172,31 +158,26 @@ def compare(case: Case, seconds: float) -> dict[str, Any]:
     }
 
 
-def timed(update: Update, batch: MicroBatch, device: torch.device) -> float:
+def timed(update: Update, batch: MicroBatch) -> float:
     """Seconds of an update."""
-    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
-    wait()
     started = time.perf_counter()
     update(batch)
-    wait()
     return time.perf_counter() - started
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", help="such as base,large")
+    parser.add_argument("--sizes", default="small", help="such as small,base")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
     parser.add_argument("--rows", type=int, help="of a micro-batch")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a size and layout")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    on_gpu = torch.cuda.is_available()
-    sizes = options.sizes or ("base" if on_gpu else "small")
-    rows = options.rows or max(1, (32768 if on_gpu else 1024) // options.length)
+    rows = options.rows or max(1, 1024 // options.length)
     print(f"{rows} x {options.length} tokens; tokens/s, and over transformers' (quartiles)")
     found = []
-    for size, layout in itertools.product(sizes.split(","), LAYOUTS):
-        case = Case(size, layout, options.length, rows, 50265 if on_gpu else 2000)
+    for size, layout in itertools.product(options.sizes.split(","), LAYOUTS):
+        case = Case(size, layout, options.length, rows, vocab_size=2000)
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             measured = pool.submit(compare, case, options.seconds).result()
         low, middle, high = measured["quartiles"]
