@@ -309,11 +309,12 @@ def lengths_of(study: Study, model: ModelConfig) -> list[int]:
 
 
 def _check_lengths(lengths: Sequence[int], config: RunConfig, model: ModelConfig) -> None:
+    last = config.segments.parts[-1].config  # whose blocks `evaluate` reads
+    one_text = last.data.packing == "contiguous"
     for path in [Path(source.path) for source in config.segments.sources] if lengths else []:
         corpus = Corpus(path, "valid")
         vocabulary = Vocabulary(corpus.manifest.vocab_size, model.vocab_size, path)
-        objective = config.objective.for_validation().build(vocabulary)
-        one_text = config.data.packing == "contiguous"
+        objective = last.objective.for_validation().build(vocabulary)
         check_lengths(objective, model, corpus, range(len(corpus)), lengths, one_text)
 
 
