@@ -18,7 +18,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
+from torch.multiprocessing.spawn import (
+    ProcessExitedException,
+    ProcessRaisedException,
+    start_processes,
+)
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.checks import devices, needs
@@ -36,7 +40,7 @@ from pretrain.model.backends import choose_backend
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID
 from pretrain.plan.plan import CPU, Measured, vocabulary_size
-from pretrain.processes.launching import free_port
+from pretrain.processes.launching import describe_exit, free_port
 
 _WARM_UP = 2
 _LEAST_UPDATES = 3
@@ -129,13 +133,18 @@ def measure_launch(recipe: RunConfig, ranks: int, seconds: float, most: int) -> 
     """Call `measure` in as many processes of this machine, forked from this one.
 
     Raises:
-        ValueError: that of `measure`.
+        ValueError: that of `measure`, or a process was killed.
     """
     found: SimpleQueue[Speed] = multiprocessing.SimpleQueue()
     arguments = (ranks, free_port(), found, (recipe, seconds, most))
     try:
         # Called before anything has used a GPU, or torch's threads.
         start_processes(_be_rank, arguments, ranks, start_method="fork")  # type: ignore[no-untyped-call]
+    except ProcessExitedException as error:
+        raise ValueError(
+            f"a rank {describe_exit(error.exit_code)} while it was measured; if memory ran out, "
+            "set a smaller batch.micro_batch_size or model.size"
+        ) from error
     except ProcessRaisedException as error:
         _, is_refused, reason = str(error).rstrip().rpartition("\nValueError: ")
         if is_refused:

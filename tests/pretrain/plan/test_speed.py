@@ -5,6 +5,8 @@ import dataclasses
 import io
 import json
 import math
+import os
+import signal
 import types
 
 import numpy as np
@@ -72,14 +74,29 @@ def test_the_hours_on_this_machine_are_those_of_a_launch(tmp_path, run_ranks, mo
     assert "measured now with 2 ranks; validation and checkpoints come" in printed
 
 
-def test_what_a_rank_refuses_while_it_is_measured_is_one_message(run_ranks, monkeypatch):
-    def refuse(*_):
-        raise ValueError("batch.micro_batch_size 2: too large")
+@pytest.mark.parametrize(
+    ("exception", "message"),
+    [
+        (
+            ValueError("batch.micro_batch_size 2: too large"),
+            "^batch.micro_batch_size 2: too large$",
+        ),
+        (
+            None,
+            "^a rank was killed by signal 9 .SIGKILL. while it was measured; if memory ran out, ",
+        ),
+    ],
+)
+def test_why_a_rank_cannot_be_measured_is_one_message(exception, message, run_ranks, monkeypatch):
+    def end(*_):
+        if exception:
+            raise exception
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(speed, "measure", refuse)
+    monkeypatch.setattr(speed, "measure", end)
 
     def plan():
-        with pytest.raises(ValueError, match=r"^batch.micro_batch_size 2: too large$"):
+        with pytest.raises(ValueError, match=message):
             speed.measure_launch(recipes.load("small", TINY), 2, 0.0, 1)
 
     run_ranks(1, plan)
