@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -101,21 +101,15 @@ def theirs(case: Case) -> Update:
 
     def loss_of(batch: MicroBatch) -> Tensor:
         tensors = batch.to(CPU)
-        labels, mask = _labels_by_position(tensors), tensors.get("document_ids")
+        labels, mask = torch.full_like(tensors["input_ids"], IGNORED), tensors.get("document_ids")
+        used = tensors["labels"] != IGNORED
+        labels.view(-1)[tensors["target_positions"][used]] = tensors["labels"][used]
         loss: Tensor = model(
             input_ids=tensors["input_ids"], attention_mask=mask, labels=labels
         ).loss
         return loss
 
     return train(torch.optim.AdamW(model.parameters(), fused=True), loss_of)
-
-
-def _labels_by_position(batch: Mapping[str, Tensor]) -> Tensor:
-    """The labels of a batch as transformers takes them: [B, T], IGNORED where there is none."""
-    labels = torch.full_like(batch["input_ids"], IGNORED)
-    used = batch["labels"] != IGNORED
-    labels.view(-1)[batch["target_positions"][used]] = batch["labels"][used]
-    return labels
 
 
 def train(optimizer: torch.optim.Optimizer, loss_of: Callable[[MicroBatch], Tensor]) -> Update:
@@ -140,14 +134,18 @@ def compare(case: Case, seconds: float) -> dict[str, Any]:
         torch.manual_seed(0)
         updates.append(make(case))
     times: list[list[float]] = []
-    end = time.perf_counter()
+    last = time.perf_counter()
     for step, batch in enumerate(itertools.cycle(batches)):
         if step == len(batches):  # these warmed up
             times.clear()
-            end = time.perf_counter() + seconds
-        if len(times) >= 3 and time.perf_counter() >= end:
+            last = time.perf_counter() + seconds
+        if len(times) >= 3 and time.perf_counter() >= last:
             break
-        times.append([timed(update, batch) for update in updates])
+        ends = [time.perf_counter()]
+        for update in updates:
+            update(batch)
+            ends.append(time.perf_counter())
+        times.append([end - begin for begin, end in itertools.pairwise(ends)])
     ratios = [other / own for own, other in times]
     tokens = statistics.fmean(batch.tokens for batch in batches)
     return {
@@ -156,13 +154,6 @@ def compare(case: Case, seconds: float) -> dict[str, Any]:
         "ratio": statistics.median(ratios),
         "quartiles": statistics.quantiles(ratios, n=4, method="inclusive"),
     }
-
-
-def timed(update: Update, batch: MicroBatch) -> float:
-    """Seconds of an update."""
-    started = time.perf_counter()
-    update(batch)
-    return time.perf_counter() - started
 
 
 def main() -> None:
