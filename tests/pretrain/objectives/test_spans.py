@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.tokenizer import load, train_characters
-from pretrain.inference.evaluate import evaluate_lengths
+from pretrain.inference.evaluate import check_lengths
 from pretrain.objectives.base import Block, Vocabulary
 from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM, Words
 from pretrain.objectives.tokens import DocumentObjective
@@ -197,7 +197,7 @@ def test_whole_documents_are_not_measured():
     """Their targets cannot be drawn before they are cut into windows."""
     assert not isinstance(objective(), DocumentObjective)
     with pytest.raises(ValueError, match="'span-corruption' cannot draw .* without --lengths"):
-        evaluate_lengths(None, objective(), None, [64])
+        check_lengths(objective(), None, None, [], [64], one_text=False)
 
 
 def test_validation_reads_the_default_lengths_whatever_training_reads():

@@ -146,7 +146,7 @@ def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
     assert type(loaded.objective) is ToyConfig
     valid, settings = Corpus(corpus, "valid"), ToyConfig(parity_weight=0.25)
     objective = validation_objective(loaded.model, loaded.tokenizer.digest(), valid, settings)
-    found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
+    found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.data.packing](valid, 64), 6, 2)
     assert validation["loss"] == pytest.approx(found.total.loss, rel=1e-6)
     assert validation["terms"]["parity"]["targets"] == found.terms["parity"].targets
     # Some targets are of a block, so they cannot be the same at every length.
