@@ -75,7 +75,7 @@ class LoadedModel:
         Where they are not known: as in fairseq, and the model's positions.
 
         Raises:
-            ValueError: this version does not know the packing, or it is no length.
+            ValueError: the recipe has a packing or a length that is not accepted.
         """
         packing = "sentence-pairs" if self.objective.pairs else "complete"
         usual = {"packing": packing, "sequence_length": self.model.config.max_positions}
