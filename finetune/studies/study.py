@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import named_errors
-from data_prep.common.records import NonNegativeInt, check_value, decode
+from data_prep.common.records import NonNegativeInt, PositiveInt, check_value, decode
 from data_prep.common.wording import changes
 from data_prep.corpus import Corpus
 from finetune import runs, tasks
@@ -110,7 +110,7 @@ class Study:
     """Levels of one factor that are compared as well, the second with the first."""
     subsets: bool = False
     """Whether the perplexity of each subset of the validation text is reported."""
-    lengths: list[NonNegativeInt] = dataclasses.field(default_factory=list)
+    lengths: list[PositiveInt] = dataclasses.field(default_factory=list)
     """Perplexity is measured on inputs of so many tokens; empty: on blocks as in training."""
     finetune: FineTuning | None = None
 

@@ -69,8 +69,7 @@ def select(device: str | None, environ: MutableMapping[str, str] = os.environ) -
     if device is None:
         return
     visible = visible_gpus({**environ, "DS_ACCELERATOR": ""})  # whatever it names
-    found = {"cpu": environ.get(VARIABLE, "")}
-    found |= {f"cuda:{number}": gpu for number, gpu in enumerate(visible)}
+    found = {"cpu": "", **{f"cuda:{number}": gpu for number, gpu in enumerate(visible)}}
     found |= {"cuda": ",".join(visible)} if visible else {}
     if device not in found:
         raise ValueError(f"--device {device}: this machine has {', '.join(found)}")

@@ -71,7 +71,7 @@ def test_without_the_variable_all_gpus_are_visible(four):
     ("device", "accelerator", "shown"),
     [
         (None, "cpu", "1,3"),
-        ("cpu", "cpu", "1,3"),
+        ("cpu", "cpu", ""),
         ("cuda", "cuda", "1,3"),
         ("cuda:1", "cuda", "3"),
     ],
