@@ -117,8 +117,9 @@ class Engine:
         # With fp32 accumulation at stage 1, DeepSpeed would take another optimizer, in whose
         # checkpoints its own tools find no weights.
         config = {**settings, "data_types": {}} if stage == 1 else dict(settings)
-        # DeepSpeed keeps views of the weights (utils/tensor_fragment.py). Recorded by autograd, they
-        # would bind each gradient to the default stream, and no CUDA graph could be captured.
+        # DeepSpeed keeps views of the weights (utils/tensor_fragment.py). If autograd recorded
+        # them, they would bind each gradient to the default stream, and no CUDA graph could be
+        # captured.
         with torch.no_grad():
             self._deepspeed, *_ = deepspeed.initialize(None, model, wrapped, config=config)
         if stage in (1, 2):
