@@ -374,7 +374,7 @@ class NotifyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileConfig:
-    """Steps that torch.profiler traces, on rank 0 (engine/profile.py)."""
+    """Steps that torch.profiler traces, on rank 0 (train/profile.py)."""
 
     steps: list[NonNegativeInt] = dataclasses.field(default_factory=list)
     """First step that is traced, and the first that no longer is, such as [100, 105]; at most 20.

@@ -1,15 +1,17 @@
 """One attempt at a run: train, evaluate, save, stop.
 
 Read `Attempt.run`; `setup.prepare` comes before it. The other parts of this room: `resume` (what
-an attempt begins with), `saver` (checkpoints), `measurements` (what each rank tells of itself) and
-`log` (what rank 0 writes).
+an attempt begins with), `measurements` (what each rank tells of itself) and `log` (what rank 0
+writes).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_PREEMPTED
+from pretrain.config.load import public
 from pretrain.data.batches import segmented_batches
 from pretrain.data.prefetch import prefetched
 from pretrain.loop.loop import Hook
@@ -17,9 +19,9 @@ from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON, Batches
 from pretrain.records import checkpoints, ledger
 from pretrain.records.heartbeat import EVALUATE, SAVE
+from pretrain.spikes.policy import checkpoints_to_keep
 from pretrain.train.data_pipeline import DataPipeline
 from pretrain.train.log import RunLog
-from pretrain.train.saver import Saver
 from pretrain.train.setup import Setup
 
 
@@ -38,8 +40,8 @@ class Attempt:
             Failure: on every rank, if the records cannot be opened.
         """
         from pretrain.engine.engine import Engine
-        from pretrain.engine.profile import Profiler
         from pretrain.train.measurements import Measurements
+        from pretrain.train.profile import Profiler
 
         self.setup, self.start, self.group = setup, setup.start, setup.group
         self.supervisor, self.measurements = setup.supervisor, Measurements(setup)
@@ -47,20 +49,13 @@ class Attempt:
         self.supervisor.report_setup()
         self._load_checkpoint()
         self.log = RunLog(setup)
-        self.saver = Saver(setup, self.log, self.engine.save)
         # The first one may be that of the step before, which may have an evaluation to be done.
         parts = [part for part in setup.segments.parts if part.end_step >= self.start.step]
         self.pipelines = [DataPipeline(setup, part) for part in parts]
         self.pipeline = self.pipelines[0]
         self.supervisor.report_setup()
         self.group.on_rank_0(self.log.open)
-        self.profiler = Profiler(
-            [] if self.group.rank else setup.config.profile.steps,
-            setup.run_folder,
-            self.start.attempt,
-            self.log.say,
-            functools.partial(self.supervisor.stage, SAVE),
-        )
+        self.profiler = Profiler(setup, self.log.say)
 
     def _load_checkpoint(self) -> None:
         if step := self.start.step:
@@ -127,10 +122,6 @@ class Attempt:
             measure=self.measurements.take,
         )
 
-    def _save(self, step: int) -> None:
-        with self.supervisor.stage(SAVE, step):
-            self.saver.save(step)
-
     def _evaluate(self, step: int) -> int:
         """Measure and judge the validation loss after `step` updates; returns the watch's verdict.
 
@@ -173,3 +164,70 @@ class Attempt:
         since = ledger.run_state(records).suspected_since
         suspected = {} if since is None else {"suspected_since": since}
         self.log.record("done", step=self.setup.config.training.steps, **suspected)
+
+    def _save(self, step: int) -> None:
+        """Save a checkpoint after `step` updates.
+
+        Raises:
+            Failure: on every rank; the save failed.
+        """
+        run, group = self.setup.run_folder, self.group
+        with self.supervisor.stage(SAVE, step):
+            group.on_rank_0(lambda: self._prepare_save(step))
+            checkpoints.save(
+                run,
+                step,
+                self._facts(step),
+                write=self.engine.save,
+                group=group,
+                token=self.start.token,
+                before_commit=self.log.check_not_superseded,
+            )
+            group.on_rank_0(lambda: self._commit(step))
+
+    def _facts(self, step: int) -> dict[str, object]:
+        """What a reader of a checkpoint needs to know without the run's folder."""
+        setup, order = self.setup, self.start.order
+        blocks = setup.segments.sizes.first_block(step)
+        manifest, *_ = setup.course.manifests.values()
+        return {
+            "architecture": dataclasses.asdict(setup.architecture),
+            "recipe": public(setup.config),
+            "deepspeed": setup.settings,
+            "ranks": self.group.world_size,
+            "lineage": order.identity(blocks),
+            "position": {
+                "blocks": blocks,
+                "epoch": order.epoch(blocks),
+                "learning_rate": setup.learning_rate(step),
+            },
+            "corpus": {
+                "tokenizer_digest": manifest.tokenizer_digest,
+                "vocab_size": manifest.vocab_size,
+            },
+            "corpora": self.start.corpora,
+            "environment": setup.environment,
+        }
+
+    def _prepare_save(self, step: int) -> None:
+        self.log.sync(step)
+        checkpoints.check_disk_space(self.setup.run_folder, 1, self.start.checkpoint_size)
+
+    def _commit(self, step: int) -> None:
+        """Record a checkpoint in the ledger, so that the run can resume from it."""
+        digest = checkpoints.manifest_hash(self.setup.run_folder, step)
+        self.log.record("commit", step=step, ranks=self.group.world_size, manifest=digest)
+        try:
+            self._delete_old(step)
+        except OSError as error:  # the next commit tries again
+            self.log.warn_once(f"WARNING: older checkpoints are not deleted for now: {error}")
+
+    def _delete_old(self, step: int) -> None:
+        """Delete the checkpoints that neither the recipe nor a possible rollback needs."""
+        run = self.setup.run_folder
+        records = ledger.read_ledger(run / ledger.FILE_NAME)
+        keep = checkpoints_to_keep(records, step, self.setup.segments.at(step - 1).config)
+        for old in ledger.run_state(records).checkpoints:
+            if old not in keep:
+                self.log.record("delete", step=old)
+        checkpoints.remove(run, keep, self.log.warn_once)

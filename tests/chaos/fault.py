@@ -77,8 +77,8 @@ def plan(fault, run):
     import torch
 
     from pretrain.engine.engine import Engine
+    from pretrain.train.attempt import Attempt
     from pretrain.train.log import RunLog
-    from pretrain.train.saver import Saver
 
     what, step = fault["what"], fault["step"]
 
@@ -86,7 +86,7 @@ def plan(fault, run):
         """Act before an update."""
         before(Engine, "backward", action, lambda engine, given: given.step == step)
 
-    def is_step(saver, number):
+    def is_step(attempt, number):
         return number == step
 
     def is_written(log):
@@ -110,7 +110,7 @@ def plan(fault, run):
         "pause": lambda: at_step(pause),
         "die-while-writing": lambda: before(torch, "save", write_half, is_of_checkpoint),
         # When the checkpoint is committed and the ledger does not have it yet.
-        "die-when-committed": lambda: before(Saver, "_commit", die, is_step),
+        "die-when-committed": lambda: before(Attempt, "_commit", die, is_step),
         # When all files are written, before the attempt checks whether it was superseded.
         "freeze-before-commit": lambda: before(RunLog, "check_not_superseded", freeze, is_written),
         "nan-gradients": lambda: at_step(make_gradients_nan),

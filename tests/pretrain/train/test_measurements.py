@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.engine import forward_timer
-from pretrain.engine.forward_timer import ForwardTimer
+from pretrain.train import measurements
+from pretrain.train.measurements import ForwardTimer
 
 
 def test_passes_in_training_are_counted_and_others_are_not():
@@ -40,7 +40,7 @@ def test_on_a_gpu_events_are_read_when_they_are_done(monkeypatch):
             assert end.done
             return 250.0
 
-    monkeypatch.setattr(forward_timer, "_new_event", Event)
+    monkeypatch.setattr(measurements, "_new_event", Event)
     model = nn.Linear(4, 4)
     timer = ForwardTimer(model, torch.device("cuda"))
     model.eval()

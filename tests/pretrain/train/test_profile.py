@@ -3,19 +3,28 @@
 import contextlib
 import gzip
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from pretrain.config.run import RunConfig
 from pretrain.config.sections import ProfileConfig
-from pretrain.engine import profile
-from pretrain.engine.profile import Profiler
+from pretrain.train import profile
+from pretrain.train.profile import Profiler
 
 
 def traced(tmp_path, window, steps=range(8)):
     """Files after steps with a matrix product each, and what was said."""
     said = []
-    one = Profiler(window, tmp_path, 1, said.append, contextlib.nullcontext)
+    setup = SimpleNamespace(
+        group=SimpleNamespace(rank=0),
+        config=RunConfig(profile=ProfileConfig(window)),
+        supervisor=SimpleNamespace(stage=lambda *_: contextlib.nullcontext()),
+        run_folder=tmp_path,
+        start=SimpleNamespace(attempt=1),
+    )
+    one = Profiler(setup, said.append)
     for step in steps:
         one.advance(step)
         with torch.profiler.record_function(f"step {step}"):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from pretrain.records.heartbeat import SAVE
+from pretrain.train.setup import Setup
 
 FOLDER = "profile"
 """Folder of the traces in a run's folder."""
@@ -21,25 +22,11 @@ FOLDER = "profile"
 class Profiler:
     """Traces one window of an attempt's steps."""
 
-    def __init__(
-        self,
-        window: Sequence[int],
-        run: Path,
-        attempt: int,
-        say: Callable[[str], object],
-        writing: Callable[[int], AbstractContextManager[object]],
-    ) -> None:
-        """Trace nothing yet.
-
-        Args:
-            window: the first step that is traced, and the first that no longer is; empty: none.
-            run: the run's folder.
-            attempt: its number.
-            say: receives messages.
-            writing: given the number of updates done; entered while a trace is written.
-        """
-        self._window, self._say, self._writing = range(*(window or (0,))), say, writing
-        self._folder, self._attempt = run / FOLDER, attempt
+    def __init__(self, setup: Setup, say: Callable[[str], object]) -> None:
+        """Trace nothing yet; `say` prints a message."""
+        self._setup, self._say = setup, say
+        window = [] if setup.group.rank else setup.config.profile.steps
+        self._window = range(*(window or (0,)))
         self._profile: Any = None  # torch's has no complete annotations
         self._steps = 0
 
@@ -55,23 +42,24 @@ class Profiler:
             profile.start()
         except RuntimeError as error:  # another tool has the device's counters
             self._say(f"WARNING: no trace from step {steps} on: {error}")
-            return
-        self._profile = profile
+        else:
+            self._profile = profile
 
     def close(self) -> None:
         """End the trace that goes on, if one does, and write it, which may take long."""
         profile, self._profile = self._profile, None
         if profile:
-            with self._writing(self._steps):
+            with self._setup.supervisor.stage(SAVE, self._steps):
                 self._write(profile, self._window.start, self._steps)
 
     def _write(self, profile: Any, first: int, steps: int) -> None:  # noqa: ANN401 - torch's
-        name = f"attempt-{self._attempt:03d}-steps-{first}-{steps}.pt.trace.json.gz"
-        path = self._folder / name
+        attempt, folder = self._setup.start.attempt, self._setup.run_folder / FOLDER
+        name = f"attempt-{attempt:03d}-steps-{first}-{steps}.pt.trace.json.gz"
+        path = folder / name
         try:
             profile.stop()
-            self._folder.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._folder) as part:
+            folder.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as part:
                 profile.export_chrome_trace(f"{part}/{name}")
                 os.replace(f"{part}/{name}", path)
             self._say(f"trace of steps {first} to {steps - 1}: {path}")
