@@ -1,8 +1,7 @@
 """One attempt at a run: train, evaluate, save, stop.
 
-Read `Attempt.run`; `setup.prepare` comes before it. The other parts of this room: `resume` (what
-an attempt begins with), `measurements` (what each rank tells of itself) and `log` (what rank 0
-writes).
+Read `Attempt.run`; `setup.prepare` comes before it. The other parts of this room: `measurements`
+(what each rank tells of itself) and `log` (what rank 0 writes).
 """
 
 from __future__ import annotations

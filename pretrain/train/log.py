@@ -24,8 +24,7 @@ from pretrain.records.figures import BLOCKS, PAIRS, curves, figures
 from pretrain.records.history import describe
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
-from pretrain.train.resume import ResumeState
-from pretrain.train.setup import Setup
+from pretrain.train.setup import ResumeState, Setup
 from pretrain.train.trackers.tensorboard_run import TensorBoard
 from pretrain.train.trackers.wandb_run import WandbRun
 

@@ -1,6 +1,7 @@
 """What comes before the first step of an attempt: checks, the group of ranks, and the start.
 
-Read `prepare`. Every rank calls it; what it returns does not change any more.
+Read `prepare`. Every rank calls it; what it returns does not change any more. What concerns the
+run's folder rank 0 does: `enter` before the checkpoints are verified, `begin` after all ranks have.
 """
 
 from __future__ import annotations
@@ -8,35 +9,75 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import secrets
 import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_prep import tokenizer as tokenizers
+from data_prep.common.files import write_json
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks import resume as resume_checks
-from pretrain.config.deepspeed import compiles
+from pretrain.config.deepspeed import check_same_state, compiles
+from pretrain.config.load import RUN_FILE, dump
 from pretrain.config.run import RunConfig, Segments
 from pretrain.config.schedules import learning_rate
+from pretrain.data.order import Order
 from pretrain.data.sources import ConcatenatedBlocks, open_source
 from pretrain.model.backends import choose_backend
 from pretrain.model.config import ModelConfig
-from pretrain.records import checkpoints, versions
+from pretrain.records import checkpoints, control, folder, ledger, versions
+from pretrain.records import segments as run_segments
+from pretrain.records.checkpoints import ResumePoint
 from pretrain.records.collective import Group
-from pretrain.records.segments import Source
-from pretrain.train import resume
+from pretrain.records.segments import RECIPES, Course, Source, corpora_of, order_of
+from pretrain.spikes.policy import max_checkpoints_kept
 from pretrain.train.client import SupervisorClient
-from pretrain.train.resume import AttemptInput, ResumeState
 
 if TYPE_CHECKING:
+    from pretrain.engine.distributed import Process
     from pretrain.model.language_model import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup(AttemptInput):
-    """An attempt that the ledger knows, before its engine is built."""
+class ResumeState:
+    """How an attempt begins."""
 
+    attempt: int
+    token: str
+    """Distinguishes this attempt from any other, even one that read the same ledger."""
+    step: int
+    """Its first."""
+    state: ledger.RunState
+    """The run's, before the attempt."""
+    order: Order
+    """The order of blocks that `state` leads to."""
+    checkpoint_size: int
+    """Bytes of a checkpoint; before the first one, an upper bound."""
+    corpora: Sequence[Mapping[str, Any]]
+    """As `segments.corpora_of` gives them."""
+    seed: int
+    """Of the order in the first step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """An attempt before its engine is built."""
+
+    course: Course
+    """Of the run: its newest recipe, segments and corpora."""
+    architecture: ModelConfig
+    settings: dict[str, Any]
+    """DeepSpeed's."""
+    process: Process
+    group: Group
+    hosts: Sequence[str]
+    """Of each rank."""
+    environment: Mapping[str, Any]
+    """Versions and machine, and what is chosen by them: `attention_backend` and `compiled`."""
     supervisor: SupervisorClient
     model: LanguageModel
     """With its initial weights."""
@@ -93,7 +134,7 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
     process = start()
     group = Group(process.rank, process.world_size, gather, broadcast)
     environment = _environment(config, architecture, settings, process.device.type, group)
-    state, token = group.on_rank_0_slowly(lambda: resume.enter(course, architecture))
+    state, token = group.on_rank_0_slowly(lambda: enter(course, architecture))
     supervisor = SupervisorClient(run, token, group.rank, config.training.steps)
     backend, compiled = environment["attention_backend"], environment["compiled"]
     model = initial_model(config, architecture, backend, compiled, not state.checkpoints)
@@ -104,13 +145,15 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
         return None
     sources = tuple(open_source(each, "train") for each in course.segments.sources)
     hosts = group.gather(socket.gethostname())
-    given = AttemptInput(course, architecture, settings, process, group, hosts, environment)
     point = checkpoints.find_resume_point(run, state.checkpoints, group)
     size = checkpoints.BYTES_PER_PARAMETER * sum(each.numel() for each in model.parameters())
-    begun = group.on_rank_0(lambda: resume.begin(given, point, token, size))
+    begun = group.on_rank_0(lambda: begin(course, architecture, settings, point, token, size))
     supervisor.report_setup()
     blocks = ConcatenatedBlocks(sources, config.data.sequence_length)
-    return Setup(**vars(given), supervisor=supervisor, model=model, blocks=blocks, start=begun)
+    machine = process, group, hosts, environment
+    setup = Setup(course, architecture, settings, *machine, supervisor, model, blocks, begun)
+    group.on_rank_0(lambda: _record(setup))
+    return setup
 
 
 def _environment(
@@ -120,7 +163,7 @@ def _environment(
     device_type: str,
     group: Group,
 ) -> dict[str, Any]:
-    """Check that the devices can train the recipe, and return `AttemptInput.environment`."""
+    """Check that the devices can train the recipe, and return `Setup.environment`."""
     import torch
 
     code, training = versions.check_same_code(group.gather), config.training
@@ -134,3 +177,129 @@ def _environment(
         "attention_backend": choose_backend(architecture, training.attention_backend, on_gpu),
         "compiled": compiles(training.compile, settings, on_gpu),
     }
+
+
+def enter(course: Course, architecture: ModelConfig) -> tuple[ledger.RunState, str]:
+    """Lock the run and record how it goes on; returns its state and this attempt's token.
+
+    Raises:
+        ValueError: another attempt trains it or has been ordered, or a file of its corpora differs.
+    """
+
+    def copy() -> dict[str, object]:
+        from pretrain.convert import init_from
+
+        manifest, *_ = course.manifests.values()
+        return init_from.copy_initial_model(course.config, architecture, manifest)
+
+    run, token = Path(course.config.folder), control.token_of(os.environ)
+    control.check_not_superseded(run, token)
+    folder.lock(run)
+    folder.check_corpora(course.manifests)
+    run_segments.begin(course, copy if course.config.model.init_from else None)
+    state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
+    if reason := folder.reject_damaged_result(run, state):
+        sys.stdout.write(f"the last checkpoint is damaged, its steps are done again: {reason}\n")
+        state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
+    return state, token or secrets.token_hex(8)
+
+
+def begin(
+    course: Course,
+    architecture: ModelConfig,
+    settings: Mapping[str, Any],
+    point: ResumePoint,
+    token: str,
+    size: int,
+) -> ResumeState:
+    """Check what the attempt continues from, and delete what no longer counts.
+
+    Args:
+        course: of the run.
+        architecture: of the model.
+        settings: DeepSpeed's.
+        point: the checkpoint that it continues from.
+        token: of the attempt.
+        size: upper bound on the bytes of a checkpoint.
+
+    Raises:
+        ValueError: the checkpoint is of another model, history or arithmetic; the newest attempt
+            ended in a spike that was not answered; or the disk has no room for the checkpoints that
+            may be kept.
+    """
+    config, run = course.config, Path(course.config.folder)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
+    state, (order, sizes) = ledger.run_state(records), order_of(records)
+    if point.manifest:
+        size = checkpoints.size_of(point.manifest)
+        before = order.identity(sizes.first_block(point.step))
+        resume_checks.check_checkpoint(point.manifest, point.step, architecture, before)
+        saved = point.manifest["deepspeed"]
+        check_same_state(config.training.deepspeed, settings, saved, point.step)
+    check_no_open_spike(config, state)
+    launched, number = control.read_control_file(run), state.next_attempt
+    if launched and launched.token == token:
+        number = launched.attempt
+    seed = order.seed_at(sizes.first_block(point.step))
+    start = ResumeState(number, token, point.step, state, order, size, corpora_of(records), seed)
+    _remove_rejected(config, start, point)
+    return start
+
+
+def check_no_open_spike(config: RunConfig, state: ledger.RunState) -> None:
+    """Refuse to continue from checkpoints that a loss spike may have spoiled.
+
+    Raises:
+        ValueError: a spike was not answered by a rollback.
+    """
+    spike = state.unanswered_spike
+    if spike is not None:
+        raise ValueError(
+            f"{config.folder}: the loss has spiked since step {spike['onset']} and the run was not "
+            "rolled back yet; `zeroclap supervise` rolls it back and continues"
+        )
+
+
+def _remove_rejected(config: RunConfig, start: ResumeState, point: ResumePoint) -> None:
+    """Record what was rejected, delete what no longer counts, and check that the rest fits."""
+    run = Path(config.folder)
+    for step, reason in point.rejected.items():
+        sys.stdout.write(f"checkpoint of step {step} rejected: {reason}\n")
+        ledger.append(run / ledger.FILE_NAME, "reject", step=step, reason=reason)
+    kept = {*start.state.checkpoints} - {*point.rejected}
+    # A checkpoint that could not be read may be intact: it stays until the next commit.
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
+    unproven = {r["step"] for r in records if r["kind"] == "reject"} - point.damaged
+    checkpoints.remove(run, kept | unproven, lambda text: sys.stdout.write(f"{text}\n"))
+    # Without any, for all that are kept, and one more: the oldest is deleted after a commit.
+    missing = 1 if kept else max_checkpoints_kept(config) + 1
+    checkpoints.check_disk_space(run, missing, start.checkpoint_size)
+
+
+def _record(setup: Setup) -> None:
+    """Write the recipe, the settings and the environment, and the attempt into the ledger."""
+    run, start, hosts, environment = setup.run_folder, setup.start, setup.hosts, setup.environment
+    recipe = next(r["recipe"] for r in reversed(start.state.segments) if "recipe" in r)
+    for name in (RUN_FILE, f"{RECIPES}/{recipe}.yaml"):
+        dump(setup.config, run / name)
+    write_json(run / "deepspeed.json", setup.settings)
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    write_json(run / folder.ENVIRONMENT, {**environment, "started": started})
+    tokenizers.load(Path(setup.segments.sources[0].path)).save(run / "tokenizer.json")
+    ledger.append(
+        run / ledger.FILE_NAME,
+        "attempt",
+        attempt=start.attempt,
+        token=start.token,
+        step=start.step,
+        ranks=len(hosts),
+        micro_batch_size=setup.segments.at(start.step).config.batch.micro_batch_size,
+        seed=start.seed,
+        lineage=start.order.identity(),
+        manifest=checkpoints.manifest_hash(run, start.step) if start.step else "",
+        host=hosts[0],
+        hosts=hosts,
+        pid=os.getpid(),
+        versions=environment["versions"],
+        kernels=[environment[name] for name in ("accelerator", "attention_backend", "compiled")],
+    )

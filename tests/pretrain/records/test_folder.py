@@ -19,7 +19,7 @@ from pretrain.checks import recipe as recipe_checks
 from pretrain.checks.resume import check_run
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, segments
-from pretrain.train import resume
+from pretrain.train import setup
 
 
 def test_a_run_is_locked_for_as_long_as_the_file_is_open(tmp_path):
@@ -112,9 +112,9 @@ def test_no_attempt_resumes_from_checkpoints_that_a_spike_may_have_spoiled(recip
         {"number": 0, "kind": "commit", "step": 10},
         {"number": 1, "kind": "spike", "step": 9, "onset": 7, "channel": "fast"},
     ]
-    resume.check_no_open_spike(config, ledger.run_state(records[:1]))
+    setup.check_no_open_spike(config, ledger.run_state(records[:1]))
     with pytest.raises(ValueError, match=r"spiked since step 7 .* `zeroclap supervise`"):
-        resume.check_no_open_spike(config, ledger.run_state(records))
+        setup.check_no_open_spike(config, ledger.run_state(records))
 
 
 @pytest.mark.parametrize("is_known", [False, True])

@@ -18,10 +18,10 @@ from pretrain.records import ledger, metrics
 from pretrain.records.checkpoints import ResumePoint
 from pretrain.records.figures import PAIRS
 from pretrain.records.segments import Course
-from pretrain.train import resume
+from pretrain.train import setup
 from pretrain.train.log import RunLog, discontinuity, recorded_loss
 from pretrain.train.measurements import Measurements
-from pretrain.train.resume import ResumeState
+from pretrain.train.setup import ResumeState
 from tests.pretrain.builders import step_record
 from tests.pretrain.histories import SEED, History, recipe
 
@@ -124,17 +124,16 @@ LINES = [
 
 def test_the_seed_of_an_attempt_is_that_of_the_order_in_its_first_step(tmp_path, monkeypatch):
     """The checkpoint that the rollback went back to was damaged; then the batch grew."""
-    for name in ("_remove_rejected", "_record"):
-        monkeypatch.setattr(resume, name, lambda *_: None)
+    monkeypatch.setattr(setup, "_remove_rejected", lambda *_: None)
     history = History(sizes=[(0, 2)])
     history.roll_back(6)
     seeds = []
     for size in (2, 4):
         history.segment("user", 4, recipe([(0, size)]))
         history.write(run := tmp_path / str(size))
-        given = SimpleNamespace(course=Course(RunConfig(folder=str(run)), None, {}))
+        course = Course(RunConfig(folder=str(run)), None, {})
         points = (ResumePoint(step, None, {}) for step in (4, 5, 6))
-        starts = [resume.begin(given, point, "t", 0) for point in points]
+        starts = [setup.begin(course, None, {}, point, "t", 0) for point in points]
         seeds.append([start.seed - SEED for start in starts])
     assert seeds == [[0, 0, 1], [0, 1, 1]]
 

@@ -28,7 +28,7 @@ from pretrain.spikes import policy
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import read_curve
 from pretrain.train import __main__ as train
-from pretrain.train import resume
+from pretrain.train import setup
 from tests.pretrain.builders import weights_of
 
 SHORT = [
@@ -506,7 +506,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_its_files_stay(
     unreadable, seen = checkpoints.folder_of(run, 4), tmp_path / "seen"
 
     def sabotage(rank):
-        fingerprint, begin = checkpoints.fingerprint, resume.begin
+        fingerprint, begin = checkpoints.fingerprint, setup.begin
         files._PAUSES = (0.0,)
 
         def fails(path):
@@ -519,7 +519,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_its_files_stay(
             seen.write_text(str([*unreadable.iterdir()]))
             return begun
 
-        checkpoints.fingerprint, resume.begin = fails, looked
+        checkpoints.fingerprint, setup.begin = fails, looked
 
     answers = attempt(run, sabotage=sabotage)
     assert [code for code, _, _ in answers] == [0, 0]
