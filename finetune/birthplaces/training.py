@@ -222,7 +222,7 @@ def _train(
     from pretrain.model.language_model import LanguageModel
     from pretrain.records.figures import curves
     from pretrain.records.progress import ProgressPrinter
-    from pretrain.train.trackers.tensorboard_run import TensorBoard
+    from pretrain.train.trackers import TensorBoard
 
     process = engines.start()
     if process.world_size > 1:

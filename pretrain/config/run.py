@@ -20,7 +20,6 @@ from typing import Annotated, Literal
 from data_prep.common.files import named_errors
 from data_prep.common.records import OneOf, decode
 from pretrain.config import sections
-from pretrain.config.block_sources import BlockSource, named
 from pretrain.config.changes import PHASES_MAY_CHANGE
 from pretrain.config.settings import flatten, is_within, merge
 from pretrain.model.config import ModelConfig
@@ -139,6 +138,19 @@ class Sizes:
 
 
 @dataclasses.dataclass(frozen=True)
+class BlockSource:
+    """Blocks with an order of their own: a corpus, cut in one way. Equal under any name."""
+
+    path: str
+    """Folder of the corpus, as `pathlib` writes it."""
+    sequence_length: int
+    packing: str
+    name: str = dataclasses.field(compare=False)
+    """The corpus's, with the length and where needed the packing if a run cuts it in several ways;
+    empty where a run has a single one without a name."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Segment:
     """Steps in a row that have the same settings."""
 
@@ -208,7 +220,7 @@ class Segments:
 
         In the order in which segments first name it.
         """
-        return named([*dict.fromkeys(itertools.chain(*self._weights))])
+        return _named([*dict.fromkeys(itertools.chain(*self._weights))])
 
     def weights(self) -> list[tuple[int, list[float]]]:
         """(first step, weight of each of `sources`) of each segment."""
@@ -216,6 +228,24 @@ class Segments:
             (part.first_step, [own.get(source, 0.0) for source in self.sources])
             for part, own in zip(self.parts, self._weights, strict=True)
         ]
+
+
+def _named(sources: Sequence[BlockSource]) -> list[BlockSource]:
+    """Return sources with different names: of the corpora, with the length where one has several.
+
+    Where the length is the same, too, the packing or a number follows.
+    """
+    if len(sources) == 1:
+        return [*sources]
+    given = {s.path: s.name for s in reversed(sources) if s.name}  # by a phase, to a path
+    plain = [given.get(s.path, Path(s.path).name) for s in sources]
+    longer = [f"{n}@{s.sequence_length}" for n, s in zip(plain, sources, strict=True)]
+    packed = [f"{n}/{s.packing}" for n, s in zip(longer, sources, strict=True)]
+    found = []
+    for number, source in enumerate(sources):
+        forms = (form[number] for form in (plain, longer, packed) if form.count(form[number]) == 1)
+        found.append(dataclasses.replace(source, name=next(forms, f"{longer[number]}/{number}")))
+    return found
 
 
 def resolve(config: RunConfig) -> tuple[Segment, ...]:

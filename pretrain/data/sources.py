@@ -26,7 +26,7 @@ from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.objectives.base import Block
 
 if TYPE_CHECKING:
-    from pretrain.config.block_sources import BlockSource
+    from pretrain.config.run import BlockSource
 
 
 @dataclasses.dataclass(frozen=True)

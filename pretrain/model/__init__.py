@@ -17,6 +17,6 @@ Inputs that several modules share:
     segment_ids       Integers [B, T]: the segment of each token, from 0, in models with `segments`;
                       or None, where all are in segment 0.
 
-Read in this order: config, presets, masks, scores, alibi, t5_bias, positions, embeddings, flex,
-tiled_attention, attention, layers, perceiver, encoder, heads, language_model, classifier, init.
+Read in this order: config, presets, masks, scores, positions, embeddings, flex, tiled_attention,
+attention, layers, perceiver, encoder, heads, language_model, classifier, init.
 """

@@ -16,8 +16,7 @@ from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNCHECKED
 from data_prep.common.files import sha256_of
 from data_prep.common.wording import count
 from data_prep.manifest import SPLITS, load_manifest
-from pretrain.config.block_sources import BlockSource
-from pretrain.config.run import Segments
+from pretrain.config.run import BlockSource, Segments
 from pretrain.data.mixture import Mixture
 from pretrain.data.sources import algorithms, open_source
 from pretrain.records import checkpoints, folder, ledger, metrics

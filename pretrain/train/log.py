@@ -25,8 +25,7 @@ from pretrain.records.history import describe
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
 from pretrain.train.setup import ResumeState, Setup
-from pretrain.train.trackers.tensorboard_run import TensorBoard
-from pretrain.train.trackers.wandb_run import WandbRun
+from pretrain.train.trackers import TensorBoard, WandbRun
 
 _TOLERANCE = 1e-5
 """Relative. A step that is done again has the same loss but for the last bits."""

@@ -5,9 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from pretrain.model import scores
-from pretrain.model.alibi import Alibi, alibi_slopes
 from pretrain.model.config import CHOICES, ModelConfig
-from pretrain.model.scores import constant
+from pretrain.model.scores import Alibi, alibi_slopes, constant
 from tests.pretrain.model.test_parity import slopes_by_formula
 from tests.pretrain.model.test_positions import VOCABULARY, ids_of, tiny
 

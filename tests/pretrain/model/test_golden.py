@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.model.t5_bias import t5_bucket
+from pretrain.model.scores import t5_bucket
 from tests.pretrain.golden import albert, characters, make, modern
 from tests.pretrain.golden import causal as formulas
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pretrain.train.trackers.wandb_run import WandbRun
+from pretrain.train.trackers import WandbRun
 
 
 class Wandb:

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from pretrain.records.figures import curves
-from pretrain.train.trackers.tensorboard_run import FOLDER, TensorBoard
+from pretrain.train.trackers import FOLDER, TensorBoard
 from tests.pretrain.builders import step_record
 
 
