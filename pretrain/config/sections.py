@@ -203,7 +203,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleConfig:
-    """Learning rate by step; config/schedules.py has the formulas."""
+    """Learning rate by step; `Segments.learning_rate` (run.py) has the formulas."""
 
     name: Literal["overestimated-cosine", "cosine", "linear", "constant", "wsd"] = (
         "overestimated-cosine"

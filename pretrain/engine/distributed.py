@@ -1,4 +1,4 @@
-"""The process of a rank: launcher variables, device, and small collectives."""
+"""The process of a rank: launcher variables, device, memory, and small collectives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -266,6 +267,16 @@ def _gpu_is_shared(environ: Mapping[str, str]) -> bool:
     launched = "CROSS_RANK" in environ or "TORCHELASTIC_RUN_ID" in environ
     visible = environ.get("CUDA_VISIBLE_DEVICES", "")
     return launched and (not visible or "," in visible)
+
+
+def most_bytes(device: torch.device) -> int:
+    """Most memory so far, without waiting: of tensors on a GPU, of the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Not getrusage: its peak starts at the memory of the parent process.
+    status = Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
 
 
 def leave() -> None:

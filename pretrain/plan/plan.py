@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,7 +159,16 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
     backend = choose_backend(model, training.attention_backend, on_gpu)
     phases = [phase.config for phase in config.segments.parts]
     compiled = deepspeed_settings.compiles(training.compile, settings, on_gpu)
-    saved = functools.partial(_activations, model=model, backend=backend, width=width)
+
+    def saved(phase: RunConfig, compiled: bool) -> int:
+        """Return the bytes of `needs.activations` of a phase."""
+        data, rows, share = phase.data, phase.batch.micro_batch_size, phase.objective.target_share
+        length, packed = data.sequence_length, SOURCES[data.packing].documents_apart
+        dense = backend == "dense"
+        bias = needs.bias_bytes(model, rows, length, width, packed) if dense else (0, 0)
+        again = training.activation_checkpointing
+        return needs.activations(model, rows, length, share, width, again, bias, compiled)
+
     heaviest = max(phases, key=lambda phase: saved(phase, compiled))
     blocks, tokens, flops = needs.work(config, model)
     if measured:
@@ -198,17 +206,6 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
         measured=measured.world_size if measured else 0,
         seconds=flops / rate / sharing if rate else None,
     )
-
-
-def _activations(
-    config: RunConfig, compiled: bool, *, model: ModelConfig, backend: str, width: int
-) -> int:
-    """Return the bytes of `needs.activations` of a phase."""
-    length, packed = config.data.sequence_length, SOURCES[config.data.packing].documents_apart
-    rows, checkpointing = config.batch.micro_batch_size, config.training.activation_checkpointing
-    bias = needs.bias_bytes(model, rows, length, width, packed) if backend == "dense" else (0, 0)
-    share = config.objective.target_share
-    return needs.activations(model, rows, length, share, width, checkpointing, bias, compiled)
 
 
 def most_gpus(config: RunConfig) -> int:

@@ -31,8 +31,7 @@ from pretrain.config.deepspeed import compiles
 from pretrain.config.run import RunConfig
 from pretrain.convert.initial_weights import initial_model
 from pretrain.data.sources import SOURCES
-from pretrain.engine import memory
-from pretrain.engine.distributed import Process, leave
+from pretrain.engine.distributed import Process, leave, most_bytes
 from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON, MicroBatch, StepRecord
@@ -223,7 +222,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
     durations = _timed_updates(engine, mine, objective, seconds)
     if process.rank:
         return None
-    peak_bytes = memory.most_bytes(device)
+    peak_bytes = most_bytes(device)
     del engine, model
     length, rows = config.data.sequence_length, config.batch.global_batch_size
     speed = rows * length / statistics.median(durations)

@@ -23,14 +23,13 @@ channel loss-scale, and are a spike at once where the scale cannot be lowered.
 A rise on the channels fast and slow that would be confirmed is a *new level* where it is small and
 no longer rises (`_judge_lasting_rise`): the data have changed for good, and the loss falls again
 from there. The detector adopts this level. While a small rise still rises, it stays suspected.
-Rises add up, and a spike begins where the first of them began (drift.py).
+Rises add up, and a spike begins where the first of them began (`DriftChannel`).
 
 The numbers are those of the default SpikeConfig. They count records, so curves logged every few
 steps are judged alike. Outliers never enter the statistics. The change point of the last losses
 dates the onset, not the alarm.
 
-An evaluation is judged when it is measured, so that the last one of a run counts, too
-(validation.py).
+An evaluation is judged when it is measured, so that the last one of a run counts, too.
 
 The detector is a fold over its records: after a restart it is fed the surviving records and is in
 the same state as before.
@@ -45,10 +44,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from pretrain.config.sections import SpikeConfig
-from pretrain.spikes.drift import SMALL_NATS, DriftChannel
+from pretrain.spikes.channels import SMALL_NATS, DriftChannel, ValidationChannel
 from pretrain.spikes.observations import Event, Observation, Seen
 from pretrain.spikes.statistics import TOLERANCE, FlagWindow, Level, LowestLevel, change_point
-from pretrain.spikes.validation import ValidationChannel
 
 _SMALLEST_DEVIATION = 0.01
 """Nats. Without it, any noise on a nearly constant loss would be an outlier."""

@@ -25,7 +25,7 @@ from data_prep.common.wording import count
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SpikeConfig
 from pretrain.records import ledger
-from pretrain.spikes import drift
+from pretrain.spikes import channels
 
 _LAST_RUNG = 3
 _MOST_MARGINS = 4
@@ -47,7 +47,7 @@ often has a cause that rollbacks do not cure."""
 _MOST_ROLLBACKS = 20
 """Rollbacks after which a run is given up, however far apart: as many as PaLM's largest model took
 (Chowdhery et al. 2022, section 5.1)."""
-_OLD_SPACING = drift.MEMORY // 2
+_OLD_SPACING = channels.MEMORY // 2
 """Steps between the old checkpoints that are kept, for spikes that turn out to have begun with a
 small rise thousands of steps before."""
 _MOST_COUNTED = 1 << 16
@@ -233,7 +233,7 @@ def old(checkpoints: Sequence[int], step: int, policy: SpikeConfig) -> list[int]
 
 
 def _old_steps(policy: SpikeConfig) -> int:
-    return drift.MEMORY + drift.BLOCK + policy.margin_steps
+    return channels.MEMORY + channels.BLOCK + policy.margin_steps
 
 
 def protected(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.checks import needs
-from pretrain.engine import memory, workarounds
+from pretrain.engine import workarounds
+from pretrain.engine.distributed import most_bytes
 from pretrain.loop.protocols import MicroBatch
 from pretrain.records import pace
 from pretrain.records.figures import BETA, MEMORY, PAIRS, SECONDS
@@ -43,7 +44,7 @@ class Measurements:
                 if each.tokens  # an empty one is no part of the global batch
             ),
             SECONDS: pace.own_seconds(data_seconds, forward_seconds or math.nan),
-            MEMORY: float(memory.most_bytes(self._device)),
+            MEMORY: float(most_bytes(self._device)),
         }
         if self._beta is not None:
             found[BETA] = workarounds.held_by_rank_0(self._beta).item()

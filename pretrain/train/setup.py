@@ -24,7 +24,6 @@ from pretrain.checks import resume as resume_checks
 from pretrain.config.deepspeed import check_same_state, compiles
 from pretrain.config.load import RUN_FILE, dump
 from pretrain.config.run import RunConfig, Segments
-from pretrain.config.schedules import learning_rate
 from pretrain.data.order import Order
 from pretrain.data.sources import ConcatenatedBlocks, open_source
 from pretrain.model.backends import choose_backend
@@ -102,7 +101,7 @@ class Setup:
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a step, lowered where a rollback asked for it."""
-        return learning_rate(self.segments, step) * self.start.state.learning_rate_factor(step)
+        return self.segments.learning_rate(step) * self.start.state.learning_rate_factor(step)
 
 
 def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup | None:

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from pretrain.config.load import load
 from pretrain.config.run import RunConfig
-from pretrain.config.schedules import learning_rate
 from pretrain.convert.model_folder import load_model
 from pretrain.data.sources import open_source
 from pretrain.engine.distributed import Process, choose_device
@@ -99,7 +98,7 @@ def theirs(config: RunConfig, model: Path, output: Path) -> float:
     for step, batch in enumerate(rows(config, tokenizer.mask_token_id)):
         began = time.perf_counter()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config.segments, step)
+            group["lr"] = config.segments.learning_rate(step)
         for tensors, _ in batch:
             hidden = collator([{"input_ids": row} for row in tensors["text"]])
             documents = tensors["documents"]

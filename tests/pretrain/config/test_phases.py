@@ -6,7 +6,6 @@ import pytest
 
 from pretrain.config.load import load
 from pretrain.config.run import Segments
-from pretrain.config.schedules import learning_rate
 from pretrain.data.mixture import Mixture
 
 RECIPE = """
@@ -82,8 +81,8 @@ def test_what_a_phase_cannot_be_is_refused_by_name(phased, phases, message):
 
 def test_the_runs_warmup_may_go_on_in_the_next_phase(phased):
     config = phased("[{steps: 5}, {}]")
-    rates = [learning_rate(config.segments, step) for step in range(101)]
-    assert rates == [learning_rate(phased("[]").segments, step) for step in range(101)]
+    rates = [config.segments.learning_rate(step) for step in range(101)]
+    assert rates == [phased("[]").segments.learning_rate(step) for step in range(101)]
 
 
 def test_a_schedule_of_a_phase_counts_from_its_first_step(phased):
@@ -91,7 +90,7 @@ def test_a_schedule_of_a_phase_counts_from_its_first_step(phased):
     peak = "{optimizer: {learning_rate: 2e-3}}"
     phases = f"[{{steps: 60}}, {{steps: 20, {own}}}, {peak}]"
     config = phased(phases)
-    rates = [learning_rate(config.segments, step) for step in range(100)]
+    rates = [config.segments.learning_rate(step) for step in range(100)]
     assert rates[10:60] == [1e-3] * 50
     assert rates[60:64] == pytest.approx([1e-4, 3.25e-4, 5.5e-4, 7.75e-4])
     assert rates[64:70] == [1e-3] * 6
@@ -134,4 +133,4 @@ def test_another_recipe_holds_from_its_step_on_and_the_one_before_up_to_it(phase
     assert [segments.sizes.size(step) for step in (29, 30, 39, 40)] == [8, 16, 16, 8]
     for step in range(90):
         own = first if step < 40 else second
-        assert learning_rate(segments, step) == learning_rate(own.segments, step)
+        assert segments.learning_rate(step) == own.segments.learning_rate(step)

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from pretrain.config.run import RunConfig
-from pretrain.config.schedules import learning_rate
 from pretrain.config.sections import OptimizerConfig, ScheduleConfig, TrainingConfig
 
 
@@ -31,9 +30,7 @@ def test_schedules_of_the_published_runs_equal_those_of_fairseq(name, config, go
     for step, rate in zip(table["steps"], table[name], strict=True):
         if step == 156_390:  # fairseq's cosine starts again at its peak there; no run gets so far
             continue
-        assert learning_rate(config.segments, step) == pytest.approx(rate, rel=1e-9, abs=1e-15), (
-            step
-        )
+        assert config.segments.learning_rate(step) == pytest.approx(rate, rel=1e-9, abs=1e-15), step
 
 
 DECAYS = ["overestimated-cosine", "cosine", "linear"]
@@ -43,11 +40,11 @@ DECAYS = ["overestimated-cosine", "cosine", "linear"]
 @pytest.mark.parametrize("warmup", [0, 1, 40, 299])
 def test_a_schedule_is_continuous_has_one_peak_and_ends_at_its_minimum(name, warmup):
     config = recipe(1e-3, 1e-4, warmup, 300, name)
-    rates = [learning_rate(config.segments, step) for step in range(300)]
+    rates = [config.segments.learning_rate(step) for step in range(300)]
     assert max(rates) == rates[warmup] == pytest.approx(1e-3)
     assert min(rates) >= 1e-4
     if name != "overestimated-cosine":
-        assert learning_rate(config.segments, 300) == pytest.approx(1e-4)
+        assert config.segments.learning_rate(300) == pytest.approx(1e-4)
     assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
     steepest = 0.9e-3 / max(1, warmup) if warmup else 0.0

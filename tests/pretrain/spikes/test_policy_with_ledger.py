@@ -7,7 +7,7 @@ import pytest
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import ScheduleConfig, SpikeConfig, TrainingConfig
 from pretrain.records import ledger
-from pretrain.spikes import drift
+from pretrain.spikes import channels
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Observation
 from pretrain.spikes.policy import (
@@ -150,7 +150,7 @@ def test_a_checkpoint_from_before_every_rise_that_adds_up_is_kept():
         if step % 500 == 0:
             keep = checkpoints_to_keep(records(*events), step, CONFIG)
             events = [commit(each) for each in saved if each in keep]
-            for onset in range(max(1100, step - drift.MEMORY), step, 700):
+            for onset in range(max(1100, step - channels.MEMORY), step, 700):
                 answer = answer_to_spike(records(*events, spike(onset)), CONFIG)
                 assert onset - 4600 <= answer.step <= onset - CONFIG.spike.margin_steps
 

@@ -1,13 +1,14 @@
-"""The spike detector's channel `drift`: rises over thousands of records, and rises that add up."""
+"""Channels of the spike detector that have a history of their own: `drift` and `validation`."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
 
-from pretrain.spikes.observations import Event
+from pretrain.spikes.observations import Evaluation, Event
 
 BLOCK = 256
 """Records whose median is remembered: the noise of a loss nearly cancels."""
@@ -19,7 +20,9 @@ begin there; at 0.175, shifts of 0.14 were called spikes."""
 
 
 class DriftChannel:
-    """Keeps the level from before the first rise until the loss has returned to it.
+    """Rises over thousands of records, and rises that add up.
+
+    Keeps the level from before the first rise until the loss has returned to it.
 
     A rise of more than `SMALL_NATS` in all is suspected. It is no spike by itself, but a spike of
     any channel begins where the first rise began.
@@ -102,3 +105,51 @@ class DriftChannel:
         if level > lowest + least and not known:
             low = (first for first, median in reversed(blocks) if median <= lowest + near)
             self.begin(lowest, next(low))
+
+
+class ValidationChannel:
+    """Jumps of the validation loss: compares each evaluation with the last one of the same id.
+
+    The best one would not do: a slowly rising loss is overfitting, which no rollback cures.
+    """
+
+    def __init__(self, limit: float, last_step: int) -> None:
+        """Start without evaluations.
+
+        Args:
+            limit: a rise of more nats is suspected.
+            last_step: a rise begins after it.
+        """
+        self._limit = limit
+        self._validation_id = ""
+        self._good = (last_step, math.nan)
+        """Last step before the last good evaluation, and its loss; NaN where there is none yet."""
+        self._suspicion: Event | None = None
+
+    def judge(self, evaluation: Evaluation) -> list[Event]:
+        """Judge an evaluation; the caller begins anew after a spike."""
+        value, step = evaluation.loss, evaluation.updates - 1
+        is_other = evaluation.validation_id != self._validation_id
+        self._validation_id = evaluation.validation_id
+        if is_other:
+            self._good = (self._good[0], math.nan)
+        last_good, before = self._good
+        suspicion = self._suspicion
+        # Where there is no evaluation before, every finite value is good.
+        if not math.isfinite(value) or value > before + self._limit:
+            onset = last_good + 1  # the earliest possible one
+            event = Event("suspect", "validation", step, onset, value, before)
+            if suspicion:
+                return [dataclasses.replace(event, kind="spike")]
+            self._suspicion = event
+            return [event]
+        if is_other and suspicion:
+            # The next evaluation is compared with this one. Of the same weights, it has risen too.
+            rise = suspicion.loss - suspicion.baseline
+            risen = rise if suspicion.step == step and math.isfinite(rise) else 0.0
+            self._good = (last_good, value - risen)
+            return []
+        self._good, self._suspicion = (step, value), None
+        if suspicion is None:
+            return []
+        return [Event("healed", "validation", step, suspicion.onset, value, before)]
