@@ -69,12 +69,17 @@ def folder_of(run: Path) -> Path:
 
 
 def write(run: Path, control_file: ControlFile) -> None:
-    """Replace the control file, and delete the requests and failures of other attempts."""
+    """Replace the control file, and delete the requests and failures of other attempts.
+
+    What killed processes had not finished writing goes as well; a living one writes it again.
+    """
     folder = folder_of(run)
     folder.mkdir(exist_ok=True)  # but not the run's, which may have been moved
     for path in (p for kind in ("stop", "failure") for p in folder.glob(f"{kind}-*")):
         if path.name.split("-")[1] != control_file.token:
             path.unlink(missing_ok=True)
+    for path in folder.glob(".*.json.*"):
+        path.unlink(missing_ok=True)
     files.write_json(folder / FILE_NAME, dataclasses.asdict(control_file))
 
 

@@ -32,6 +32,15 @@ def test_the_control_file_that_was_written_last_is_read(tmp_path):
         assert control.read_control_file(tmp_path) == written
 
 
+def test_what_killed_processes_had_not_finished_writing_is_deleted(tmp_path):
+    control.write(tmp_path, CONTROL_FILE)
+    written = {*control.folder_of(tmp_path).iterdir()}
+    for name in (".control.json.8e72.partial", ".heartbeat.json.17"):
+        (control.folder_of(tmp_path) / name).touch()
+    control.write(tmp_path, CONTROL_FILE)
+    assert {*control.folder_of(tmp_path).iterdir()} == written
+
+
 def test_a_file_with_other_fields_is_refused_by_name(tmp_path):
     control.write(tmp_path, CONTROL_FILE)
     path = control.folder_of(tmp_path) / "control.json"
