@@ -74,8 +74,11 @@ def this_node(
     Slurm's variables count only in a job step with one task on each node.
 
     Raises:
-        ValueError: The rank is not below the number of nodes.
+        ValueError: The rank is not below the number of nodes, or the address of node 0 is unknown.
     """
+    if address and not rank:  # torch connects to it on node 0, too
+        accepted = "a name or an address that this machine knows"
+        check_value("--master-addr", address, bool(addresses(address)), accepted)
     nodes = environ.get("SLURM_STEP_NUM_NODES", "1")
     if nodes == environ.get("SLURM_STEP_NUM_TASKS") and "SLURM_NODEID" in environ:
         rank = int(environ["SLURM_NODEID"]) if rank is None else rank
@@ -83,6 +86,14 @@ def this_node(
     rank, count = rank or 0, 1 if count is None else count
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
     return Node(rank, count, address or (host if count > 1 else "127.0.0.1"))
+
+
+def addresses(name: str) -> list[tuple[Any, ...]]:
+    """Return what `socket.getaddrinfo` knows of a machine's name or address; nothing if unknown."""
+    try:
+        return list(socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM))
+    except (OSError, UnicodeError):  # of a name such as `a..b`
+        return []
 
 
 @dataclasses.dataclass(frozen=True)

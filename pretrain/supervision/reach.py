@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -24,7 +25,7 @@ from data_prep.common.files import sha256_of, strict_json
 from pretrain.checks import capacity
 from pretrain.records.versions import versions
 from pretrain.supervision import hosts
-from pretrain.supervision.nodes import Node
+from pretrain.supervision.nodes import Node, addresses
 
 _CHECK_SECONDS = 60.0
 _ANSWER = "<<zeroclap {} zeroclap>>"
@@ -57,13 +58,12 @@ def check_first_machine(names: Sequence[str]) -> None:
 
 def _is_local(name: str) -> bool:
     """Return whether a name resolves to an address of this machine."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)  # only own addresses can be bound
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in addresses(name)[:1]:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)  # only own addresses can be bound
+                return True
+    return False
 
 
 def connect(

@@ -34,12 +34,19 @@ def test_a_node_is_the_only_one_unless_the_user_or_slurm_says_otherwise():
     assert this_node(1, 3, "10.0.0.1", {}) == Node(1, 3, "10.0.0.1")
     under_srun = this_node(None, None, None, {**SLURM, "SLURMD_NODENAME": "gpu7"})
     assert under_srun == Node(1, 2, "gpu7")
-    assert this_node(0, None, "a", SLURM) == Node(0, 2, "a")
+    assert this_node(0, None, "localhost", SLURM) == Node(0, 2, "localhost")
     # A batch script, or a step with many tasks on a node: these are not agents.
     assert this_node(None, None, None, {"SLURM_NODEID": "1"}) == Node()
     assert this_node(None, None, None, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}) == Node()
     with pytest.raises(ValueError, match="must be 0 or above, and below --nodes 0"):
         this_node(None, 0, None, {})
+
+
+@pytest.mark.parametrize("address", ["x..y", "a" * 64])
+def test_an_address_that_node_0_does_not_know_is_refused(address):
+    assert this_node(1, 2, address, {}).rank == 1  # it does not use it
+    with pytest.raises(ValueError, match=f"--master-addr: '?{address}'? is not accepted"):
+        this_node(0, 2, address, {})
 
 
 def send(run, node, report):

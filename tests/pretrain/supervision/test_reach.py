@@ -13,8 +13,9 @@ def test_a_run_is_supervised_from_the_first_machine(tmp_path):
     own = socket.gethostname()
     for name in (own, "localhost", "127.0.0.1"):
         reach.check_first_machine([name, "other"])
-    with pytest.raises(ValueError, match=f"its first machine is 192.0.2.1, and this is {own}"):
-        reach.check_first_machine(["192.0.2.1", own])
+    for name in ("192.0.2.1", "x..y"):
+        with pytest.raises(ValueError, match=f"its first machine is {name}, and this is {own}"):
+            reach.check_first_machine([name, own])
     assert reach.connect([own], tmp_path, 0.0, print) == Node()  # asks nobody
 
 
