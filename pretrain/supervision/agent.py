@@ -120,9 +120,10 @@ class Agent:
             self._supervisor.listen()
             newest = control.try_read(self._run)
         if newest and newest != self._control_file:
-            self._follow(newest)
-            if newest.state == control.EXIT:
+            # One of another start may come from another machine, whose agents need our lock.
+            if newest.state == control.EXIT or self._start not in ("", newest.start):
                 return newest.code
+            self._follow(newest)
         code = self._exit_code()
         if code is None:
             self._check_job()
@@ -134,7 +135,7 @@ class Agent:
         """Carry out a new control file on this node."""
         self._end_job()
         self._control_file = control_file
-        if control_file.state != control.RUN or self._start not in ("", control_file.start):
+        if control_file.state != control.RUN:
             self._set_report(nodes.READY)
             return
         attempt, token = f"attempt {control_file.attempt}", control_file.token

@@ -239,15 +239,17 @@ def test_an_agent_whose_supervisor_left_while_it_started_leaves_as_well(stage):
     assert stage.join() == 76
 
 
-def test_an_agent_of_an_earlier_start_starts_nothing(stage):
-    stage.scripts[1, 1] = "time.sleep(60)"
+@pytest.mark.parametrize("state", [control.STOP, control.RUN])
+def test_an_agent_of_an_earlier_start_leaves_and_starts_nothing(stage, state):
+    """The new supervisor may run on another machine, and its agents elsewhere than the old ones."""
     control.write(stage.run, ControlFile("old", 0, control.EXIT, start="s0"))
     stage.start("s1")
     stage.wait_for_state("old", nodes.ENDED)
-    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2, start="s2"))
-    wait_until(lambda: stage.report().get("state") == nodes.READY)
-    assert processes.members(stage.run, 1) == []
     assert stage.report()["start"] == "s1"
+    control.write(stage.run, ControlFile("a", 1, state, nodes=2, start="s2"))
+    assert stage.join() == EXIT_DONE
+    assert processes.members(stage.run, 1) == []
+    Agent(stage.config(), Node(1, 2), "s2")._lock.close()
 
 
 def test_an_agent_that_cannot_connect_to_node_0_says_so_and_tries_again(stage, monkeypatch, capsys):
