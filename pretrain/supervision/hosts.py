@@ -15,7 +15,6 @@ import secrets
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -189,7 +188,8 @@ class Agents:
         words = ("pretrain.supervision.agent", str(self._run), *numbers, self.start)
         log = self._log(node)
         log.parent.mkdir(exist_ok=True)
-        with log.open("ab") as file, tempfile.TemporaryFile() as given:
+        # In memory: with a full /tmp no agent would be started.
+        with log.open("ab") as file, open(os.memfd_create("variables"), "w+b") as given:
             given.write(variables(os.environ))
             given.seek(0)
             self._children[node] = psutil.Popen(

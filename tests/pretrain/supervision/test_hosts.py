@@ -1,6 +1,8 @@
 """Hostfiles, and what the other machines get; tests/machines has a true ssh."""
 
+import os
 import subprocess
+import tempfile
 
 import pytest
 
@@ -66,3 +68,14 @@ def test_other_machines_get_only_variables_of_the_ranks_and_the_user_s_own(tmp_p
     given = hosts.variables({**environ, "PYTHONPATH": str(tmp_path)})
     done = subprocess.run(["/bin/sh", "-c", command], input=given, capture_output=True)
     assert done.stdout.decode() == f"a b=c {tmp_path}/module.py a b\n"
+
+
+def test_an_agent_gets_the_variables_without_a_folder_for_temporary_files(tmp_path, monkeypatch):
+    (tmp_path / "ssh").write_text("#!/bin/sh\ncat\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # as when /tmp is full
+    agents = hosts.Agents(["gpu-1", "gpu-2"], tmp_path, print)
+    agents.keep(())
+    agents.close(60.0)
+    assert (tmp_path / "logs" / "agent-001.log").read_bytes() == hosts.variables(os.environ)
