@@ -6,6 +6,7 @@ They use private parts of DeepSpeed and torch; tests fail when those move.
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
 import inspect
 import os
@@ -233,6 +234,8 @@ def load_without_code() -> Iterator[None]:
     DeepSpeed passes `weights_only=False` wherever it loads a checkpoint
     (runtime/checkpoint_engine/torch_checkpoint_engine.py, utils/zero_to_fp32.py): whoever wrote the
     file could have any code executed, and hashes in a folder prove nothing about who wrote it.
+    DeepSpeed also searches a checkpoint by `glob.glob` (runtime/engine.py, `_get_all_ckpt_names`),
+    which would take a folder such as `runs/[1]` for a pattern: here only the file's name is one.
 
     Raises:
         ValueError: a file asks for something else; names both.
@@ -241,7 +244,11 @@ def load_without_code() -> Iterator[None]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    original = torch.load
+    original, search = torch.load, glob.glob
+
+    def search_folder(pattern: str) -> list[str]:
+        folder, name = os.path.split(pattern)
+        return search(os.path.join(glob.escape(folder), name))
 
     def load(file: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
         try:
@@ -257,13 +264,13 @@ def load_without_code() -> Iterator[None]:
             raise pickle.UnpicklingError("it asks for an attribute")
         return ZeroStageEnum[name]
 
-    torch.load = load  # type: ignore[assignment]
+    torch.load, glob.glob = load, search_folder  # type: ignore[assignment]
     try:
         written = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
         with torch.serialization.safe_globals([*written, (stage, "builtins.getattr")]):
             yield
     finally:
-        torch.load = original
+        torch.load, glob.glob = original, search
 
 
 def clear_padding(parameters: Sequence[Any]) -> None:

@@ -539,15 +539,19 @@ def test_evaluation_has_no_dropout_counts_targets_alone_and_changes_no_training(
 
 @pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero2_fp32", "zero3_fp32"])
 def test_consolidated_weights_are_the_fp32_weights_of_the_ranks(name, run_ranks, tmp_path):
+    """Also in a folder whose name is a pattern, which loading takes literally as well."""
+    run = tmp_path / "lr [1]"
+
     def work():
         built = build(name, micro=4)
         result = train(built, 4, range(1))[0]
-        save_engine(built, tmp_path, 1)
+        save_engine(built, run, 1)
+        built.load(checkpoints.folder_of(run, 1))
         return result, built.weights()
 
     (result, expected), _ = run_ranks(2, work)
     assert np.isfinite(result.gradient_norm)
-    consolidated = weights_of(tmp_path, 1)
+    consolidated = weights_of(run, 1)
     assert all(tensor.dtype == torch.float32 for tensor in consolidated.values())
     assert_same_bits(consolidated, expected)
     untrained = fresh_model(0.0).state_dict()
