@@ -29,10 +29,14 @@ _POLL_SECONDS = 0.1
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables of a child process, which imports our packages, not its folder's.
 
+    Without those of the Slurm step that this process is a task of, as a worker of Ray may be: a
+    child is not that task, and would wait for the others.
+
     Args:
         environ: variables that the child inherits.
     """
-    found = {**environ, "PYTHONSAFEPATH": "1"}
+    found = {name: v for name, v in environ.items() if not name.startswith("SLURM_STEP_")}
+    found["PYTHONSAFEPATH"] = "1"
     paths = [path for path in found.get("PYTHONPATH", "").split(os.pathsep) if path]
     # Python finds site-packages by itself, and after the standard library.
     if _ROOT.name not in ("site-packages", "dist-packages") and str(_ROOT) not in paths:

@@ -91,7 +91,10 @@ def of_fine_tuning(monkeypatch, folder):
 
 @pytest.mark.parametrize("variables", [of_a_launch, of_ssh, of_fine_tuning])
 def test_every_child_gets_the_environment(variables, tmp_path, monkeypatch):
-    assert variables(monkeypatch, tmp_path)["PYTHONSAFEPATH"] == "1"
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    found = variables(monkeypatch, tmp_path)
+    assert found["PYTHONSAFEPATH"] == "1"
+    assert "SLURM_STEP_NUM_TASKS" not in found
 
 
 def test_the_batch_script_starts_the_program_that_ignores_the_working_directory():
