@@ -38,6 +38,7 @@ class Job:
             "--parsable",
             f"--output={self.output}",
             f"--chdir={ROOT}",
+            f"--export=PATH,PYTHONPATH,{PLAN}",
             *options,
             SCRIPT,
             self.chaos.recipe,

@@ -21,13 +21,14 @@ def submit(tmp_path):
         path.write_text(f"#!/bin/bash\ncd {tmp_path}\n{line}\n")
         path.chmod(0o755)
 
-    def start(srun, zeroclap=""):
+    def start(srun, zeroclap="", **given):
         program("srun", f'echo "$@" > arguments\n{srun}')
         program("scontrol", 'echo "$@" > requeued')
         program("sleep", "exec /bin/sleep 0.05")
         program("zeroclap", zeroclap)
         variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-        return subprocess.Popen(["bash", SCRIPT, "demo", "folder=a b"], env=os.environ | variables)
+        environment = os.environ | variables | given
+        return subprocess.Popen(["bash", SCRIPT, "demo", "folder=a b"], env=environment)
 
     return start
 
@@ -58,6 +59,20 @@ def test_a_program_that_is_missing_is_named_before_anything_is_started(submit, t
     (tmp_path / "script").write_text(script)
     done = subprocess.run(["bash", tmp_path / "script"], capture_output=True, text=True)
     assert (done.returncode, "/no/zeroclap: not found on" in done.stderr) == (2, True)
+
+
+def test_tasks_that_are_not_one_a_node_are_refused_before_anything_is_started(submit, tmp_path):
+    """Each would be a supervisor of its own."""
+    assert submit("", SLURM_NNODES="2", SLURM_NTASKS="16").wait(60) == 2
+    assert not (tmp_path / "arguments").exists()
+    assert submit("", SLURM_NNODES="2", SLURM_NTASKS="2").wait(60) == 0
+
+
+def test_a_task_of_an_array_is_queued_again_without_the_others(submit, tmp_path):
+    """The last one's job number is that of the array."""
+    array = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
+    assert submit("exit 76", **array).wait(60) == 76
+    assert (tmp_path / "requeued").read_text() == "requeue 17_3\n"
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (76, True), (137, True)])
