@@ -122,7 +122,10 @@ class RunView:
         recipe = shlex.quote(str(_recipe_of(self.folder)))
         moved = self.folder.resolve() != Path(self.config.folder).resolve()
         folder = f" {shlex.quote(override('folder', str(self.folder)))}" if moved else ""
-        return f"zeroclap supervise {recipe}{folder}"
+        # Where the user or Slurm starts an agent on each node, one node alone would go on without.
+        machines = len({*_newest_attempt(self.records).get("hosts", ())})
+        is_alone = machines < 2 or self.config.supervision.hostfile
+        return f"zeroclap supervise {recipe}{folder}{'' if is_alone else f' --nodes {machines}'}"
 
     def pointers(self) -> list[str]:
         """Say where the log is, and what to do next."""
@@ -167,11 +170,15 @@ def view(run: Path) -> RunView:
 
 def _slow_rank(lines: Sequence[metrics.Line], records: Sequence[Record]) -> pace.SlowRank | None:
     """Return the slow rank of the newest attempt, if it has one."""
-    begun = [record for record in records if record["kind"] == "attempt"]
-    if not begun:
+    if not (begun := _newest_attempt(records)):
         return None
-    own = [line for line in lines[-pace.STEPS :] if line["attempt"] == begun[-1]["attempt"]]
-    return pace.slow_rank(own, begun[-1]["hosts"], begun[-1]["kernels"][0])
+    own = [line for line in lines[-pace.STEPS :] if line["attempt"] == begun["attempt"]]
+    return pace.slow_rank(own, begun["hosts"], begun["kernels"][0])
+
+
+def _newest_attempt(records: Sequence[Record]) -> Record:
+    """Return the record of the newest attempt; {} if none has begun."""
+    return next((record for record in reversed(records) if record["kind"] == "attempt"), {})
 
 
 def _activity(run: Path, records: Sequence[Record], state: ledger.RunState, steps: int) -> str:

@@ -1,5 +1,6 @@
 """What `status` says about a run."""
 
+import dataclasses
 import json
 import math
 
@@ -8,7 +9,7 @@ import pytest
 from finetune import zeroclap as command_line
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
-from pretrain.config.sections import TrainingConfig
+from pretrain.config.sections import SupervisionConfig, TrainingConfig
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics, pace, status
 from tests.pretrain.histories import STEPS, History, spiked
@@ -99,7 +100,7 @@ def test_it_says_what_the_run_is_doing(run, capsys):
 
 def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(run, capsys):
     """A run that was started without a supervisor has no log of its attempt, and lost none."""
-    needed = f"no supervisor: run `zeroclap supervise {run}/run.yaml` to adopt it"
+    needed = f"no supervisor: run `zeroclap supervise {run}/run.yaml --nodes 2` to adopt it"
 
     def found():
         assert command_line.main(["status", str(run), "--json"]) == 0
@@ -171,8 +172,11 @@ def test_it_names_the_newest_and_the_best_validation_the_log_and_the_next_comman
     assert expected in text.splitlines()
     assert text.splitlines()[-2:] == [
         f"log: {run}/logs/attempt-010.log",
-        f"next: zeroclap supervise {run}/run.yaml",
+        f"next: zeroclap supervise {run}/run.yaml --nodes 2",  # one alone has half the ranks
     ]
+    with_hostfile = RunConfig(supervision=SupervisionConfig(hostfile="hosts"))
+    recipes.dump(dataclasses.replace(with_hostfile, folder=str(run)), run / "run.yaml")
+    assert shown(run, capsys).endswith(f"next: zeroclap supervise {run}/run.yaml\n")
     ledger.append(run / ledger.FILE_NAME, "done", step=STEPS)
     assert f"next: zeroclap export {run} --output" in shown(run, capsys)
 
@@ -226,5 +230,5 @@ def test_a_finished_run_that_is_being_extended_is_not_finished(run, capsys):
 def test_the_next_command_of_a_run_that_was_moved_names_its_folder(run, capsys):
     moved = run.rename(run.parent / "moved here")
     assert shown(moved, capsys).endswith(
-        f"next: zeroclap supervise '{moved}/run.yaml' 'folder={moved}'\n"
+        f"next: zeroclap supervise '{moved}/run.yaml' 'folder={moved}' --nodes 2\n"
     )
