@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,8 +81,8 @@ class Reject:
 
 Records = Iterator[Document | Reject]
 _DEFAULTS = Settings()
-Line = bytes | int
-"""A line, or the size in bytes of one that is too large to read."""
+Piece = tuple[int, bytes, int]
+"""Number of the first line, content, and size in bytes; no content where that is too large."""
 
 
 def read_documents(
@@ -175,26 +176,40 @@ def _reader_of_file(path: Path, head: bytes) -> Callable[[Path, Fields], Records
     return _read_jsonl if head.startswith(b"{") else None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Line]]:
-    """Yield line numbers and lines with their line ends."""
+def _lines(path: Path) -> Iterator[Piece]:
+    """Yield the lines with their line ends."""
     number = 0
     with open_stream(path) as stream:
         while line := stream.readline(_LARGEST_RECORD_BYTES + 1):
-            number += 1
-            if len(line) <= _LARGEST_RECORD_BYTES:
-                yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+            number, size_bytes = number + 1, len(line)
+            if size_bytes <= _LARGEST_RECORD_BYTES:
+                line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+                yield number, line, len(line)
                 continue
-            size_bytes = len(line)
             while line and not line.endswith(b"\n"):
                 line = stream.readline(_BUFFER_BYTES)
                 size_bytes += len(line)
-            yield number, size_bytes
+            yield number, b"", size_bytes
+
+
+def _joined(lines: Iterable[tuple[Piece, bool]]) -> Iterator[Piece]:
+    """Join lines; each that comes with True begins another piece."""
+    first, held, size = 1, list[bytes](), 0
+    for (number, line, size_bytes), begins in lines:
+        if begins:
+            yield first, b"".join(held), size
+            first, held, size = number, [], 0
+        size += size_bytes
+        held.append(line)
+        if size > _LARGEST_RECORD_BYTES:
+            held.clear()
+    yield first, b"".join(held), size
 
 
 def _read_jsonl(path: Path, fields: Fields) -> Records:
-    for number, line in _lines(path):
-        if isinstance(line, int):
-            yield _judge_text(line, fields.source, number)
+    for number, line, size_bytes in _lines(path):
+        if size_bytes > _LARGEST_RECORD_BYTES:
+            yield _judge_piece(line, fields.source, number, size_bytes)
         elif line and not line.isspace():  # such as after the last line
             try:
                 record = parse(line)
@@ -207,65 +222,46 @@ def _read_jsonl(path: Path, fields: Fields) -> Records:
 def _read_text(path: Path, fields: Fields) -> Records:
     separator = fields.settings.document_separator
     end = {BLANK_LINES: b"", NO_SEPARATOR: None}.get(separator, separator.strip().encode())
-    first, held, size_bytes = 1, list[bytes](), 0
 
-    def document() -> Document | Reject:
-        text = b"".join(held).strip() if size_bytes <= _LARGEST_RECORD_BYTES else size_bytes
-        return _judge_text(text, fields.source, first)
+    def marked() -> Iterator[tuple[Piece, bool]]:
+        is_divided, within = False, list[int]()
+        for number, line, size in _lines(path):
+            is_end = line.strip() == end and size <= _LARGEST_RECORD_BYTES
+            is_divided |= is_end
+            if end and end in line and not is_divided:
+                within.append(number)
+            yield ((number + 1, b"", 0) if is_end else (number, line, size)), is_end
+        if within and not is_divided:
+            lines = f"{count(len(within), 'line')}, such as line {within[0]}"
+            wrong = f"--document-separator {separator} is only within {lines}"
+            raise ValueError(f"{path}: {wrong}; put it on its own line")
 
-    for number, line in _lines(path):
-        if isinstance(line, bytes) and line.strip() == end:
-            if size_bytes:
-                yield document()
-            first, held, size_bytes = number + 1, [], 0
-            continue
-        size_bytes += line if isinstance(line, int) else len(line)
-        if isinstance(line, int) or size_bytes > _LARGEST_RECORD_BYTES:
-            held.clear()
-        else:
-            held.append(line)
-    within = [number for number, line in enumerate(held, first) if end and end in line]
-    if within and first == 1:
-        lines = f"{count(len(within), 'line')}, such as line {within[0]}; put it on its own line"
-        raise ValueError(f"{path}: --document-separator {separator} is only within {lines}")
-    if size_bytes:
-        yield document()
+    for first, text, size in _joined(marked()):
+        if size:
+            yield _judge_piece(text.strip(), fields.source, first, size)
 
 
 def _read_lines(path: Path, fields: Fields) -> Records:
-    for number, line in _lines(path):
-        if isinstance(line, int) or (line := line.strip()):
-            yield _judge_text(line, fields.source, number)
+    for number, line, size in _lines(path):
+        if (line := line.strip()) or size > _LARGEST_RECORD_BYTES:
+            yield _judge_piece(line, fields.source, number, size)
         else:
             yield Document("", UNKNOWN_SUBSET, fields.source, number)
 
 
 def _read_articles(path: Path, fields: Fields) -> Records:
-    for number, article in _articles(_lines(path)):
-        if isinstance(article, int) or (article := article.strip()):
-            yield _judge_text(article, fields.source, number)
+    for number, article, size in _joined(_with_headings(_lines(path))):
+        if (article := article.strip()) or size > _LARGEST_RECORD_BYTES:
+            yield _judge_piece(article, fields.source, number, size)
 
 
-def _articles(lines: Iterator[tuple[int, Line]]) -> Iterator[tuple[int, Line]]:
-    """Yield first line number and content of each article."""
-
-    def article() -> Line:
-        return b"".join(held) if size <= _LARGEST_RECORD_BYTES else size
-
-    first, held, size = 1, [b"\n"], 0
-    for number, line in lines:
-        content = b"" if isinstance(line, int) else line
-        is_after_two = content.isspace() and len(held) > 1
-        if is_after_two and held[-2].isspace() and _HEADING.fullmatch(held[-1]):
-            heading = held.pop()
-            size -= len(heading)
-            yield first, article()
-            first, held, size = number - 1, [b"\n", heading], len(heading)
-        size += line if isinstance(line, int) else len(line)
-        held.append(content)
-        if size > _LARGEST_RECORD_BYTES:
-            del held[:-2]
-    yield first, article()
+def _with_headings(lines: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
+    """Say of each line whether it is a heading between blank lines."""
+    before = b"\n"
+    for piece, (_, after, _) in pairwise(chain(lines, [(0, b"", 0)])):
+        line = piece[1]
+        yield piece, before.isspace() and after.isspace() and bool(_HEADING.fullmatch(line))
+        before = line
 
 
 def _read_parquet(path: Path, fields: Fields) -> Records:
@@ -347,11 +343,15 @@ def _to_document(
     return Reject(reason, subset, fields.source, line, size_bytes)
 
 
+def _judge_piece(text: bytes, source_file: str, line: int, size_bytes: int) -> Document | Reject:
+    if size_bytes > _LARGEST_RECORD_BYTES:
+        return Reject("too-large", UNKNOWN_SUBSET, source_file, line, size_bytes)
+    return _judge_text(text, source_file, line)
+
+
 def _judge_text(
-    text: str | Line, source_file: str, line: int, subset: str = UNKNOWN_SUBSET
+    text: str | bytes, source_file: str, line: int, subset: str = UNKNOWN_SUBSET
 ) -> Document | Reject:
-    if isinstance(text, int):
-        return Reject("too-large", subset, source_file, line, text)
     if isinstance(text, bytes):
         try:
             text = text.decode()
