@@ -36,7 +36,7 @@ large alibi  69.1* 86.5 68.4* 92.4 91.7 52.7* 93.6 0.123
 large zero-clap  69.1* 86.7 81.9 92.2 91.6 52.7* 93.1 0.031
 """)
 """One run each, the best of ten epochs on the dev set: accuracy in per cent, for STS-B the loss
-(`scores.published_loss`); MNLI matched. An asterisk, which is ours, marks what is no better than a
+(`published_loss`); MNLI matched. An asterisk, which is ours, marks what is no better than a
 constant answer, as a collapsed run is. "Masked Language Model with ALiBi and CLAP head"
 (2024-05-07), tables roberta.base and roberta.large, and EIFY/fairseq's README."""
 

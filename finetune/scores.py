@@ -10,6 +10,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,53 +20,10 @@ Values = npt.NDArray[Any]
 """[N] class indices, or the numbers that a regression learns."""
 
 
-def accuracy(labels: Values, predictions: Values) -> float:
-    """Return the share of correct predictions."""
-    return float(np.equal(labels, predictions).mean())
+def _sklearn(name: str, labels: Values, predictions: Values, **options: Any) -> float:  # noqa: ANN401
+    from sklearn import metrics
 
-
-def matthews(labels: Values, predictions: Values) -> float:
-    """Return the Matthews correlation (official for CoLA); 0 for a constant prediction."""
-    from sklearn.metrics import matthews_corrcoef
-
-    return float(matthews_corrcoef(labels, predictions))
-
-
-def f1(labels: Values, predictions: Values, average: str = "binary") -> float:
-    """Return the F1 of class 1 (official for MRPC and QQP); 0 if the class never occurs."""
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(labels, predictions, average=average, zero_division=0.0))
-
-
-def pearson(labels: Values, predictions: Values) -> float:
-    """Return the Pearson correlation (official for STS-B)."""
-    return _correlation("pearsonr", labels, predictions)
-
-
-def spearman(labels: Values, predictions: Values) -> float:
-    """Return the Spearman correlation (official for STS-B); ties share their mean rank."""
-    return _correlation("spearmanr", labels, predictions)
-
-
-def published_loss(labels: Values, predictions: Values) -> float:
-    """Return the published score of STS-B: the mean squared error of label / 5, over ln 2.
-
-    fairseq divides every loss by ln 2, as if it were an entropy in nats. Infinite if it is not
-    finite.
-    """
-    return squared_error(labels, predictions) / math.log(2)
-
-
-def squared_error(labels: Values, predictions: Values) -> float:
-    """Return the mean squared error; infinite if it is not finite."""
-    error = float(np.mean((labels - predictions) ** 2))
-    return error if math.isfinite(error) else math.inf
-
-
-def macro_f1(labels: Values, predictions: Values) -> float:
-    """Return the mean of the labels' F1."""
-    return f1(labels, predictions, "macro")
+    return float(getattr(metrics, name)(labels, predictions, **options))
 
 
 def _correlation(name: str, labels: Values, predictions: Values) -> float:
@@ -77,8 +35,28 @@ def _correlation(name: str, labels: Values, predictions: Values) -> float:
     return 0.0 if math.isnan(value) else value
 
 
-_METRICS = (accuracy, matthews, f1, macro_f1, pearson, spearman, published_loss, squared_error)
-METRICS: Mapping[str, Callable[..., float]] = {each.__name__: each for each in _METRICS}
+def _squared_error(labels: Values, predictions: Values) -> float:
+    """Return the mean squared error; infinite if it is not finite."""
+    error = float(np.mean((labels - predictions) ** 2))
+    return error if math.isfinite(error) else math.inf
+
+
+METRICS: Mapping[str, Callable[[Values, Values], float]] = {
+    "accuracy": partial(_sklearn, "accuracy_score"),
+    # Official for CoLA; 0 for a constant prediction.
+    "matthews": partial(_sklearn, "matthews_corrcoef"),
+    # Of class 1, official for MRPC and QQP; 0 if the class never occurs.
+    "f1": partial(_sklearn, "f1_score", zero_division=0.0),
+    "macro_f1": partial(_sklearn, "f1_score", average="macro", zero_division=0.0),
+    # Both are official for STS-B. Of ties, all have their mean rank.
+    "pearson": partial(_correlation, "pearsonr"),
+    "spearman": partial(_correlation, "spearmanr"),
+    # The published score of STS-B: that of label / 5, over ln 2. fairseq divides every loss by it,
+    # as if it were an entropy in nats.
+    "published_loss": lambda right, given: _squared_error(right, given) / math.log(2),
+    "squared_error": _squared_error,
+}
+"""Each takes the labels and the predictions."""
 LOWER_IS_BETTER = frozenset({"published_loss", "squared_error"})
 
 

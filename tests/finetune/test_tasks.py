@@ -168,12 +168,12 @@ def test_no_constant_beats_the_majority_or_the_mean():
     labels, names = np.array([1, 0, 1, 1, 0]), ("accuracy", "matthews")
     best = scores.score(names, labels, tasks.constant(Task("x"), labels))
     assert best == pytest.approx({"accuracy": 0.6, "matthews": 0.0})
-    assert scores.accuracy(labels, np.zeros_like(labels)) == pytest.approx(0.4)
+    assert scores.METRICS["accuracy"](labels, np.zeros_like(labels)) == pytest.approx(0.4)
     labels = np.array([0.0, 0.2, 1.0, 0.6], dtype=np.float32)
     mean = tasks.constant(Task("x", "regression"), labels)
     for guess in np.linspace(0, 1, 11, dtype=np.float32):
-        loss = scores.published_loss(labels, np.full_like(labels, guess))
-        assert loss >= scores.published_loss(labels, mean) - 1e-6
+        loss = scores.METRICS["published_loss"]
+        assert loss(labels, np.full_like(labels, guess)) >= loss(labels, mean) - 1e-6
 
 
 def test_the_best_epoch_has_the_best_mean_score_or_lowest_loss_and_is_the_first_of_equals():
