@@ -100,9 +100,9 @@ def plan(options: argparse.Namespace) -> None:
         measured = speed.measure_launch(config, min(gpus, here), _SECONDS, _MICRO_BATCHES)
     planned = planning.plan(config, gpus, options.kind, measured)
     if config.model.init_from:
-        from pretrain.convert import init_from
+        from pretrain.convert import initial_weights
 
-        sys.stdout.write(f"{init_from.described(config, planning.model_of(config))}\n")
+        sys.stdout.write(f"{initial_weights.described(config, planning.model_of(config))}\n")
     sys.stdout.write(planning.table(planned))
     if options.json:
         write_json(options.json, dataclasses.asdict(planned))

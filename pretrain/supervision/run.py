@@ -105,10 +105,10 @@ def _check(config: RunConfig, source: Source | None, node: Node) -> Course:
     model = check(config, ranks)
     course = check_run(config, source)
     if config.model.init_from and node.rank == 0:
-        from pretrain.convert import init_from
+        from pretrain.convert import initial_weights
 
         manifest = next(iter(course.manifests.values()))
-        sys.stdout.write(f"{init_from.check_initial_model(config, model, manifest)}\n")
+        sys.stdout.write(f"{initial_weights.check_initial_model(config, model, manifest)}\n")
     _check_machine(config, model, ranks, node)
     sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config, ranks))
     return course

@@ -186,10 +186,10 @@ def enter(course: Course, architecture: ModelConfig) -> tuple[ledger.RunState, s
     """
 
     def copy() -> dict[str, object]:
-        from pretrain.convert import init_from
+        from pretrain.convert import initial_weights
 
         manifest, *_ = course.manifests.values()
-        return init_from.copy_initial_model(course.config, architecture, manifest)
+        return initial_weights.copy_initial_model(course.config, architecture, manifest)
 
     run, token = Path(course.config.folder), control.token_of(os.environ)
     control.check_not_superseded(run, token)

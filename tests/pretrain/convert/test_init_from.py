@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from data_prep.manifest import load_manifest
 from finetune.zeroclap import main as pretrain
 from pretrain.config.load import dump, public
-from pretrain.convert import init_from
+from pretrain.convert import initial_weights
 from pretrain.convert.export import export_checkpoint
 from pretrain.convert.initial_weights import initial_model
 from pretrain.convert.model_folder import load_model
@@ -81,7 +81,9 @@ def exported(run, step, tmp_path):
 
 def checked(config):
     manifest = load_manifest(Path(config.data.corpus))
-    return init_from.read_initial_model(config, config.architecture(manifest.vocab_size), manifest)
+    return initial_weights.read_initial_model(
+        config, config.architecture(manifest.vocab_size), manifest
+    )
 
 
 @pytest.mark.slow
