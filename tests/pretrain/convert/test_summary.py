@@ -2,8 +2,8 @@
 
 import pytest
 
+from pretrain.convert.export import summary
 from pretrain.records.status import view
-from pretrain.records.summary import summary
 from tests.pretrain.histories import spiked
 
 
