@@ -2,8 +2,8 @@
 
 Nothing in a folder is executed, and transformers is not needed.
 
-Order: `read_folder`, the files, settings, weights, and `_FORMS`, the table of what differs between
-the classes.
+Order: `read_folder`, the files, settings, weights, vocabulary, and `_FORMS`, the table of what
+differs between the classes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from data_prep.common import hub
 from data_prep.common.files import named_errors, read_json
 from data_prep.common.records import check_value, decode
-from data_prep.tokenizer import FILE_NAMES, Tokenizer
+from data_prep.tokenizer import FILE_NAME, FILE_NAMES, Tokenizer, load_with_order
 from pretrain.convert import names as layout
-from pretrain.convert import tokenizer_files
 from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.convert.weights import drop_copies, empty_weights, joined, load_pickled, weights_in
 from pretrain.model.classification import ClassificationConfig
@@ -97,7 +96,7 @@ def read_folder(folder: Path) -> ModelContents:
     with named_errors(file):
         weights = form.weights(theirs, empty, config, notes)
     kind = form.prefix.removesuffix(".")
-    vocabulary, order = tokenizer_files.read_vocabulary(folder, kind, config, notes)
+    vocabulary, order = _vocabulary(folder, kind, config, notes)
     other_ids = kind == "albert" and settings.get("pad_token_id", 0) != Tokenizer.pad_id
     if vocabulary is None and other_ids:
         reason = "; ".join(["the ids are those of ALBERT's vocabulary", *notes])
@@ -316,6 +315,50 @@ def _renamed(
         notes.append("there is no head over the vocabulary")
         names = {name: theirs for name, theirs in names.items() if name not in head}
     return joined(weights, names, empty)
+
+
+def _vocabulary(
+    folder: Path, kind: str, config: ModelConfig, notes: list[str]
+) -> tuple[Tokenizer | None, list[int]]:
+    """Read the vocabulary of a folder.
+
+    Args:
+        folder: of a model.
+        kind: its model_type.
+        config: of the model.
+        notes: receives a sentence if the vocabulary cannot be used.
+
+    Returns:
+        The vocabulary; and where its special ids were changed, the folder's row for each row of
+        ours, else an empty list.
+
+    Raises:
+        ValueError: tokenizer.json is not valid JSON.
+    """
+    file = folder / FILE_NAME
+    pair = [folder / name for name in ("vocab.json", "merges.txt")]
+    if file.is_file():
+        read_json(file)  # a damaged one is refused, one with other special ids is left out
+    elif not all(path.is_file() for path in pair):
+        return None, []
+    try:
+        vocabulary, order = load_with_order(folder)
+        if kind == "roberta" and order and order[Tokenizer.pad_id] != Tokenizer.pad_id:
+            # Its pad_token_id, from which positions are counted, is another token's.
+            raise ValueError(f"special ids: <pad> has {order[1]}, the model's pad_token_id is 1")
+    except ValueError as error:
+        notes.append(f"the vocabulary was left out: {error}")
+        return None, []
+    ids, rows = vocabulary.vocab_size, config.vocab_size
+    if ids > rows if config.mask_embedding == "row" else vocabulary.mask_id < rows:
+        notes.append(f"the vocabulary was left out: it has {ids} ids, the model {rows} rows")
+        return None, []
+    if order and kind != "albert":
+        notes.append(
+            f"the ids were put in this project's order, in which <mask> has the last, {ids - 1} "
+            f"(here {order[-1]}), and <s> has 0 (here {order[0]}); the rows of the tokens follow"
+        )
+    return vocabulary, order and [*order, *range(ids, rows)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,25 @@ from safetensors.torch import save
 from torch import Tensor
 
 from data_prep.common.files import new_folder, write_json
-from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizer import FILE_NAME, Tokenizer
 from pretrain.convert import names as layout
-from pretrain.convert import tokenizer_files
 from pretrain.convert.contents import ModelContents
 from pretrain.convert.model_card import model_card
 from pretrain.convert.weights import separated
 from pretrain.model.classification import check_pooling
+from pretrain.model.config import ModelConfig
 
 _PACKAGE = Path(__file__).parent.parent
 _ADAPTER = "modeling_zeroclap"
+_SPECIAL_TOKENS = {
+    "bos_token": "<s>",
+    "cls_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "sep_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+}
 _SPECIAL_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 
 
@@ -74,7 +84,7 @@ def save_model(folder: Path, contents: ModelContents) -> str:
         generates = config.causal and classifier is None
         if (vocabulary := contents.vocabulary) is not None:
             never.append(vocabulary.mask_id)
-            tokenizer_files.write_vocabulary(partial, vocabulary, config, generates)
+            _write_vocabulary(partial, vocabulary, config, generates)
         if generates:
             generation = {**_SPECIAL_IDS, "suppress_tokens": never}
             write_json(partial / "generation_config.json", generation)
@@ -145,6 +155,51 @@ def _own(contents: ModelContents) -> _Form:
         empty = tensors[by_token].new_zeros(len(masks), *tensors[by_token].shape[1:])
         tensors[by_token] = torch.cat([tensors[by_token], empty])
     return settings, tensors
+
+
+def _write_vocabulary(
+    folder: Path, vocabulary: Tokenizer, config: ModelConfig, generates: bool
+) -> None:
+    """Write tokenizer.json and tokenizer_config.json.
+
+    Args:
+        folder: where to write.
+        vocabulary: with our ids, which do not change.
+        config: of the model; with segments, pairs of texts are laid out in these.
+        generates: whether the model continues texts, so that these have no `</s>`.
+    """
+    from tokenizers import processors
+
+    content = vocabulary.content()
+    segments = config.segments > 0
+    start, end = ("<s>", vocabulary.bos_id), ("</s>", vocabulary.eos_id)
+    processor: processors.PostProcessor
+    if generates:  # the text may go on
+        processor = processors.TemplateProcessing("<s> $A", "<s> $A $B", [start, end])
+    elif segments:
+        last = min(1, config.segments - 1)
+        pair = f"<s> $A </s> $B:{last} </s>:{last}"
+        processor = processors.TemplateProcessing("<s> $A </s>", pair, [start, end])
+    else:
+        processor = processors.RobertaProcessing(end, start, add_prefix_space=False)
+    content["post_processor"] = json.loads(processor.__getstate__())
+    for token in content["added_tokens"]:
+        # The space before a mask belongs to the predicted token, as in fill_mask.
+        token["lstrip"] |= token["id"] == vocabulary.mask_id
+    write_json(folder / FILE_NAME, content)
+    settings: dict[str, Any] = {
+        # The class that takes tokenizer.json as it is.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", *["token_type_ids"] * segments, "attention_mask"],
+        # decode() must return texts unchanged.
+        "clean_up_tokenization_spaces": False,
+        **_SPECIAL_TOKENS,
+        **({"padding_side": "left"} if generates else {}),
+        # Without it, a pipeline truncates nothing. A model that reads longer texts does so on
+        # request.
+        "model_max_length": config.max_positions,
+    }
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 @functools.cache
