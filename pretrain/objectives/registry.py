@@ -8,9 +8,5 @@ from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from pretrain.objectives.spans import SpanCorruptionConfig
 
-SETTINGS_BY_NAME: dict[str, type[ObjectiveSettings]] = {
-    "masked-lm": MaskedLMConfig,
-    "causal-lm": CausalLMConfig,
-    "span-corruption": SpanCorruptionConfig,
-    "sentence-pairs": SentencePairsConfig,
-}
+_KINDS = (MaskedLMConfig, CausalLMConfig, SpanCorruptionConfig, SentencePairsConfig)
+SETTINGS_BY_NAME: dict[str, type[ObjectiveSettings]] = {kind().name: kind for kind in _KINDS}
