@@ -76,7 +76,7 @@ class EncodedExamples:
         flat = iter(tokenizer.encode_batch([text for e in examples for text in e.texts]))
         texts = [[next(flat) for _ in example.texts] for example in examples]
         is_long = [
-            sum(map(len, each)) + _special_tokens(len(each), separators) > max_tokens
+            sum(map(len, each)) + len(tokenizer.lay_out([()] * len(each), separators)) > max_tokens
             for each in texts
         ]
         self.too_long = sum(is_long)
@@ -117,17 +117,12 @@ def lay_out(texts: Sequence[Ids], max_tokens: int, tokenizer: Tokenizer, separat
     If it is too long, tokens are cut from the end of the longest text, one at a time; of equals,
     from the one that was shorter before, as `tokenizers` does.
     """
-    room = max_tokens - _special_tokens(len(texts), separators)
+    room = max_tokens - len(tokenizer.lay_out([()] * len(texts), separators))
     cut = [text.tolist() for text in texts]
     for number, text in enumerate(sorted(cut, key=len)):
         del text[room // (len(cut) - number) :]
         room -= len(text)
     return np.array(tokenizer.lay_out(cut, separators), dtype=np.int32)
-
-
-def _special_tokens(texts: int, separators: int) -> int:
-    """Return how many tokens `Tokenizer.lay_out` adds."""
-    return 2 + separators * (texts - 1)
 
 
 @dataclasses.dataclass(frozen=True)
