@@ -163,6 +163,10 @@ def _work(work: Work, row: int, task: ShardTask) -> Made:
         _counters[first:last] = [*done._replace(input_bytes=done.input_bytes or position_bytes)]
 
     first, last = row * _WIDTH, (row + 1) * _WIDTH
+    return _outcome(work, task, progress)
+
+
+def _outcome(work: Work, task: ShardTask, progress: Progress) -> Made:
     try:
         return work(task, progress)
     except (ValueError, OSError) as error:
@@ -172,10 +176,7 @@ def _work(work: Work, row: int, task: ShardTask) -> Made:
 def _work_and_count(work: Work, task: ShardTask, folder: Path) -> tuple[Made, Done]:
     os.chdir(folder)  # paths may be relative, and the manifest records them as given
     reports = deque([Done()], maxlen=1)
-    try:
-        return work(task, reports.append), reports[-1]
-    except (ValueError, OSError) as error:
-        return error, Done()
+    return _outcome(work, task, reports.append), reports[-1]
 
 
 def import_ray() -> ModuleType:
