@@ -36,12 +36,16 @@ class Blocks(ABC):
         self.corpus = corpus
         self.sequence_length = sequence_length
         if not len(self):
-            raise ValueError(
-                f"{corpus.folder}: no document of split {corpus.split!r} fits into "
-                f"data.sequence_length {sequence_length}; the shortest has "
-                f"{int(corpus.lengths.min())} tokens and needs one more for <s>; use longer "
-                "blocks, or data.packing=chunked or contiguous"
-            )
+            raise ValueError(f"{corpus.folder}: no document of split {corpus.split!r} {self._need}")
+
+    @property
+    def _need(self) -> str:
+        """What no document does where there are no blocks."""
+        return (
+            f"fits into data.sequence_length {self.sequence_length}; the shortest has "
+            f"{int(self.corpus.lengths.min())} tokens and needs one more for <s>; use longer "
+            "blocks, or data.packing=chunked or contiguous"
+        )
 
     @cached_property
     def _tables(self) -> Tables:

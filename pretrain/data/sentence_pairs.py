@@ -40,19 +40,17 @@ class SentencePairs(Blocks):
             ValueError: the corpus was prepared without --sentences, has no document of two
                 sentences, or the blocks have no room for two tokens.
         """
-        self.corpus = corpus
-        self.sequence_length = sequence_length
-        if self._room < 2:
+        if sequence_length < PAIR_SPECIAL_TOKENS + 2:
             raise ValueError(
                 f"data.sequence_length {sequence_length}: accepted with data.packing={self.name}: "
                 f"{PAIR_SPECIAL_TOKENS + 2} or more, {PAIR_SPECIAL_TOKENS} of them for "
                 "<s> a </s> b </s>"
             )
-        if not len(self):
-            raise ValueError(
-                f"{corpus.folder}: no document of split {corpus.split!r} has two sentences, as "
-                f"data.packing={self.name} needs"
-            )
+        super().__init__(corpus, sequence_length)
+
+    @property
+    def _need(self) -> str:
+        return f"has two sentences, as data.packing={self.name} needs"
 
     @property
     def _room(self) -> int:
