@@ -34,6 +34,7 @@ def deepspeed_json(
     Raises:
         ValueError: as `read_settings`, or a section has an unknown key.
     """
+    workarounds.select_cpu_without_gpu()
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero import config, offload_config
 

@@ -16,6 +16,7 @@ from pretrain.config import deepspeed as deepspeed_settings
 from pretrain.config.run import RunConfig
 from pretrain.data.mixture import Mixture
 from pretrain.data.sources import SOURCES, open_source
+from pretrain.engine.engine import deepspeed_json
 from pretrain.model.backends import choose_backend
 from pretrain.model.config import VOCABULARY_MULTIPLE, ModelConfig
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
@@ -153,7 +154,7 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
     if measured and measured.device == CPU:
         # More ranks than were measured would share the same cores.
         on_gpu, sharing = False, measured.world_size
-    settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
+    settings = deepspeed_json(*config.deepspeed_arguments(world_size))
     width, stage = needs.weight_bytes(settings), deepspeed_settings.stage_of(settings)
     count, trained = needs.parameters(model), needs.parameters(model, VOCABULARY_MULTIPLE)
     backend = choose_backend(model, training.attention_backend, on_gpu)

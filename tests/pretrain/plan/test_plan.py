@@ -377,6 +377,12 @@ def test_bad_arguments_are_refused(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_an_unknown_key_of_a_deepspeed_section_is_refused_as_a_run_refuses_it(tmp_path, capsys):
+    (path := tmp_path / "mine.json").write_text('{"zero_optimization": {"overlap_com": true}}')
+    assert main(["plan", "small", f"training.deepspeed={path}"]) == 2
+    assert "unknown key 'overlap_com'; did you mean 'overlap_comm'?" in capsys.readouterr().err
+
+
 def test_an_existing_corpus_gives_the_vocabulary_and_the_epochs(corpus):
     words = [f"data.corpus={corpus}", "data.packing=best-fit"]
     config = recipes.load("demo", words)
