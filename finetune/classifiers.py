@@ -21,9 +21,7 @@ from pretrain.convert.model_folder import LoadedModel
 from pretrain.convert.writing import save_model
 from pretrain.engine.distributed import gather
 from pretrain.loop.protocols import Model
-from pretrain.model.classification import ClassificationConfig
-from pretrain.model.classifier import Classifier
-from pretrain.model.heads import ClassificationHead
+from pretrain.model.classification import ClassificationConfig, ClassificationHead, Classifier
 from pretrain.model.language_model import LanguageModel
 
 _BATCH_SIZE = 64

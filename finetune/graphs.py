@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from pretrain.model.classifier import Classifier
+from pretrain.model.classification import Classifier
 from pretrain.model.config import ModelConfig
 
 GRAPH_MULTIPLE = 32

@@ -21,7 +21,7 @@ from finetune.runs import MODEL
 from finetune.tasks import TASKS, Kind, Logits, Task, answers
 from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.engine.distributed import choose_device
-from pretrain.model.classifier import Classifier
+from pretrain.model.classification import Classifier
 
 SUBMISSION = "submission.zip"
 

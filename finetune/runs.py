@@ -27,7 +27,6 @@ from pretrain.checks.recipe import check_precision
 from pretrain.config import deepspeed
 from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.convert.reading import located, weight_files
-from pretrain.model.classification import check_pooling
 from pretrain.processes.gpus import device_type
 
 PLAN = "run.json"
@@ -177,7 +176,7 @@ def plan_runs(
     model = located(model)  # may download
     loaded = load_model(model)
     for config in configs.values():
-        check_pooling(loaded.model.config, config.pooling)
+        loaded.model.config.check_pooling(config.pooling)
     model_sha256 = model_digest(loaded)
     place = data()
     read = read_tasks(place, chosen, configs)

@@ -35,7 +35,7 @@ from pretrain.engine.engine import Engine, deepspeed_json, start
 from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import StepRecord
-from pretrain.model.classifier import Classifier
+from pretrain.model.classification import Classifier
 from pretrain.records.metrics import METRICS, JsonLines, line_of
 from pretrain.records.progress import ProgressPrinter
 

@@ -190,10 +190,7 @@ WITH_TORCH = {"convert", "engine", "inference", "model", "plan", "train"}
 # All other rooms, and single modules of these, work without torch.
 WITHOUT_TORCH = [
     *(module for module in sorted(MODULES) if room_of(module) not in WITH_TORCH),
-    *(
-        f"pretrain.model.{name}"
-        for name in ("backends", "checks", "classification", "config", "presets")
-    ),
+    *(f"pretrain.model.{name}" for name in ("backends", "checks", "config", "presets")),
     "pretrain.train.client",
 ]
 

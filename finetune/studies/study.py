@@ -25,7 +25,6 @@ from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten, merge, named_file, override, parse
 from pretrain.inference.evaluate import check_lengths
-from pretrain.model.classification import check_pooling
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import Vocabulary
 from pretrain.supervision.launch import world_size
@@ -297,7 +296,7 @@ def check_arms(
                 with named_errors(f"{arm.name}: {task}"):
                     accepted = "'', as a study keeps no fine-tuned models"
                     check_value("start_from", tuned.start_from, not tuned.start_from, accepted)
-                    check_pooling(each.model, tuned.pooling)
+                    each.model.check_pooling(tuned.pooling)
     _check_distinct({arm: _resolved(each) for arm, each in found.items()})
     _check_distinct(ways)
     return found

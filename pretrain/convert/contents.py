@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from data_prep.tokenizer import Tokenizer
-from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from pretrain.model.classification import ClassificationConfig
 
 CLASSIFIER = "classifier."
 """Prefix of the weights of a classification head."""

@@ -25,7 +25,8 @@ from pretrain.config.run import RunConfig
 from pretrain.config.sections import DataConfig
 from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.convert.reading import read_folder
-from pretrain.model.heads import ClassificationHead, build_head
+from pretrain.model.classification import ClassificationHead
+from pretrain.model.heads import build_head
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import ObjectiveSettings
 

@@ -28,11 +28,11 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from pretrain.model.checks import check_value
-from pretrain.model.classification import ClassificationConfig, check_pooling
+from pretrain.model.classification import ClassificationConfig, ClassificationHead
 from pretrain.model.config import ModelConfig
 from pretrain.model.embeddings import TokenEmbedding
 from pretrain.model.encoder import Stack
-from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, build_head
+from pretrain.model.heads import ClapHead, RobertaHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
 from pretrain.model.layers import EncoderLayer
 
@@ -380,7 +380,7 @@ class ZeroclapForSequenceClassification(ZeroclapClassifier):
 
     def add_head(self, config: ZeroclapConfig) -> None:
         """Make a head of `config.num_labels` classes."""
-        check_pooling(config.architecture(), config.classifier_pooling)
+        config.architecture().check_pooling(config.classifier_pooling)
         head = ClassificationConfig(
             config.num_labels or 0,  # 0 is refused
             pooling=config.classifier_pooling,

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from data_prep.common.wording import few
 from pretrain.convert.contents import CLASSIFIER
-from pretrain.model.classification import ClassificationConfig
+from pretrain.model.classification import ClassificationConfig, ClassificationHead
 from pretrain.model.config import ModelConfig
-from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 
 Names = Mapping[str, tuple[str, ...]]

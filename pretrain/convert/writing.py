@@ -29,7 +29,6 @@ from pretrain.convert import names as layout
 from pretrain.convert.contents import ModelContents
 from pretrain.convert.model_card import model_card
 from pretrain.convert.weights import separated
-from pretrain.model.classification import check_pooling
 from pretrain.model.config import ModelConfig
 
 _PACKAGE = Path(__file__).parent.parent
@@ -62,7 +61,7 @@ def save_model(folder: Path, contents: ModelContents) -> str:
     """
     config, classifier = contents.config, contents.classifier
     if classifier is not None:
-        check_pooling(config, classifier.pooling)
+        config.check_pooling(classifier.pooling)
     plain = layout.plain_type(config, classifier)
     own_settings, tensors = _plain(contents, plain) if plain else _own(contents)
     kind = f"{(plain or 'zeroclap').title()}For{layout.task(config, classifier)}"

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert.model_folder import LoadedModel, load_model
-from pretrain.model.classifier import Classifier
+from pretrain.model.classification import Classifier
 from pretrain.model.embeddings import PAD_ID
 
 MASK = "<mask>"

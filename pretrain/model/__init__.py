@@ -18,5 +18,5 @@ Inputs that several modules share:
                       or None, where all are in segment 0.
 
 Read in this order: config, presets, masks, scores, positions, embeddings, flex, tiled_attention,
-attention, layers, perceiver, encoder, heads, language_model, classifier, init.
+attention, layers, perceiver, encoder, heads, classification, language_model, init.
 """

@@ -223,6 +223,15 @@ class ModelConfig:
         fits = not (self.latents and missing)
         check_value("latents", self.latents, fits, f"0; others need {'; '.join(missing)}")
 
+    def check_pooling(self, pooling: str) -> None:
+        """Check that a causal model does not pool its first token, which sees no other.
+
+        Raises:
+            ValueError: the model is causal and the pooling is "first".
+        """
+        expected = "'mean' for a causal model: its first token sees no other"
+        check_value("pooling", pooling, pooling != "first" or not self.causal, expected)
+
     @property
     def shares_attention(self) -> bool:
         """Whether the layers of a group have one attention, with one norm."""

@@ -1,7 +1,7 @@
-"""Features to logits: over the vocabulary (RoBERTa's head, CLAP, tied, untied), or over classes.
+"""Features to logits over the vocabulary: RoBERTa's head, CLAP, tied, untied.
 
-The heads over the vocabulary share the weight of the token embedding, except for the untied one,
-and compute a logit for each of its rows, those past the vocabulary included.
+The heads share the weight of the token embedding, except for the untied one, and compute a logit
+for each of its rows, those past the vocabulary included.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .classification import ClassificationConfig
 from .config import ModelConfig
 from .embeddings import layer_norm, smallest_length
 
@@ -100,33 +99,3 @@ def build_head(config: ModelConfig) -> VocabularyHead:
         "untied": UntiedHead,
     }
     return heads[config.head](config)
-
-
-class ClassificationHead(nn.Module):
-    """Dropout, dense, tanh, dropout, projection, on one vector per row.
-
-    Devlin et al. 2019, Liu et al. 2019. The weights keep torch's default draw for linear layers, as
-    in fairseq; it is wider than the encoder's, which `LanguageModel` draws its pair head from.
-    """
-
-    def __init__(self, hidden_size: int, config: ClassificationConfig) -> None:
-        """Make a head with fresh weights, drawn from torch's global generator."""
-        super().__init__()
-        self.config = config
-        self.dropout = nn.Dropout(config.dropout)
-        self.dense = nn.Linear(hidden_size, hidden_size)
-        self.projection = nn.Linear(hidden_size, config.classes)
-
-    def forward(self, features: Tensor, document_ids: Tensor | None) -> Tensor:
-        """[B, T, D] features and [B, T] bool (True for real tokens; None: all) to [B, C] logits."""
-        pooled = self._pool(features, document_ids)
-        hidden = torch.tanh(self.dense(self.dropout(pooled)))
-        return self.projection(self.dropout(hidden))
-
-    def _pool(self, features: Tensor, document_ids: Tensor | None) -> Tensor:
-        if self.config.pooling == "first":
-            return features[:, 0]
-        if document_ids is None:
-            return features.mean(dim=1)
-        real = document_ids.unsqueeze(-1).to(features.dtype)
-        return (features * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)

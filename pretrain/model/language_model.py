@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .classification import ClassificationConfig
+from .classification import ClassificationConfig, ClassificationHead
 from .config import ModelConfig
 from .encoder import Encoder
-from .heads import ClassificationHead, build_head
+from .heads import build_head
 from .init import initialize
 
 PAIRS = 2

@@ -32,10 +32,8 @@ from pretrain.engine.distributed import choose_device
 from pretrain.engine.engine import start
 from pretrain.loop.loop import run as run_loop
 from pretrain.model import presets
-from pretrain.model.classification import ClassificationConfig
-from pretrain.model.classifier import Classifier
+from pretrain.model.classification import ClassificationConfig, ClassificationHead, Classifier
 from pretrain.model.config import ModelConfig
-from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED
 from pretrain.plan import speed

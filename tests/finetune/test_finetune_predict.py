@@ -16,7 +16,7 @@ from finetune.zeroclap import main
 from pretrain.convert.model_folder import build, load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
-from pretrain.model.heads import ClassificationHead
+from pretrain.model.classification import ClassificationHead
 from tests.finetune.conftest import QUICK, plans, train_on, write_tsv
 from tests.pretrain.convert.contents import random_contents
 

@@ -7,9 +7,7 @@ import torch
 
 from finetune import graphs
 from pretrain.model import presets
-from pretrain.model.classification import ClassificationConfig
-from pretrain.model.classifier import Classifier
-from pretrain.model.heads import ClassificationHead
+from pretrain.model.classification import ClassificationConfig, ClassificationHead, Classifier
 from pretrain.model.language_model import LanguageModel
 from tests.gpu.conftest import finish, run
 

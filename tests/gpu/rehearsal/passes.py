@@ -17,9 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from finetune import graphs  # noqa: E402
 from finetune.tasks import TASKS, Objective  # noqa: E402
 from pretrain.model import presets  # noqa: E402
-from pretrain.model.classification import ClassificationConfig  # noqa: E402
-from pretrain.model.classifier import Classifier  # noqa: E402
-from pretrain.model.heads import ClassificationHead  # noqa: E402
+from pretrain.model.classification import ClassificationConfig, ClassificationHead, Classifier  # noqa: E402
 from pretrain.model.language_model import LanguageModel  # noqa: E402
 from tests.gpu.rehearsal.recorder import Recorder  # noqa: E402
 

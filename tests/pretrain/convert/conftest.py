@@ -15,8 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from pretrain.convert.model_folder import build
 from pretrain.convert.writing import save_model
 from pretrain.model import presets
-from pretrain.model.classification import ClassificationConfig
-from pretrain.model.classifier import Classifier
+from pretrain.model.classification import ClassificationConfig, Classifier
 from tests.pretrain.convert.contents import random_contents
 
 MODELS = {

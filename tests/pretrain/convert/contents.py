@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.model import presets
-from pretrain.model.heads import ClassificationHead
+from pretrain.model.classification import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 
 

@@ -24,8 +24,7 @@ from pretrain.convert.model_folder import build, load_model
 from pretrain.convert.weights import renamed, separated
 from pretrain.convert.writing import save_model
 from pretrain.inference.pretrained import Pretrained
-from pretrain.model.classification import ClassificationConfig
-from pretrain.model.heads import ClassificationHead
+from pretrain.model.classification import ClassificationConfig, ClassificationHead
 from tests.pretrain.convert.conftest import close, our_logits
 from tests.pretrain.convert.contents import random_contents
 

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from pretrain.model import presets
-from pretrain.model.classification import ClassificationConfig
-from pretrain.model.classifier import Classifier
+from pretrain.model.classification import ClassificationConfig, ClassificationHead, Classifier
 from pretrain.model.encoder import Encoder
-from pretrain.model.heads import ClassificationHead
 
 
 def classifier(pooling):
