@@ -68,6 +68,13 @@ def test_tasks_that_are_not_one_a_node_are_refused_before_anything_is_started(su
     assert submit("", SLURM_NNODES="2", SLURM_NTASKS="2").wait(60) == 0
 
 
+def test_agents_get_the_cores_of_the_smallest_node_and_none_of_another_job_s(submit, tmp_path):
+    """A job that is submitted from within another one inherits that one's variables."""
+    inherited = {"SLURM_CPUS_PER_TASK": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}
+    assert submit("", SLURM_JOB_CPUS_PER_NODE="16(x3),4,8(x2)", **inherited).wait(60) == 0
+    assert " --cpu-bind=none --cpus-per-task=4 " in (tmp_path / "arguments").read_text()
+
+
 def test_a_task_of_an_array_is_queued_again_without_the_others(submit, tmp_path):
     """The last one's job number is that of the array."""
     array = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
