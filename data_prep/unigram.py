@@ -35,6 +35,7 @@ _SPECIAL_TOKEN = r"<(?=/?s>|pad>|unk>|mask>)"  # its first character
 ALBERT = ("[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]")
 _FREQUENT = 5  # occurrences: one more changes little
 _BATCH = 10_000  # occurrences of a run handed to the trainer at once
+_STEP = 1e-4  # min_score_penalty_delta of tokenizers' trainer
 _DIGITS = 4  # of a score: the trainer's sums depend on the number of threads after ten or more
 
 
@@ -82,9 +83,12 @@ def train(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> 
     trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.UnigramTrainer(vocab_size=vocab_size - others, show_progress=False)
     trained.train_from_iterator(_training_text(runs, characters), trainer)
-    pieces = [
-        (text, round(score, _DIGITS)) for text, score in content_of(trained)["model"]["vocab"]
-    ]
+    scores: dict[str, float] = dict(content_of(trained)["model"]["vocab"])
+    # The characters that it had dropped come in random order, in steps from the lowest score on.
+    most = min(scores.values()) + _STEP * len(characters)
+    last = {text: score for text, score in scores.items() if len(text) == 1 and score < most}
+    scores |= zip(sorted(last), sorted(last.values()), strict=True)
+    pieces = [(text, round(score, _DIGITS)) for text, score in scores.items()]
     pieces.sort(key=lambda piece: (-piece[1], piece[0]))
     return _build([*((byte, 0.0) for byte in _BYTES), *pieces], normalizer, splitter)
 

@@ -74,6 +74,12 @@ def test_training_is_deterministic_in_a_process_with_more_threads(vocabulary):
     assert printed.split() == [vocabulary.digest(), train_again(lowercase=True).digest()]
 
 
+def test_characters_that_the_trainer_drops_and_adds_again_have_the_same_scores_each_time():
+    """It adds them in the order of a table with random keys."""
+    texts = ["[one] (two) {three}"] * 9
+    assert len({unigram.train(texts, 330).to_str() for _ in range(8)}) == 1
+
+
 def test_rare_characters_have_no_piece_and_are_encoded_as_bytes():
     texts = ["abc " * 10_000 + "ж"]
     tokenizer = Tokenizer(unigram.train(texts, 300))
