@@ -272,7 +272,8 @@ def check_output(output: Path) -> None:
     Raises:
         ValueError: it has entries, but no runs.
     """
-    if not any(output.glob(f"*/{PLAN}")) and not any(output.glob(f"{DATA}/{'[0-9a-f]' * 12}")):
+    # A process may have been killed while it wrote the first plan.
+    if not any(output.glob(f"*/*{PLAN}*")) and not any(output.glob(f"{DATA}/{'[0-9a-f]' * 12}")):
         check_new(output)
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import resource
 import secrets
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 PARTIAL_SUFFIX = ".partial"
+_LEFT_BY_KILLED = re.compile(rf"\..+\.[0-9a-f]{{16}}\{PARTIAL_SUFFIX}")
 _MOST_OPEN_FILES = 1 << 16
 """Where a machine has no limit, or a huge one, programs that close all that they could have open
 would take minutes to start."""
@@ -193,15 +195,19 @@ def check_absent(output: Path) -> None:
     check_writable(output)
 
 
-def check_new(output: Path) -> None:
-    """Refuse an output folder that exists, unless it is empty.
+def check_new(output: Path, *ours: str) -> None:
+    """Refuse an output folder that exists, unless it is empty but for what killed processes left.
+
+    Args:
+        output: The folder.
+        ours: Names of files that they may have finished.
 
     Raises:
         ValueError: `output` is a file, or a folder that is not empty.
     """
     if not output.is_dir():
         check_absent(output)
-    elif any(output.iterdir()):
+    elif {name for name in os.listdir(output) if not _LEFT_BY_KILLED.fullmatch(name)} - {*ours}:
         raise ValueError(f"{output}: is not empty; choose a new folder")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.common import files
 from data_prep.common.files import write_json
 from finetune import runs
 from finetune.runs import PLAN, read_plan
@@ -238,6 +239,12 @@ def test_a_folder_that_something_else_fills_is_refused_and_not_changed(
     assert main([name, str(tiny_model), *words, "--output", str(tmp_path)]) == 2
     assert f"{tmp_path}: is not empty; choose a new folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_folder_whose_first_plan_was_being_written_as_the_process_was_killed_goes_on(tmp_path):
+    (tmp_path / "CoLA-pretrained-seed1").mkdir()
+    files._partial(tmp_path / "CoLA-pretrained-seed1" / PLAN).touch()
+    runs.check_output(tmp_path)
 
 
 def test_a_model_that_cannot_be_fine_tuned_is_refused_before_any_run(

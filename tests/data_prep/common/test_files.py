@@ -96,6 +96,15 @@ def test_folders_left_by_killed_processes_can_be_removed(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"new", *kept}
 
 
+def test_what_a_killed_process_left_of_a_file_does_not_fill_a_folder(tmp_path):
+    """The same command makes the file then, as `train-tokenizer` does."""
+    files._partial(tmp_path / "tokenizer.json").touch()
+    files.check_new(tmp_path)
+    (tmp_path / ".my.partial").touch()
+    with pytest.raises(ValueError, match="is not empty"):
+        files.check_new(tmp_path)
+
+
 def test_only_a_new_or_an_empty_folder_is_filled(tmp_path):
     empty, full, file = tmp_path / "empty", tmp_path / "full", tmp_path / "file"
     empty.mkdir()
