@@ -90,13 +90,16 @@ def _agent(config: RunConfig, node: Node) -> Agent:
 
 
 def _show_end(run: Path) -> None:
-    """Write the report, and print its path and what to do next."""
-    try:
-        if (run / METRICS).exists():
-            sys.stdout.write(f"report: {write_report(run)}\n")
-        sys.stdout.write("".join(f"{line}\n" for line in view(run).pointers()))
-    except (ImportError, OSError, ValueError) as error:  # the run's own exit code counts
-        sys.stderr.write(f"zeroclap supervise: no report: {error}\n")
+    """Write the report, and print its path and what to do next, also where there is no report."""
+
+    def report() -> list[str]:
+        return [f"report: {write_report(run)}"] if (run / METRICS).exists() else []
+
+    for found in (report, lambda: view(run).pointers()):
+        try:
+            sys.stdout.write("".join(f"{line}\n" for line in found()))
+        except (ImportError, OSError, ValueError) as error:  # the run's own exit code counts
+            sys.stderr.write(f"zeroclap supervise: no report: {error}\n")
 
 
 def _check(config: RunConfig, source: Source | None, node: Node) -> Course:

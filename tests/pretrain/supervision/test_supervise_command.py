@@ -191,6 +191,18 @@ def test_a_signal_that_arrives_as_the_report_is_written_changes_nothing(
     assert output.partition("report: written")[2].splitlines()[-1].startswith("next: zeroclap")
 
 
+def test_a_run_that_is_stopped_before_its_first_step_has_no_report_and_says_what_is_next(
+    supervise, tmp_path, monkeypatch
+):
+    script = HEAD.format(run=str(tmp_path / "run")) + ATTEMPT + "record('preempted')"
+    script += f"\nopen({str(tmp_path / 'run' / 'metrics.jsonl')!r}, 'w')"
+    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable, "-c", script])
+    code, output, error = supervise()
+    assert code == EXIT_PREEMPTED
+    assert "metrics.jsonl: has no steps to draw" in error
+    assert output.splitlines()[-1].startswith("next: zeroclap supervise")
+
+
 def test_another_recipe_is_not_recorded_while_another_supervisor_has_the_run(
     supervise, recipe, tmp_path
 ):
