@@ -55,6 +55,7 @@ def study(options: argparse.Namespace) -> None:
     example: zeroclap study clap-without-confound --output clap data.corpus=corpora/pile
     """
     from finetune.studies import study as studies
+    from finetune.studies.checks import check_arms
     from finetune.studies.report import write_report
     from pretrain.processes.gpus import device_type
 
@@ -64,7 +65,7 @@ def study(options: argparse.Namespace) -> None:
     chosen = dataclasses.replace(chosen, seeds=options.seeds or chosen.seeds)
     is_here = options.engine == "local" and not options.dry_run
     device = device_type() if is_here else ""
-    checked = studies.check_arms(chosen, options.overrides, device, not options.dry_run)
+    checked = check_arms(chosen, options.overrides, device, not options.dry_run)
     runs = studies.runs_of([*checked], chosen.seeds)
     _check_data(chosen, options.data)
     if options.dry_run:

@@ -16,18 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.files import named_errors
-from data_prep.common.records import NonNegativeInt, PositiveInt, check_value, decode
+from data_prep.common.records import NonNegativeInt, PositiveInt, decode
 from data_prep.common.wording import changes
-from data_prep.corpus import Corpus
-from finetune import runs, tasks
-from pretrain.checks.recipe import USUAL_VOCABULARY, check, check_device, check_settings
-from pretrain.config import load as recipes
+from finetune import tasks
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten, merge, named_file, override, parse
-from pretrain.inference.evaluate import check_lengths
 from pretrain.model.config import ModelConfig
-from pretrain.objectives.base import Vocabulary
-from pretrain.supervision.launch import world_size
 
 STUDIES = Path(__file__).parent
 Settings = Mapping[str, Any]
@@ -254,77 +248,9 @@ def runs_of(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Run]:
     return [Run(arm, seed) for seed in seeds for arm in arms]
 
 
-def check_arms(
-    study: Study, changes: Sequence[str], device: str = "", begins: bool = True
-) -> dict[Arm, Checked]:
-    """Read and check the recipe of every arm, with its corpora, and every way of fine-tuning.
-
-    Args:
-        study: the study.
-        changes: `key=value` settings of the command line, which hold for all arms.
-        device: which the runs use, "cpu" or "cuda"; empty: any.
-        begins: whether runs begin, which need their corpora; a forecast does not.
-
-    Raises:
-        ValueError: what the first arm with an error has; or two arms are the same.
-    """
-    found = dict[Arm, Checked]()
-    for arm in pretraining_arms(study):
-        with named_errors(arm.name):
-            config = recipes.load(arm.recipe, [*arm.words, *changes])
-            ranks = world_size(config.supervision, 1)
-            corpora = [Path(source.path) for source in config.segments.sources]
-            if begins or (corpora and all(map(Path.exists, corpora))):
-                model = check(config, ranks)
-                _check_lengths(lengths_of(study, model), config, model)
-            else:
-                check_settings(config, ranks)
-                model = config.architecture(USUAL_VOCABULARY)
-            check_device(config, ranks, device)
-        found[arm] = Checked(config, model, ranks)
-    groups = study.finetune.groups if study.finetune else []
-    ways = {
-        way: [
-            runs.check_settings(tasks.find(names), [*way.words, *own], device=device)
-            for names, _, own in groups
-        ]
-        for way in finetuning_arms(study)
-    }
-    for arm, each in found.items():
-        for way in finetuning_arms(study, arm):
-            for task, tuned in itertools.chain(*(group.items() for group in ways[way])):
-                with named_errors(f"{arm.name}: {task}"):
-                    accepted = "'', as a study keeps no fine-tuned models"
-                    check_value("start_from", tuned.start_from, not tuned.start_from, accepted)
-                    each.model.check_pooling(tuned.pooling)
-    _check_distinct({arm: _resolved(each) for arm, each in found.items()})
-    _check_distinct(ways)
-    return found
-
-
 def lengths_of(study: Study, model: ModelConfig) -> list[int]:
     """Return the lengths that a model reads: learned positions end."""
     return [length for length in study.lengths if length <= (model.longest_input or math.inf)]
-
-
-def _check_lengths(lengths: Sequence[int], config: RunConfig, model: ModelConfig) -> None:
-    last = config.segments.parts[-1].config  # whose blocks `evaluate` reads
-    one_text = last.data.packing == "contiguous"
-    for path in [Path(source.path) for source in config.segments.sources] if lengths else []:
-        corpus = Corpus(path, "valid")
-        vocabulary = Vocabulary(corpus.manifest.vocab_size, model.vocab_size, path)
-        objective = last.objective.for_validation().build(vocabulary)
-        check_lengths(objective, model, corpus, range(len(corpus)), lengths, one_text)
-
-
-def _check_distinct(settings: Mapping[Arm, object]) -> None:
-    """Raise ValueError if two arms have the same settings or folder name."""
-    for (one, ours), (other, theirs) in itertools.combinations(settings.items(), 2):
-        if one.folder == other.folder or ours == theirs:
-            raise ValueError(
-                f"{one.name} = {other.name}: two arms have the same settings, or names without "
-                "other letters and digits"
-            )
 
 
 def pretraining_arms(study: Study) -> list[Arm]:
@@ -374,10 +300,11 @@ def differences(one: Checked, other: Checked) -> list[str]:
 
     If there are several, the comparison is confounded.
     """
-    return sorted(key for key, *_ in changes(_resolved(one), _resolved(other)))
+    return sorted(key for key, *_ in changes(resolved(one), resolved(other)))
 
 
-def _resolved(arm: Checked) -> dict[str, Any]:
+def resolved(arm: Checked) -> dict[str, Any]:
+    """Return the settings of an arm that decide what its models become, by their dotted keys."""
     settings = dataclasses.asdict(arm.config)
     settings["model"] = dataclasses.asdict(arm.model)
     # The zero vector of <mask> needs no row, and the folder decides nothing.

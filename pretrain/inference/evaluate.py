@@ -16,7 +16,12 @@ from tqdm import tqdm
 from data_prep.common.records import check_value
 from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer
-from pretrain.data.batches import evenly_spaced, validation_batches, validation_note
+from pretrain.data.batches import (
+    check_targets,
+    evenly_spaced,
+    validation_batches,
+    validation_note,
+)
 from pretrain.data.blocks import Blocks
 from pretrain.data.windows import Windows
 from pretrain.loop.protocols import MicroBatch
@@ -164,7 +169,7 @@ def evaluate_blocks(
     Args:
         model: any device, evaluation mode.
         objective: for validation.
-        source: blocks of the validation split, in which `check_targets` found something to predict.
+        source: blocks of the validation split, which `check_blocks` accepts.
         limit: most blocks; 0: all.
         micro_batch_size: blocks per forward pass.
 
@@ -209,6 +214,16 @@ def pair_objectives(objective: PretrainingObjective) -> dict[str, SentencePairsL
         )
         for name, task in tasks.items()
     }
+
+
+def check_blocks(objective: PretrainingObjective, source: Blocks, limit: int) -> None:
+    """Refuse blocks that `evaluate_blocks`, with the same arguments, could not measure.
+
+    Raises:
+        ValueError: they have no targets, or none of one of the scores of pairs.
+    """
+    for each in [objective, *pair_objectives(objective).values()]:
+        check_targets(source, each, limit)
 
 
 def check_lengths(

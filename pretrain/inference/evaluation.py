@@ -15,15 +15,15 @@ from data_prep.common.arguments import CommandFailed
 from data_prep.common.files import check_writable, write_json
 from data_prep.corpus import Corpus
 from pretrain.convert.model_folder import LoadedModel, load_model
-from pretrain.data.batches import check_packing, check_targets, evenly_spaced, validation_note
+from pretrain.data.batches import check_packing, evenly_spaced, validation_note
 from pretrain.data.sources import SOURCES
 from pretrain.engine.distributed import choose_device
 from pretrain.inference.evaluate import (
     LengthScores,
     Refusal,
+    check_blocks,
     evaluate_blocks,
     evaluate_lengths,
-    pair_objectives,
     validation_objective,
 )
 
@@ -123,8 +123,7 @@ def _results(
     source = SOURCES[packing](corpus, loaded.data.sequence_length)
     usual = int(loaded.recipe_section("training").get("evaluation_blocks", 0))
     limit = usual if options.blocks is None else options.blocks
-    for each in [objective, *pair_objectives(objective).values()]:
-        check_targets(source, each, limit)
+    check_blocks(objective, source, limit)
     return (evaluate_blocks(model, objective, source, limit, size) for _ in range(1))
 
 

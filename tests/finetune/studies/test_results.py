@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 from finetune.studies import report, results
+from finetune.studies.checks import check_arms
 from finetune.studies.results import LOSS, Curve, Results
 from finetune.studies.study import (
     Arm,
     FineTuning,
-    check_arms,
     comparisons,
     finetuning_arms,
     load,

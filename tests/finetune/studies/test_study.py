@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from finetune.studies import results, study
+from finetune.studies import checks, results, study
+from finetune.studies.checks import check_arms
 from finetune.studies.command import STUDY, _begin, _engine, _stages
 from finetune.studies.report import draw_lengths
 from finetune.zeroclap import main
@@ -149,6 +150,25 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
     assert not output.exists()
 
 
+def test_what_evaluate_will_read_of_the_last_phase_is_checked_before_the_first_run(
+    study_file, monkeypatch
+):
+    loaded, asked = study.load(str(study_file), toy=True), []
+    monkeypatch.setattr(checks, "check_lengths", lambda *given: asked.append(given[-2:]))
+    phases = "phases=[{steps: 5}, {data: {packing: contiguous, sequence_length: 32}}]"
+    check_arms(loaded, [phases])
+    assert asked == [([32, 64], True), ([32, 64, 128], True)]
+
+    def refuse(objective, source, limit):
+        asked.append((source.name, source.sequence_length, limit))
+        raise ValueError("no targets of nsp")
+
+    monkeypatch.setattr(checks, "check_blocks", refuse)
+    with pytest.raises(ValueError, match="learned, some: no targets of nsp"):
+        check_arms(replace(loaded, lengths=[]), [phases, "training.evaluation_blocks=5"])
+    assert asked[2:] == [("contiguous", 32, 5)]
+
+
 @pytest.mark.parametrize(("runs", "slots", "threads"), [(2, 2, 4), (20, 8, 1)])
 def test_few_runs_share_all_cores_of_a_machine_without_gpus(monkeypatch, runs, slots, threads):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
@@ -216,7 +236,7 @@ def test_a_study_that_is_not_text_is_refused_by_its_name(tmp_path):
 
 def test_every_corpus_of_a_mixture_is_evaluated(study_file, tmp_path):
     loaded = study.load(str(study_file), toy=True)
-    arm, checked = next(iter(study.check_arms(loaded, []).items()))
+    arm, checked = next(iter(check_arms(loaded, []).items()))
     pile = CorpusConfig(checked.config.data.corpus)
     data = replace(
         checked.config.data, corpus="", corpora={"my-pile": pile, "web": CorpusConfig("w")}
