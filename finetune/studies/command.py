@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from data_prep.common.arguments import CommandFailed, check_least, numbers
-from data_prep.common.files import lock, strict_json, write_json
+from data_prep.common.files import check_new, lock, read_json, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
 from finetune.studies import job
 from finetune.studies.job import EVALUATION, Ended, Stage
@@ -57,6 +57,7 @@ def study(options: argparse.Namespace) -> None:
     from finetune.studies import study as studies
     from finetune.studies.checks import check_arms
     from finetune.studies.report import write_report
+    from finetune.studies.results import collect
     from pretrain.processes.gpus import device_type
 
     check_least("--jobs", options.jobs, 0)
@@ -72,15 +73,18 @@ def study(options: argparse.Namespace) -> None:
         sys.stdout.write(_forecast(chosen, checked, runs, options))
         return
     engine = _engine(options, max(each.ranks for each in checked.values()), len(runs))
+    if not (options.output / STUDY).exists():
+        check_new(options.output, "lock")  # a study that was killed at once has no more
     options.output.mkdir(parents=True, exist_ok=True)
     with lock(options.output / "lock", "another process works on this study"):
         _begin(options.output / STUDY, chosen, checked, options)
         try:
             failed = _do(chosen, checked, runs, options, engine)
         finally:  # a study that is stopped has a report of what is finished
-            sys.stdout.write(f"\n{write_report(chosen, checked, runs, options.output)}\n")
-    if failed:
-        raise CommandFailed("; ".join(failed))
+            found = collect(chosen, runs, options.output)
+            sys.stdout.write(f"\n{write_report(chosen, checked, found, options.output)}\n")
+    if left_out := failed or found.unfinished:
+        raise CommandFailed("; ".join(left_out))
 
 
 def _check_data(chosen: Study, data: str) -> None:
@@ -108,7 +112,7 @@ def _begin(
     now["recipes"] = {arm.name: dataclasses.asdict(each.config) for arm, each in checked.items()}
     now = json.loads(strict_json(now))  # as it is read back: JSON has no infinity
     if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_json(path)
         for changed in (key for key in now if before.get(key) != now[key] and key not in _FREE):
             raise ValueError(
                 f"{path.parent}: was begun with other {changed}; name another --output, or give "

@@ -19,7 +19,7 @@ from data_prep.common.markup import markdown_table
 from data_prep.common.wording import changes, in_short
 from finetune.studies import results
 from finetune.studies.results import Curve, Measured, Results
-from finetune.studies.study import Arm, Checked, Run, Study, comparisons, differences
+from finetune.studies.study import Arm, Checked, Study, comparisons, differences
 from pretrain.records.plots import smoothed
 
 if TYPE_CHECKING:
@@ -31,21 +31,21 @@ Cell = Callable[[str, Series], str]
 """Writes the values of a figure, by its name."""
 
 
-def write_report(
-    study: Study, checked: Mapping[Arm, Checked], runs: Sequence[Run], output: Path
-) -> str:
+def write_report(study: Study, checked: Mapping[Arm, Checked], found: Results, output: Path) -> str:
     """Return the report as Markdown, and write report.md, .csv, .tex and pictures.
 
     Args:
         study: the study.
         checked: its arms.
-        runs: its runs, of which some may not have begun.
-        output: the folder of the runs' folders.
+        found: the results of its runs, of which some may not have begun.
+        output: the folder for the report.
     """
-    found = results.collect(study, runs, output)
     sections = [f"# {study.title}\n"]
     if found.unfinished:
-        sections.append(f"Not finished, and left out: {', '.join(found.unfinished)}.\n")
+        sections.append(
+            f"Not finished, and left out: {', '.join(found.unfinished)}. The same command "
+            "continues them; to repeat a stage of a damaged run, delete the stage's .done file.\n"
+        )
     if found.pretraining:
         sections += _sections(study, checked, found)
         tables = [_latex(part) for part in (found.pretraining, found.finetuning) if part]

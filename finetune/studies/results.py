@@ -7,7 +7,8 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -16,6 +17,7 @@ import numpy as np
 from pandas import DataFrame, Series
 from scipy.stats import t
 
+from data_prep.common.files import MALFORMED
 from data_prep.common.wording import count
 from finetune.runs import RESULT, read_result, task_of
 from finetune.scores import mean
@@ -63,7 +65,7 @@ class Results:
     curves: dict[Arm, list[Curve]]
     """A curve a seed."""
     unfinished: list[str]
-    """Runs whose training is not finished, or whose ledger does not verify; how many runs have not
+    """Runs whose training is not finished, or of which a file is damaged; how many runs have not
     begun, and how many fine-tunings of a finished run are missing."""
 
 
@@ -86,18 +88,19 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
         folder = output / run.name
         try:
             seen = status.view(folder / "run")
+            if seen.activity != status.FINISHED:
+                unfinished.append(run.name)
+                continue
+            evaluated = _evaluated(folder, study.subsets)
+            scores, missing = _finetuned(study, run, folder)
         except ValueError as error:
             unfinished.append(f"{run.name} ({error})")
             continue
-        if seen.activity != status.FINISHED:
-            unfinished.append(run.name)
-            continue
         curve = _curve(seen)
         loss = _finite(curve.validation[-1] if curve.validation else None)
-        pretraining[run.arm, run.seed] = {LOSS: loss, **_evaluated(folder, study.subsets)}
+        pretraining[run.arm, run.seed] = {LOSS: loss, **evaluated}
         cost[run.arm, run.seed] = _cost(seen)
         curves.setdefault(run.arm, []).append(curve)
-        scores, missing = _finetuned(study, run, folder)
         finetuning |= scores
         unfinished += [missing] if missing else []
     found = Results(table(pretraining), table(finetuning), table(cost), curves, unfinished)
@@ -142,15 +145,25 @@ def _evaluated(folder: Path, subsets: bool) -> Figures:
     found = Figures()
     for path in sorted(folder.glob(f"{EVALUATION}*.json")):
         on = unquote(path.stem.removeprefix(EVALUATION).replace("-", " on ", 1))
-        for each in json.loads(path.read_text(encoding="utf-8")):
-            perplexity = _finite(each["total"]["perplexity"])
-            found[f"perplexity{on}, {each['length']:,} tokens"] = perplexity
-            for name, score in each["subsets"].items() if subsets else ():
-                perplexity = _finite(score["perplexity"])
-                found[f"perplexity{on} on {name}, {each['length']:,} tokens"] = perplexity
-            for name, score in each.get("pairs", {}).items():
-                found[f"{name} accuracy{on}"] = score["accuracy"]
+        with _damage_named(path):
+            for each in json.loads(path.read_text(encoding="utf-8")):
+                perplexity = _finite(each["total"]["perplexity"])
+                found[f"perplexity{on}, {each['length']:,} tokens"] = perplexity
+                for name, score in each["subsets"].items() if subsets else ():
+                    perplexity = _finite(score["perplexity"])
+                    found[f"perplexity{on} on {name}, {each['length']:,} tokens"] = perplexity
+                for name, score in each.get("pairs", {}).items():
+                    found[f"{name} accuracy{on}"] = score["accuracy"]
     return found
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Raise ValueError with the name of a file that is not as a command has written it."""
+    try:
+        yield
+    except MALFORMED as error:
+        raise ValueError(f"{path}: is damaged: {error!r}") from None
 
 
 def _finetuned(study: Study, run: Run, folder: Path) -> tuple[Read, str]:
@@ -180,10 +193,11 @@ def _scores(folder: Path) -> dict[int, Figures]:
     """
     found: dict[int, Figures] = {}
     for path in sorted(folder.glob(f"*/{RESULT}")):
-        result = read_result(path.parent)
-        figures = found.setdefault(result["seed"], {})
-        figures[result["task"]] = 100 * mean(result["last"], task_of(result["plan"]).official)
-        figures[COLLAPSED] = figures.get(COLLAPSED, 0.0) + result["last"]["collapsed"]
+        with _damage_named(path):
+            result = read_result(path.parent)
+            figures = found.setdefault(result["seed"], {})
+            figures[result["task"]] = 100 * mean(result["last"], task_of(result["plan"]).official)
+            figures[COLLAPSED] = figures.get(COLLAPSED, 0.0) + result["last"]["collapsed"]
     return found
 
 

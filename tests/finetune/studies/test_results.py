@@ -175,6 +175,21 @@ def test_runs_that_cannot_be_read_or_are_not_finished_are_named_and_left_out(vie
     not_begun = "2 of 6 runs, which have not begun"
     assert found.unfinished == [not_begun, f"{first} ({changed})", fourth]
     assert [*found.pretraining] == [OURS, THEIRS]
+    evaluation = tmp_path / third / "evaluation.json"
+    for damage in ('[{"total": {}}]', "{", "5", "[5]", "null"):
+        evaluation.write_text(damage)
+        found = results.collect(PLAIN, runs, tmp_path)
+        assert f"{third} ({evaluation}: is damaged: " in found.unfinished[2]
+        assert [*found.pretraining] == [THEIRS]
+
+
+def test_a_damaged_result_of_a_fine_tuning_is_named(tmp_path):
+    path = tmp_path / "CoLA-pretrained-seed1" / "result.json"
+    path.parent.mkdir()
+    for damage in ('{"plan": {}, "best": {}, "last": {}, "epochs": []}', "{", "[]"):
+        path.write_text(damage)
+        with pytest.raises(ValueError, match=re.escape(f"{path}: is damaged: ")):
+            results._scores(tmp_path)
 
 
 def test_names_of_arms_are_text_in_every_table():

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from finetune.studies import checks, results, study
+from data_prep.common import files
+from data_prep.common.files import write_atomically
+from finetune.studies import checks, command, results, study
 from finetune.studies.checks import check_arms
 from finetune.studies.command import STUDY, _begin, _engine, _stages
 from finetune.studies.report import draw_lengths
@@ -167,6 +169,30 @@ def test_what_evaluate_will_read_of_the_last_phase_is_checked_before_the_first_r
     with pytest.raises(ValueError, match="learned, some: no targets of nsp"):
         check_arms(replace(loaded, lengths=[]), [phases, "training.evaluation_blocks=5"])
     assert asked[2:] == [("contiguous", 32, 5)]
+
+
+def test_a_study_fills_a_new_folder_or_one_that_a_killed_study_left_and_no_other(
+    study_file, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(command, "_do", lambda *given: [])
+    killed, other = tmp_path / "killed", tmp_path / "other"
+    for path in killed / "lock", other / "lock", other / "report.md":
+        write_atomically(path, b"theirs")
+    files._partial(killed / STUDY).touch()
+    words = ["study", str(study_file), "--toy", "--output"]
+    assert main([*words, str(killed)]) == 1  # as nothing was done
+    shown = capsys.readouterr()
+    assert "4 of 4 runs, which have not begun. The same command" in shown.out
+    assert shown.err == "zeroclap study: error: 4 of 4 runs, which have not begun\n"
+    assert main([*words, str(other)]) == 2
+    assert f"{other}: is not empty; choose a new folder" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in other.iterdir()} == {
+        "lock": b"theirs",
+        "report.md": b"theirs",
+    }
+    (killed / STUDY).write_text("{")
+    assert main([*words, str(killed)]) == 2
+    assert f"{killed / STUDY}: is not valid JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("runs", "slots", "threads"), [(2, 2, 4), (20, 8, 1)])
