@@ -129,6 +129,8 @@ def _do(
     engine: Callable[[Sequence[Path], Ended], None],
 ) -> list[str]:
     """Execute the unfinished stages of all runs; describe the failures."""
+    from pretrain.processes.launching import describe_exit
+
     folders = [options.output / run.name for run in runs]
     for folder, run in zip(folders, runs, strict=True):
         job.write(folder, _stages(chosen, run, checked[run.arm], folder, options))
@@ -139,7 +141,7 @@ def _do(
     def ended(folder: Path, code: int) -> None:
         nonlocal done
         done += 1
-        how = f"failed (exit code {code}), see {folder / job.LOG}" if code else "done"
+        how = f"failed, {describe_exit(code)}; see {folder / job.LOG}" if code else "done"
         print(f"[{done}/{len(runs)}] {folder.name}: {how}", flush=True)
         if code:
             failed.append(f"{folder.name}: {how}")

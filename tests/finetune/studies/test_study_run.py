@@ -92,5 +92,5 @@ def test_a_study_that_is_stopped_and_killed_goes_on_without_doing_anything_twice
     code, text, error = run(tmp_path, *words)
     assert code == 1, (text, error)
     assert "runs to do: 1, finished before: 1" in text
-    assert f"error: {failing.name}: failed (exit code 2), see {failing}/log.txt" in error
+    assert f"error: {failing.name}: failed, ended with code 2; see {failing}/log.txt" in error
     assert "learned, some" in text
