@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def submit(tmp_path):
     def start(srun, zeroclap="", **given):
         program("srun", f'echo "$@" > arguments\n{srun}')
         program("scontrol", 'echo "$@" > requeued')
+        program("squeue", 'echo "$reason"')
         program("sleep", "exec /bin/sleep 0.05")
         program("zeroclap", zeroclap)
         variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
@@ -71,8 +73,10 @@ def test_tasks_that_are_not_one_a_node_are_refused_before_anything_is_started(su
 def test_agents_get_the_cores_of_the_smallest_node_and_none_of_another_job_s(submit, tmp_path):
     """A job that is submitted from within another one inherits that one's variables."""
     inherited = {"SLURM_CPUS_PER_TASK": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}
-    assert submit("", SLURM_JOB_CPUS_PER_NODE="16(x3),4,8(x2)", **inherited).wait(60) == 0
-    assert " --cpu-bind=none --cpus-per-task=4 " in (tmp_path / "arguments").read_text()
+    srun = '[ -z "$SLURM_CPU_BIND" ] || touch bound'
+    assert submit(srun, SLURM_JOB_CPUS_PER_NODE="16(x3),4,8(x2)", **inherited).wait(60) == 0
+    assert " --cpus-per-task=4 " in (tmp_path / "arguments").read_text()
+    assert not (tmp_path / "bound").exists()
 
 
 def test_a_task_of_an_array_is_queued_again_without_the_others(submit, tmp_path):
@@ -99,6 +103,20 @@ def test_a_cancelled_job_waits_for_its_agents_and_stays_cancelled(submit, tmp_pa
     _send(signal.SIGTERM, script, tmp_path)
     assert script.returncode == 76
     assert not (tmp_path / "requeued").exists()
+
+
+@pytest.mark.parametrize(("reason", "requeued"), [("None", False), ("TimeLimit", True)])
+def test_a_job_that_was_asked_to_save_is_queued_again_at_its_limit_and_not_when_cancelled(
+    submit, tmp_path, reason, requeued
+):
+    """Slurm sends TERM for both."""
+    script = submit("trap '' USR1 TERM; touch ready; /bin/sleep 2; exit 76", reason=reason)
+    wait_until((tmp_path / "ready").exists)
+    script.send_signal(signal.SIGUSR1)
+    time.sleep(0.2)
+    script.send_signal(signal.SIGTERM)
+    assert script.wait(60) == 76
+    assert (tmp_path / "requeued").exists() == requeued
 
 
 def _send(number, script, folder):
