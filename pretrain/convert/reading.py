@@ -173,7 +173,13 @@ def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a
 
 def _architecture(form: _Form, settings: Mapping[str, Any], theirs: Weights) -> ModelConfig:
     layout.check_modelled(settings, {**_NOT_MODELLED, **form.not_modelled})
-    config = form.config(settings)
+    theirs_of = {**layout.ALBERT_SETTINGS, "layer_groups": "num_hidden_groups"}
+    names = {} if form.config is _own_config else theirs_of
+    try:
+        config = form.config(settings)
+    except ValueError as error:  # by the names that config.json has
+        named = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
+        raise ValueError(named) from None
     # transformers saves a classifier without it, and AlbertConfig does not mention it.
     has_pairs = not theirs.keys().isdisjoint({"pair_head.dense.weight", layout.ALBERT_PAIRS})
     return dataclasses.replace(config, pair_head=has_pairs)
