@@ -38,6 +38,12 @@ DATA = "data"
 WEIGHTS = ("pretrained", "random")
 """Initial weights; random ones show the gain of pretraining."""
 
+RESULT_KEYS = frozenset(
+    {"plan", "task", "weights", "seed", "best", "last", "epochs", "constant", "device"}
+    | {"dev_examples", "train_examples", "seconds", "tokens_per_second"}
+)
+"""The keys of a result that its readers rely on."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
@@ -131,7 +137,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     """
     path = folder / RESULT
     result = read_json(path)
-    if "collapsed" in result or not {"plan", "best", "last", "epochs"} <= result.keys():
+    if "collapsed" in result or not result.keys() >= RESULT_KEYS:
         raise ValueError(f"{path}: not a result of this version; delete it to repeat the run")
     for scores in (result["best"], result["last"], *result["epochs"]):
         scores |= {key: math.inf for key, value in scores.items() if value is None}

@@ -12,6 +12,7 @@ import pytest
 from finetune import classifiers, predict, tasks
 from finetune.examples import Example
 from finetune.protocols import PROTOCOLS
+from finetune.runs import RESULT_KEYS
 from finetune.zeroclap import main
 from pretrain.convert.model_folder import build, load_model
 from pretrain.convert.reading import read_folder
@@ -168,8 +169,8 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
         made = random_contents("zero-clap", vocabulary, head, {"task": task.name})
         save_model(run / "model", made)
         best = dict.fromkeys(task.score_names, 0.5)
-        result = {"task": task.name, "weights": "pretrained", "plan": {"data": str(data)}}
-        result |= {"best": best, "last": best, "epochs": [best]}
+        result = {**dict.fromkeys(RESULT_KEYS), "task": task.name, "weights": "pretrained"}
+        result |= {"plan": {"data": str(data)}, "best": best, "last": best, "epochs": [best]}
         (run / "result.json").write_text(json.dumps(result))
         for split in task.test:
             texts = ("the old dog",) * len(task.texts)

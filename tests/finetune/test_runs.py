@@ -319,7 +319,8 @@ def finish(output, plan, model, collapsed=False):
     shutil.copytree(model, output / plan.name / "model")
     scores = {"epoch": 1, **dict.fromkeys(runs.task_of({"task": plan.task}).score_names, 0.5)}
     scores["collapsed"] = collapsed
-    result = {"seed": plan.seed, "best": scores, "last": scores}
+    result = {**dict.fromkeys(runs.RESULT_KEYS), "seed": plan.seed, "best": scores}
+    result["last"] = scores
     write_json(output / plan.name / "result.json", {**result, "plan": {}, "epochs": [scores]})
 
 
@@ -379,7 +380,8 @@ def test_a_plan_of_another_version_an_invalid_one_and_none_are_refused(
         (tmp_path / PLAN).write_text(json.dumps(changed))
         with pytest.raises(ValueError, match=rf"run\.json: not a plan that .*{message}"):
             read_plan(tmp_path)
-    for result in {"collapsed": "always the same answer", "best": {}}, {"last": {}}:
+    lacking = dict.fromkeys(runs.RESULT_KEYS - {"device"}, {})
+    for result in {"collapsed": "always the same answer", "best": {}}, {"last": {}}, lacking:
         write_json(tmp_path / "result.json", result)
         with pytest.raises(ValueError, match=r"result\.json: not a result .*; delete it"):
             runs.read_result(tmp_path)

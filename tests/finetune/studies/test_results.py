@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from scipy import stats
 
+from finetune.runs import RESULT_KEYS
 from finetune.studies import report, results
 from finetune.studies.checks import check_arms
 from finetune.studies.results import LOSS, Curve, Results
@@ -139,7 +140,7 @@ def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(view
             # Of another epoch, which the study does not report.
             best = {**dict.fromkeys(score, 0.9), "collapsed": False}
             result = {"task": "CoLA", "seed": seed, "last": last, "best": best, "epochs": [last]}
-            result["plan"] = {"task": "CoLA"}
+            result = {**dict.fromkeys(RESULT_KEYS), "plan": {"task": "CoLA"}, **result}
             (folder / "result.json").write_text(json.dumps(result))
     runs = runs_of([OURS, THEIRS], [1])
     view({run.name: True for run in runs})
