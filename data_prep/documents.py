@@ -2,7 +2,7 @@
 
 1. `inputs.find_inputs` lists the inputs that a user names.
 2. `read_documents` chooses a reader by the prefix or the name of an input.
-3. The reader yields records one at a time; `json_lines.parse` parses lines of JSON.
+3. The reader yields records one at a time; `_parse` parses lines of JSON.
 4. `_to_document` converts a record to a `Document`, or to a `Reject` with a reason and a place;
    `fields.Fields` finds its text and its subset.
 
@@ -17,8 +17,10 @@ longest record only; a record over 512 MiB is skipped.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
@@ -36,7 +38,6 @@ from data_prep.inputs import (
     split_prefix,
     suffix,
 )
-from data_prep.json_lines import BadLine, parse
 from data_prep.manifest import BLANK_LINES, NO_SEPARATOR, Settings
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ _UTF_16 = re.compile(rb"\xff\xfe|\xfe\xff|\{\0|\0\{")  # its mark, or a line of 
 # Beginnings of an array, and of an object of many lines.
 _NOT_LINES = re.compile(rb"\s*(\[|\{\s*\n)")
 _HEADING = re.compile(rb" ?= (?!= ).*[^= ] = ?\r?\n")
+
+
+_REASONS: dict[type[Exception], str] = {
+    UnicodeDecodeError: "bad-utf8",
+    UnicodeEncodeError: "lone-surrogate",
+    RecursionError: "nested-too-deeply",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +220,35 @@ def _read_jsonl(path: Path, fields: Fields) -> Records:
             yield _judge_piece(line, fields.source, number, size_bytes)
         elif line and not line.isspace():  # such as after the last line
             try:
-                record = parse(line)
-            except BadLine as bad:
+                record = _parse(line)
+            except ValueError as bad:
                 yield Reject(str(bad), UNKNOWN_SUBSET, fields.source, number, len(line))
             else:
                 yield _to_document(record, fields, number, len(line))
+
+
+def _parse(line: bytes) -> object:
+    """Return the JSON value of a line, with or without its line end.
+
+    Numbers may have any size; those that orjson cannot represent become floats. Of several equal
+    keys the last one counts, as in other readers of JSON.
+
+    Raises:
+        ValueError: The line is not JSON or not UTF-8, has a lone surrogate or NaN, or is nested too
+            deeply; the message is the reason.
+    """
+    import orjson
+
+    with suppress(orjson.JSONDecodeError):
+        return orjson.loads(line)
+    # The standard library accepts huge numbers, and its errors say what is wrong.
+    try:
+        # The function int refuses NaN and Infinity; float accepts numbers of any length.
+        record: object = json.loads(line.decode(), parse_constant=int, parse_int=float)
+        json.dumps(record, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(_REASONS.get(type(error), "not-json")) from error
+    return record
 
 
 def _read_text(path: Path, fields: Fields) -> Records:

@@ -220,7 +220,7 @@ def test_help_imports_nothing_heavy(commands):
 
 def test_json_is_written_by_one_function():
     """That function is strict; the other callers hash the JSON or decode it, and never write it."""
-    hashed = {"data_prep.tokenizer", "data_prep.manifest", "data_prep.json_lines"}
+    hashed = {"data_prep.tokenizer", "data_prep.manifest", "data_prep.documents"}
     hashed |= {"data_prep.encoders", "finetune.examples", "data_prep.common.records"}
     callers = {
         module_of(path)
