@@ -17,6 +17,6 @@ Inputs that several modules share:
     segment_ids       Integers [B, T]: the segment of each token, from 0, in models with `segments`;
                       or None, where all are in segment 0.
 
-Read in this order: config, presets, masks, scores, positions, embeddings, flex, tiled_attention,
+Read in this order: config, presets, masks, biases, positions, embeddings, flex, tiled_attention,
 attention, layers, perceiver, encoder, heads, classification, language_model, init.
 """

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from .biases import ScoreFunction
 from .config import ModelConfig
 from .flex import FlexBias, flex_attend
 from .masks import visible_keys
 from .positions import Rotation
-from .scores import ScoreFunction
 from .tiled_attention import tiled_attention
 
 AttentionBias = Tensor | tuple[Tensor, ...] | FlexBias | None

@@ -99,7 +99,7 @@ class ModelConfig:
     position: str = "learned"
     """Position method."""
     alibi: str = "offset"
-    """Shape of ALiBi's bias, where `position` is "alibi" (model/scores.py)."""
+    """Shape of ALiBi's bias, where `position` is "alibi" (model/biases.py)."""
     alibi_slopes: str = "fixed"
     """Whether the slopes of ALiBi are trained."""
     causal: bool = False

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .attention import AttentionBias, AttentionContext, dense_bias
 from .backends import check_backend
+from .biases import ScoreFunction
 from .config import ModelConfig
 from .embeddings import Embeddings, layer_norm
 from .flex import TILE, flex_bias
@@ -21,7 +22,6 @@ from .layers import EncoderLayer, build_layers
 from .masks import earlier, visible_keys
 from .perceiver import DownLayer, PerceiverContext, UpLayer
 from .positions import position_module, token_positions
-from .scores import ScoreFunction
 
 
 class Stack(nn.Module):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from .biases import ScoreFunction
 from .masks import MaskFunction, depends_on_documents, visible_keys
-from .scores import ScoreFunction
 
 TILE = 128
 """Lengths are padded to a multiple. With shorter tiles, gradients are known to be NaN where there

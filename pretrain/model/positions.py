@@ -1,7 +1,7 @@
 """Position methods that act on embeddings (learned, sinusoidal), or on queries and keys (rotary).
 
-Those that act on scores are in scores.py. `config.POSITION_METHODS` says which class acts
-where. All formulas are those of Press et al. 2022 and of the code they used.
+Those that act on attention scores are in biases.py. `config.POSITION_METHODS` says which class
+acts where. All formulas are those of Press et al. 2022 and of the code they used.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .biases import Alibi, T5Bias  # noqa: F401 - named by POSITION_METHODS
 from .config import ModelConfig
-from .scores import Alibi, T5Bias  # noqa: F401 - named by POSITION_METHODS
 
 Rotation = Callable[[Tensor], Tensor]
 """Queries or keys, [B, T, H, K], to the same, each rotated by its position."""

@@ -9,11 +9,11 @@ from torch.nn.attention import flex_attention as library
 
 from pretrain.model import encoder, flex, presets
 from pretrain.model.attention import AttentionContext, attend, dense_bias
+from pretrain.model.biases import alibi_slopes, t5_bucket
 from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations, compile_layers
 from pretrain.model.positions import position_module
-from pretrain.model.scores import alibi_slopes, t5_bucket
 from tests.pretrain.builders import pairwise
 from tests.pretrain.memory import LiveBytes
 

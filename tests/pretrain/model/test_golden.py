@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from pretrain.model import presets
+from pretrain.model.biases import t5_bucket
 from pretrain.model.language_model import LanguageModel
-from pretrain.model.scores import t5_bucket
 from tests.pretrain.golden import albert, characters, make, modern
 from tests.pretrain.golden import causal as formulas
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pretrain.model import scores
+from pretrain.model import biases
+from pretrain.model.biases import Alibi, alibi_slopes, constant
 from pretrain.model.config import CHOICES, ModelConfig
-from pretrain.model.scores import Alibi, alibi_slopes, constant
 from tests.pretrain.model.test_parity import slopes_by_formula
 from tests.pretrain.model.test_positions import VOCABULARY, ids_of, tiny
 
@@ -24,7 +24,7 @@ def alibi(heads, length, kind):
 @pytest.mark.parametrize("make", [torch.inference_mode, torch.no_grad])
 def test_the_slopes_stay_on_the_device_for_later_batches_of_training_too(make):
     """A copy in every batch would make the host wait for a GPU."""
-    scores._kept.cache_clear()
+    biases._kept.cache_clear()
     config = ModelConfig(VOCABULARY, hidden_size=32, num_heads=4)
     with make():
         first = constant(tuple(alibi_slopes(4)), CPU)
