@@ -154,7 +154,10 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
     if measured and measured.device == CPU:
         # More ranks than were measured would share the same cores.
         on_gpu, sharing = False, measured.world_size
-    settings = deepspeed_json(*config.deepspeed_arguments(world_size))
+    # Only DeepSpeed, whose import takes seconds, knows all keys of a file of the user's own.
+    is_ours = (deepspeed_settings.DS_CONFIGS / f"{training.deepspeed}.json").exists()
+    read = deepspeed_settings.read_settings if is_ours else deepspeed_json
+    settings = read(*config.deepspeed_arguments(world_size))
     width, stage = needs.weight_bytes(settings), deepspeed_settings.stage_of(settings)
     count, trained = needs.parameters(model), needs.parameters(model, VOCABULARY_MULTIPLE)
     backend = choose_backend(model, training.attention_backend, on_gpu)
