@@ -38,7 +38,7 @@ class Job:
             "--parsable",
             f"--output={self.output}",
             f"--chdir={ROOT}",
-            f"--export=PATH,PYTHONPATH,{PLAN}",
+            f"--export=PATH,PYTHONPATH,OMP_NUM_THREADS,{PLAN}",
             *options,
             SCRIPT,
             self.chaos.recipe,
