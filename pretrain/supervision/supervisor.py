@@ -142,9 +142,11 @@ class Supervisor:
         if job := launch.find(self.run_folder, control_file):
             self._print(f"attempt {job.control_file.attempt} still runs; watching it")
             return self._run_to_end(job)
-        if control_file and control_file.state != control.EXIT:
+        if self._settings.hostfile or (control_file and control_file.state != control.EXIT):
             # If its supervisor only stood still, it sees that another one wrote this, and leaves.
-            self._write_control_file(dataclasses.replace(control_file, state=control.STOP))
+            # So do agents over ssh of earlier starts, which hold the locks of their nodes.
+            last = control_file or ControlFile(secrets.token_hex(8), 0, control.STOP)
+            self._write_control_file(dataclasses.replace(last, state=control.STOP))
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)
         run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read_failures(self.run_folder, control_file.token) if control_file else []

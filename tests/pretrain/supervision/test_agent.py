@@ -252,6 +252,18 @@ def test_an_agent_of_an_earlier_start_leaves_and_starts_nothing(stage, state):
     Agent(stage.config(), Node(1, 2), "s2")._lock.close()
 
 
+@pytest.mark.parametrize("state", ["", control.EXIT])
+def test_a_supervisor_ends_agents_of_an_earlier_start_before_its_first_attempt(stage, state):
+    if state:
+        control.write(stage.run, ControlFile("old", 0, state, start="s0"))
+    stage.start("s1")
+    wait_until(lambda: stage.report().get("start") == "s1")
+    supervisor = stage.supervisor(hostfile="hosts")
+    with supervisor._lock:
+        assert supervisor._take_over() is None
+        assert stage.join() == EXIT_DONE
+
+
 def test_an_agent_that_cannot_connect_to_node_0_says_so_and_tries_again(stage, monkeypatch, capsys):
     monkeypatch.setattr(nodes, "QUIET_SECONDS", 0.1)
     stage.listener.close()
