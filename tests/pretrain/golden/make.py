@@ -1,9 +1,8 @@
 """Figures of models, against which test_golden.py holds the code.
 
-Every figure follows from formulas that are written out here, beside this file or in test_parity.py,
-in fp64 and without the code under test, nor torch's generator: weights and inputs are formulas as
-well. So they are the same on every machine up to the last digits, also where recordings of
-EIFY/fairseq are not at hand.
+Every figure follows from formulas that are written out here or beside this file, in fp64 and
+without the code under test, nor torch's generator: weights and inputs are formulas as well. So they
+are the same on every machine up to the last digits.
 """
 
 import functools
@@ -12,50 +11,11 @@ import math
 import numpy as np
 import torch
 
-from pretrain.convert import fairseq
-from pretrain.convert.weights import renamed
 from tests.pretrain.golden import albert, causal, characters, modern
-from tests.pretrain.model.test_parity import logits_by_formula
 
 VOCABULARY, MASK_ID = 50, 49
 LENGTHS = (12, 7)
-SIZE, LAYERS, HEADS = 32, 2, 4
-
-BASELINE = {
-    "encoder_embed_dim": SIZE,
-    "encoder_layers": LAYERS,
-    "encoder_attention_heads": HEADS,
-    "encoder_learned_pos": True,
-    "no_token_positional_embeddings": False,
-    "encoder_alibi": False,
-    "encoder_alibi_asymmetrical": False,
-    "contrastive_pretraining": False,
-    "l2norm_embedding": True,
-    "no_scale_embedding": True,
-    "layernorm_embedding": True,
-    "zero_masking": False,
-}
-ALIBI = {
-    "no_token_positional_embeddings": True,
-    "encoder_alibi": True,
-    "encoder_alibi_asymmetrical": True,
-}
-CLAP = {"contrastive_pretraining": True, "layernorm_embedding": False}
-ZERO = {**CLAP, **ALIBI, "zero_masking": True}
-VARIANTS = {
-    "baseline": {},
-    "sinusoidal": {"encoder_learned_pos": False},
-    "alibi": ALIBI,
-    "alibi-symmetric": {**ALIBI, "encoder_alibi_asymmetrical": False},
-    "learned-clap": CLAP,
-    "learned-clap-unnormalized": {**CLAP, "l2norm_embedding": False},
-    "alibi-clap": {**CLAP, **ALIBI},
-    "zero-clap": {**ZERO, "no_scale_embedding": False},
-    "zero-clap-unscaled": ZERO,
-    "zero-clap-unscaled-unnormalized": {**ZERO, "l2norm_embedding": False},
-    "zero-clap-unscaled-no-dropout": ZERO,
-}
-"""In EIFY/fairseq's names; the published variants, and what was tried beside them."""
+LAYERS, HEADS = 2, 4
 
 
 def weight(name, shape):
@@ -87,28 +47,12 @@ def inputs(row):
     return [MASK_ID if place in hidden(row) else id for place, id in enumerate(ids(row))]
 
 
-def in_their_names(weights):
-    """The weights under the names of EIFY/fairseq, with query, key and value apart."""
-    names = renamed(weights, fairseq._MODULES)
-    return {
-        their: part
-        for ours, theirs in names.items()
-        for their, part in zip(theirs, weights[ours].chunk(len(theirs)), strict=True)
-    }
-
-
 def models():
-    """Of each variant: the function of its weights and a text to its logits."""
-
-    def published(settings, weights, input_ids):
-        return logits_by_formula(in_their_names(weights), settings, input_ids)
-
+    """Of each variant that EIFY/fairseq lacks: the function of its weights and a text to logits."""
     made = {
-        variant: functools.partial(published, {**BASELINE, **delta})
-        for variant, delta in VARIANTS.items()
+        f"causal-{position}": functools.partial(causal.logits, position, HEADS)
+        for position in causal.POSITIONS
     }
-    for position in causal.POSITIONS:
-        made[f"causal-{position}"] = functools.partial(causal.logits, position, HEADS)
     made["modern"] = functools.partial(modern.logits, HEADS)
     for model in characters.MODELS:
         made[model] = functools.partial(characters.logits, model, HEADS)

@@ -245,10 +245,14 @@ def test_every_combination_of_settings_computes_those_of_eify_fairseq_formulas(
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     mask = rows if zero_mask else rows - 1
     input_ids = [0, 7, mask, 12, 12, mask, 29 - zero_mask, 5, 2]
-    every = torch.arange(len(input_ids))
-    with torch.no_grad():
-        logits = model(torch.tensor([input_ids]), None, every).double()
-        names = model.state_dict()
-        weights = separated(names, renamed(names, fairseq._MODULES))
-        expected = logits_by_formula(weights, settings, input_ids)
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
+    logits = model(torch.tensor([input_ids]), None, torch.arange(len(input_ids)))
+    ours = dict(model.named_parameters())
+    parts = renamed(ours, fairseq._MODULES)
+    theirs = {name: part.requires_grad_() for name, part in separated(ours, parts).items()}
+    expected = logits_by_formula(theirs, settings, input_ids)
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=2e-5)
+    for each in (logits, expected):
+        each.log_softmax(1)[:, 7].sum().backward()
+    for name, weight in ours.items():
+        gradient = torch.cat([theirs[part].grad.flatten() for part in parts[name]])
+        torch.testing.assert_close(weight.grad.flatten(), gradient, rtol=1e-4, atol=1e-4, msg=name)
