@@ -275,17 +275,6 @@ def test_a_head_that_always_answers_the_same_is_right_as_often_as_that_is_so(mod
             assert (score.targets, score.accuracy) == (40, right.mean())
 
 
-@pytest.mark.parametrize("task", ["sop", "nsp", "none"])
-def test_the_own_task_is_scored_as_in_the_run_and_masked_tokens_alike_for_every_task(
-    model, valid, task
-):
-    source, objective = SOURCES["sentence-pairs"](valid, 64), pairs_of(model, valid, task)
-    found = evaluate_blocks(model, objective, source, 10, 4)
-    in_order = evaluate_blocks(model, pairs_of(model, valid, "none"), source, 10, 4).total
-    assert found.pairs["masked"] == in_order
-    assert task == "none" or found.pairs[task] == found.terms[task]
-
-
 def test_the_coverage_leaves_out_what_is_cut_from_long_pairs(model, valid):
     source, objective = SOURCES["sentence-pairs"](valid, 32), pairs_of(model, valid, "sop")
     assert max(source.size(index) for index in range(len(source))) > 32

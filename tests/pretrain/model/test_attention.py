@@ -387,22 +387,6 @@ def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype,
         assert torch.equal(whole, in_parts)
 
 
-@pytest.mark.parametrize("mask", ["padding", "documents"])
-@pytest.mark.parametrize("position", ["alibi", "learned"])
-def test_the_bias_is_the_only_tensor_of_its_size(position, mask):
-    """[B, H, T, T] at most once, in the dtype of the scores, and [1, H, T, T] in fp32."""
-    config, mask = config_of(position, "offset", heads=8), masks(320)[mask]
-    with LiveBytes() as memory:
-        bias = bias_of(config, 320, mask, torch.bfloat16)
-    largest, *others = sorted(memory.made, reverse=True)
-    assert largest == bias.numel() * 2
-    if position == "alibi":
-        assert bias.shape == (2, 8, 320, 320)
-        assert max(others) == 4 * 8 * 320**2
-    else:
-        assert bias.shape in [(2, 1, 1, 320), (2, 1, 320, 320)]
-
-
 @pytest.mark.parametrize("mask", MASKS)
 def test_training_with_dropout_on_a_cpu_makes_no_bias_of_all_scores(mask):
     """The attention weights of each layer, [B, H, T, T], and no other tensor of that size."""

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from pretrain.model import config as config_module
@@ -94,13 +93,6 @@ def test_a_new_method_is_one_entry_whose_classes_act_in_three_places(monkeypatch
 
 
 # --- the numbers of each method -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "size"), [("d64_130", 64), ("d768_16", 768)])
-def test_sinusoidal_tables_are_those_of_fairseq(name, size, golden):
-    table = load_file(golden / "sinusoidal_tables.safetensors")[name]
-    # Their table starts at the row of the padding; the first token has row 2.
-    torch.testing.assert_close(sinusoidal(size, len(table) - 2), table[2:], rtol=0, atol=2e-5)
 
 
 def test_sinusoidal_vectors_may_have_one_pair_of_numbers():
