@@ -6,6 +6,7 @@ import json
 import os
 import random
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
@@ -52,6 +53,15 @@ def make_corpus(folder: Path) -> Path:
     output = ["--output", str(folder / "made"), "--tokenizer", str(folder / "vocabulary")]
     data_prep(["prepare", "--input", str(raw), *output, *settings])
     return folder / "made"
+
+
+def prepared(folder: Path, texts: Iterable[str], tokenizer: Path, *settings: str) -> Path:
+    """Prepare a corpus of these documents, with this vocabulary."""
+    raw = folder.with_suffix(".jsonl")
+    raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    words = ["--input", str(raw), "--output", str(folder), "--tokenizer", str(tokenizer)]
+    data_prep(["prepare", *words, *settings])
+    return folder
 
 
 def data_prep(arguments: list[str]) -> None:

@@ -41,6 +41,18 @@ def slow(*cases):
     return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
+def short(steps, evaluation_interval, confirm_steps=3):
+    """Settings of a run of so few steps, with a checkpoint after every second."""
+    return [
+        f"training.steps={steps}",
+        "training.checkpoint_interval=2",
+        f"training.evaluation_interval={evaluation_interval}",
+        "schedule.warmup_steps=1",
+        "spike.margin_steps=1",
+        f"spike.confirm_steps={confirm_steps}",
+    ]
+
+
 def main(*words):
     """The exit code and the output of a command of pretrain."""
     from finetune.zeroclap import main as pretrain
@@ -58,6 +70,16 @@ def weights_of(run, step):
     folder = checkpoints.folder_of(run, step)
     checkpoints.read_manifest(folder)
     return consolidated_weights(folder)
+
+
+class Trap:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
 
 
 def failing(action, left, name=""):

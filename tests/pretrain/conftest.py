@@ -10,7 +10,7 @@ import pytest
 
 from data_prep import tokenizer as tokenizers
 from data_prep.tokenizer import Tokenizer
-from tests.fixtures import data_prep
+from tests.fixtures import data_prep, prepared
 
 
 @pytest.fixture
@@ -30,25 +30,19 @@ def tokenizer(corpus: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def other_corpus(corpus: Path) -> Path:
     """Paragraphs of other help topics in the vocabulary of `corpus`: a second corpus."""
-    raw, output = corpus.parent / "other-topics.jsonl", corpus.parent / "other"
     texts = [text for _, text in sorted(topics.items())[6:20]]
     paragraphs = [" ".join(p.split()) for text in texts for p in text.split("\n\n")]
-    raw.write_text("".join(json.dumps({"text": p}) + "\n" for p in paragraphs if len(p) > 20))
-    settings = ["--max-tokens", "64", "--valid-fraction", "0.1", "--tokenizer", str(corpus)]
-    data_prep(["prepare", "--input", str(raw), "--output", str(output), *settings])
-    return output
+    long, settings = (p for p in paragraphs if len(p) > 20), "--max-tokens 64 --valid-fraction 0.1"
+    return prepared(corpus.parent / "other", long, corpus, *settings.split())
 
 
 @pytest.fixture(scope="session")
 def sentence_corpus(corpus: Path) -> Path:
     """Documents of many sentences, and some of one, prepared with --sentences."""
-    raw, output = corpus.parent / "whole-topics.jsonl", corpus.parent / "sentences"
     texts = [text[:1500] for _, text in sorted(topics.items())[:60]]
     texts += [f"A document of one sentence, which is number {n}." for n in range(5)]
-    raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    settings = ["--sentences", "--tokenizer", str(corpus), "--valid-fraction", "0.2"]
-    data_prep(["prepare", "--input", str(raw), "--output", str(output), *settings])
-    return output
+    settings = ["--sentences", "--valid-fraction", "0.2"]
+    return prepared(corpus.parent / "sentences", texts, corpus, *settings)
 
 
 @pytest.fixture(scope="session")

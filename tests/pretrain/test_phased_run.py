@@ -15,17 +15,9 @@ from pretrain.checks.resume import check_run
 from pretrain.config.load import load
 from pretrain.data.batches import PretrainingBatches
 from pretrain.records import checkpoints, ledger, metrics, segments
-from tests.pretrain.builders import main, slow
+from tests.pretrain.builders import main, short, slow
 
-SETTINGS = [
-    "training.steps=14",
-    "training.checkpoint_interval=2",
-    "training.evaluation_interval=3",
-    "schedule.warmup_steps=1",
-    "schedule.name=constant",
-    "spike.margin_steps=1",
-    "spike.confirm_steps=3",
-]
+SETTINGS = [*short(14, 3), "schedule.name=constant"]
 
 
 @pytest.fixture(scope="module")
@@ -287,26 +279,21 @@ def test_a_decay_branch_has_the_sources_steps_and_a_schedule_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("step", "changes", "message"),
+    ("source", "changes", "message"),
     [
-        (7, [], "no checkpoint of step 7; it kept 2, 4, 5, 6, 8"),
-        (8, ["training.seed=5"], "training.seed: 1, now 5 (the first weights"),
-        (8, ["optimizer.beta2=0.9"], "optimizer.beta2: 0.98, now 0.9 (its state goes on"),
+        ("nowhere@5", [], "is not the folder of a run that has begun"),
+        ("{run}@7", [], "no checkpoint of step 7; it kept 2, 4, 5, 6, 8"),
+        ("{run}@8", ["training.seed=5"], "training.seed: 1, now 5 (the first weights"),
+        ("{run}@8", ["optimizer.beta2=0.9"], "optimizer.beta2: 0.98, now 0.9 (its state goes on"),
     ],
 )
 def test_a_fork_that_cannot_be_is_refused_before_it_begins(
-    phases, straight, recipe, tmp_path, step, changes, message
+    phases, straight, recipe, tmp_path, source, changes, message
 ):
     words = [recipe.path, f"folder={tmp_path / 'run'}", *SETTINGS, phases]
-    code, said = main("supervise", *words, *changes, "--from", f"{straight}@{step}")
+    code, said = main("supervise", *words, *changes, "--from", source.format(run=straight))
     assert (code, message in said) == (2, True), said
     assert not (tmp_path / "run").exists()
-
-
-def test_a_fork_needs_a_run(recipe, tmp_path):
-    words = [recipe.path, f"folder={tmp_path / 'run'}", "--from", f"{tmp_path / 'none'}@5"]
-    code, said = main("supervise", *words)
-    assert (code, "is not the folder of a run that has begun" in said) == (2, True)
 
 
 def test_each_corpus_has_one_name(straight, tmp_path):

@@ -1,6 +1,5 @@
 """Checks of a recipe before a run starts, and their messages on the command line."""
 
-import json
 import re
 
 import pytest
@@ -10,7 +9,7 @@ from finetune import zeroclap as command_line
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks.recipe import check
 from pretrain.data.sources import open_source
-from tests.fixtures import data_prep
+from tests.fixtures import prepared
 
 
 def test_a_valid_recipe_gives_the_model(recipe, corpus, tmp_path):
@@ -202,14 +201,13 @@ def test_a_recipe_of_pairs_gives_a_model_with_a_pair_head(task, sentence_corpus,
 
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_next_sentences_of_one_document_alone_are_refused(split, corpus, recipe, tmp_path):
+    texts = {}
     for name in ("train", "valid"):
         text = " ".join(f"Sentence {n} of {name}." for n in range(60))
-        texts = [text] if name == split else [text, text + " More."]
-        lines = "".join(json.dumps({"text": each}) + "\n" for each in texts)
-        (tmp_path / f"{name}.jsonl").write_text(lines)
-    words = ["--input", str(tmp_path / "train.jsonl"), "--output", str(tmp_path / "corpus")]
-    words += ["--valid-input", str(tmp_path / "valid.jsonl"), "--tokenizer", str(corpus)]
-    data_prep(["prepare", "--sentences", *words])
+        texts[name] = [text] if name == split else [text, text + " More."]
+    (valid := tmp_path / "valid.txt").write_text("\n\n".join(texts["valid"]))
+    words = ["--sentences", "--valid-input", str(valid)]
+    prepared(tmp_path / "corpus", texts["train"], corpus, *words)
     words = [f"data.corpus={tmp_path / 'corpus'}", *PAIRS, "batch.global_batch_size=2"]
     assert check(recipe.load(tmp_path, *words, "objective.pair_task=sop"), 1)
     with pytest.raises(ValueError, match=f"blocks of split '{split}' are of one document"):
@@ -217,11 +215,7 @@ def test_next_sentences_of_one_document_alone_are_refused(split, corpus, recipe,
 
 
 def test_a_corpus_without_validation_text_is_refused(corpus, recipe, tmp_path):
-    from finetune.zeroclap import main as data_prep
-
-    (tmp_path / "a.txt").write_text("Some text.")
-    words = ["--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "corpus")]
-    assert data_prep(["prepare", *words, "--tokenizer", str(corpus), "--valid-fraction", "0"]) == 0
+    prepared(tmp_path / "corpus", ["Some text."], corpus, "--valid-fraction", "0")
     with pytest.raises(ValueError, match="corpus: the valid split is empty"):
         check(recipe.load(tmp_path, f"data.corpus={tmp_path / 'corpus'}"), 2)
 

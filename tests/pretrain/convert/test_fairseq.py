@@ -25,6 +25,7 @@ from pretrain.convert.weights import renamed, separated
 from pretrain.convert.writing import save_model
 from pretrain.inference.pretrained import Pretrained
 from pretrain.model.classification import ClassificationConfig, ClassificationHead
+from tests.pretrain.builders import Trap
 from tests.pretrain.convert.conftest import close, our_logits
 from tests.pretrain.convert.contents import random_contents
 
@@ -266,16 +267,6 @@ def test_a_vocabulary_fits_or_is_refused_with_the_numbers(variant, size, made_up
 
 
 # --- what is refused ----------------------------------------------------------------------------
-
-
-class Trap:
-    """Makes a folder when unpickled."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.file),)
 
 
 @pytest.mark.parametrize("archive", [True, False], ids=["zip archive", "as before torch 1.6"])

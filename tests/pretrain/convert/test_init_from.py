@@ -22,17 +22,11 @@ from pretrain.model.language_model import LanguageModel
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, metrics
 from tests.fixtures import data_prep
+from tests.pretrain.builders import short
 from tests.pretrain.convert.conftest import HEADS
 from tests.pretrain.convert.contents import random_contents, without_pair_projection
 
-SHORT = [
-    "training.steps=4",
-    "training.checkpoint_interval=2",
-    "training.evaluation_interval=2",
-    "schedule.warmup_steps=1",
-    "spike.margin_steps=1",
-    "spike.confirm_steps=1",
-]
+SHORT = short(4, 2, confirm_steps=1)
 
 
 @pytest.fixture

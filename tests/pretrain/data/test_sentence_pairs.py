@@ -1,14 +1,13 @@
 """Blocks of sentences: each sentence at most once, at least two a block, and no more than fit."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
 
 from data_prep.corpus import Corpus
-from finetune.zeroclap import main as data_prep
 from pretrain.data.sentence_pairs import SentencePairs, sentence_runs
+from tests.fixtures import prepared
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
@@ -110,26 +109,19 @@ def test_a_number_chooses_among_all_blocks_of_other_documents(source):
 
 
 @pytest.fixture
-def prepared(corpus, tmp_path):
-    """`prepared(texts)`: a corpus of these documents, prepared with --sentences."""
-
-    def prepare(texts):
-        raw, output = tmp_path / "raw.jsonl", tmp_path / "corpus"
-        raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        words = ["--tokenizer", str(corpus), "--sentences", "--valid-fraction", "0"]
-        assert data_prep(["prepare", "--input", str(raw), "--output", str(output), *words]) == 0
-        return Corpus(output, "train")
-
-    return prepare
+def of_sentences(corpus, tmp_path):
+    """`of_sentences(texts)`: the split of these documents, prepared with --sentences."""
+    words = ["--sentences", "--valid-fraction", "0"]
+    return lambda texts: Corpus(prepared(tmp_path / "corpus", texts, corpus, *words), "train")
 
 
-def test_a_split_without_two_sentences_in_a_document_is_refused(prepared):
+def test_a_split_without_two_sentences_in_a_document_is_refused(of_sentences):
     with pytest.raises(ValueError, match="no document of split 'train' has two sentences"):
-        SentencePairs(prepared(["Only one.", "", "Another one"]), LENGTH)
+        SentencePairs(of_sentences(["Only one.", "", "Another one"]), LENGTH)
 
 
-def test_a_split_of_one_document_has_no_segments_of_others(prepared):
-    source = SentencePairs(prepared(["One. Two. Three.", "Alone."]), LENGTH)
+def test_a_split_of_one_document_has_no_segments_of_others(of_sentences):
+    source = SentencePairs(of_sentences(["One. Two. Three.", "Alone."]), LENGTH)
     with pytest.raises(ValueError, match="are of one document.*objective.pair_task=sop"):
         source[0].sample_other_document(0.5)
 

@@ -26,7 +26,15 @@ from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, observation
-from tests.pretrain.builders import batches_of, one_update, pairwise, save_engine, slow, weights_of
+from tests.pretrain.builders import (
+    Trap,
+    batches_of,
+    one_update,
+    pairwise,
+    save_engine,
+    slow,
+    weights_of,
+)
 
 VOCABULARY = 101
 LENGTH = 24
@@ -76,11 +84,12 @@ class MaskedAndPairs(MaskedLM):
         return (masked + cross_entropy(pairs.float(), ids[:, 1] % 2, reduction="sum")).view(1)
 
 
-def batches(micro, growing=()):
+MASKED = MaskedAndPairs(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1)
+
+
+def batches(micro, growing=(), objective=MASKED):
     """Batches of one size, or of those that `growing` has by step."""
-    blocks = RandomBlocks()
-    objective = MaskedAndPairs(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1)
-    made = batches_of(blocks, objective, sizes(micro))
+    made = batches_of(RandomBlocks(), objective, sizes(micro))
     return dataclasses.replace(made, sizes=Sizes(growing)) if growing else made
 
 
@@ -139,8 +148,8 @@ def build(
     return engine.Engine(model, optimizer, settings, process)
 
 
-def train(built, micro, steps, growing=()):
-    data = batches(micro, growing)
+def train(built, micro, steps, growing=(), objective=MASKED):
+    data = batches(micro, growing, objective)
     results = []
     for step in steps:
         mine = data.micro_batches(step, built.rank, built.world_size)
@@ -149,10 +158,10 @@ def train(built, micro, steps, growing=()):
     return results
 
 
-def train_and_save(run, name, micro=2, steps=3, growing=(), **options):
+def train_and_save(run, name, micro=2, steps=3, growing=(), objective=MASKED, **options):
     """The results of an engine's first steps, after which it is saved."""
     built = build(name, micro, **options)
-    results = train(built, micro, range(steps), growing)
+    results = train(built, micro, range(steps), growing, objective)
     save_engine(built, run, steps)
     return results
 
@@ -165,19 +174,30 @@ def assert_same_bits(left, right):
 
 @functools.cache
 def plain(
-    clipping=0.0, steps=3, micro=GLOBAL_BATCH, variant="zero-clap", optimizer=SMOOTH, growing=()
+    clipping=0.0,
+    steps=3,
+    micro=GLOBAL_BATCH,
+    variant="zero-clap",
+    optimizer=SMOOTH,
+    growing=(),
+    objective=MASKED,
 ):
-    """Train with a plain PyTorch loop; by default each global batch is one forward pass."""
+    """Train with a plain PyTorch loop; by default each global batch is one forward pass.
+
+    The loss is the formula of law 4.
+    """
     model = fresh_model(0.0, variant)
     built = optimizers.build(model, optimizer)
-    data, losses, norms = batches(micro, growing), [], []
+    data, losses, norms = batches(micro, growing, objective), [], []
     for step in range(steps):
         passes = data.micro_batches(step, 0, 1)
-        targets, summed = sum(batch.targets[0] for batch in passes), 0.0
+        counts = [sum(each) for each in zip(*(batch.targets for batch in passes), strict=True)]
+        summed = 0.0
         built.zero_grad()
         for batch in passes:
-            tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
-            loss = data.objective.loss(model, tensors)[0] / targets
+            sums = objective.loss(model, batch.to(torch.device("cpu")))
+            terms = zip(objective.terms.values(), sums, counts, strict=True)
+            loss = sum(weight * nats / count for weight, nats, count in terms if count)
             loss.backward()
             summed += loss.item()
         optimizers.set_step(built.param_groups, optimizer, LEARNING_RATES[step], step)
@@ -558,16 +578,6 @@ def test_consolidated_weights_are_the_fp32_weights_of_the_ranks(name, run_ranks,
     assert all(not torch.equal(consolidated[n], untrained[n]) for n in untrained if "weight" in n)
 
 
-class Bomb:
-    """Makes a folder where it is unpickled."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.folder),)
-
-
 @pytest.mark.parametrize("name", ["zero0_fp32", *EACH_STAGE])
 def test_nothing_that_a_checkpoint_holds_is_executed(name, run_ranks, tmp_path, monkeypatch):
     """Whichever of its files holds it: when a run resumes, on other ranks, and for an export."""
@@ -586,7 +596,7 @@ def test_nothing_that_a_checkpoint_holds_is_executed(name, run_ranks, tmp_path, 
             loads.append(lambda folder: built._reshard(folder, parts))
         for path in paths:
             sound = path.read_bytes()
-            torch.save({**torch.load(path, weights_only=False), "more": Bomb(tmp_path / "x")}, path)
+            torch.save({**torch.load(path, weights_only=False), "more": Trap(tmp_path / "x")}, path)
             for load in loads:
                 try:
                     load(folder)

@@ -3,79 +3,30 @@
 import functools
 
 import pytest
-import torch
 
 from data_prep.corpus import Corpus
-from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.convert.export import export_checkpoint
 from pretrain.convert.model_folder import load_model
 from pretrain.data.sources import SOURCES
-from pretrain.engine import engine, optimizers
-from pretrain.engine.consolidated import consolidated_weights
 from pretrain.inference.evaluate import evaluate_blocks, evaluate_lengths, validation_objective
 from pretrain.loop.protocols import TermLoss
-from pretrain.model import presets
-from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.registry import SETTINGS_BY_NAME
-from pretrain.records import checkpoints, metrics
-from tests.pretrain.builders import batches_of, one_update, save_engine
-from tests.pretrain.engine.test_engine import VOCABULARY, RandomBlocks
+from pretrain.records import metrics
+from tests.pretrain.engine.test_engine import (
+    VOCABULARY,
+    assert_like_plain,
+    batches,
+    train_and_save,
+)
 from tests.pretrain.objectives.toy import Toy, ToyConfig
 
-GLOBAL_BATCH, STEPS = 8, 3
-# A large epsilon makes the update smooth in the gradient, so that weights show its error.
-SMOOTH = OptimizerConfig(epsilon=1e-3)
-RATE = 1e-3
-
-
-def batches(micro, settings):
-    source = RandomBlocks()
-    objective, sizes = Toy(settings, VOCABULARY - 1), BatchConfig(GLOBAL_BATCH, micro)
-    return batches_of(source, objective, sizes)
-
-
-def fresh_model():
-    torch.manual_seed(1)
-    overrides = {"dropout": 0.0, "attention_dropout": 0.0}
-    return LanguageModel(presets.build("tiny", "zero-clap", VOCABULARY, overrides))
-
-
-@functools.cache
-def plain(settings):
-    """The formula of law 4, on whole global batches in an ordinary PyTorch loop."""
-    model = fresh_model()
-    adam, data, losses = optimizers.build(model, SMOOTH), batches(GLOBAL_BATCH, settings), []
-    for step in range(STEPS):
-        (batch,) = data.micro_batches(step, 0, 1)
-        sums = data.objective.loss(model, batch.to(torch.device("cpu")))
-        weights = data.objective.terms.values()
-        terms = zip(weights, sums, batch.targets, strict=True)
-        loss = sum(weight * nats / count for weight, nats, count in terms if count)
-        adam.zero_grad()
-        loss.backward()
-        optimizers.set_step(adam.param_groups, SMOOTH, RATE, step)
-        adam.step()
-        losses.append(loss.item())
-    return model.state_dict(), losses
-
-
-def trained(name, micro, settings, folder):
-    """Results of the engine, and the weights it ends with."""
-    process, data = engine.start(), batches(micro, settings)
-    config = engine.deepspeed_json(name, data.batch, 0.0, process.world_size)
-    built = engine.Engine(fresh_model(), SMOOTH, config, process)
-    results = []
-    for step in range(STEPS):
-        mine = data.micro_batches(step, process.rank, process.world_size)
-        results.append(one_update(built, mine, data.objective, RATE, step))
-    save_engine(built, folder, STEPS)
-    return results
+TOY = Toy(ToyConfig(), VOCABULARY - 1)
 
 
 def test_the_terms_have_different_shares_of_the_targets_in_different_micro_batches():
     """Else a division by the micro-batch's or the rank's own counts would go unnoticed."""
-    data = batches(2, ToyConfig())
-    counts = [part.targets for step in range(STEPS) for part in data.micro_batches(step, 0, 1)]
+    data = batches(2, objective=TOY)
+    counts = [part.targets for step in range(3) for part in data.micro_batches(step, 0, 1)]
     assert len({parity / tokens for tokens, parity in counts}) > 4
     assert 0 in {parity for _, parity in counts}
 
@@ -87,35 +38,24 @@ def test_any_split_of_a_batch_trains_each_term_as_one_plain_pass_over_it(
     stage, ranks, sizes, run_ranks, tmp_path
 ):
     """Law 4 for several terms; of one term, for more stages and ranks: test_engine."""
-    name = f"zero{stage}_fp32"
-
-    def work():
-        return [trained(name, size, ToyConfig(), tmp_path / str(size)) for size in sizes]
-
-    reported = run_ranks(ranks, work)
-    weights, losses = plain(ToyConfig())
-    assert all(results == reported[0] for results in reported)
-    for size, results in zip(sizes, reported[0], strict=True):
-        assert [result.loss for result in results] == pytest.approx(losses, abs=2e-6)
+    for size in sizes:
+        run = tmp_path / str(size)
+        work = functools.partial(train_and_save, run, f"zero{stage}_fp32", size, objective=TOY)
+        results, *others = run_ranks(ranks, work)
+        assert all(same == results for same in others)
+        assert_like_plain(results, run, objective=TOY)
         for result in results:
             tokens, parity = result.terms["tokens"], result.terms["parity"]
             assert result.loss == tokens.loss + 0.5 * parity.loss
             assert result.targets == tokens.targets + parity.targets
-        found = consolidated_weights(checkpoints.folder_of(tmp_path / str(size), STEPS))
-        for name, tensor in weights.items():
-            torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6, msg=name)
 
 
 def test_a_term_without_targets_in_a_global_batch_contributes_nothing(run_ranks, tmp_path):
-    settings = ToyConfig(parity_share=0.0)
-    results, _ = run_ranks(2, trained, "zero1_fp32", 2, settings, tmp_path)
-    weights, losses = plain(settings)
-    assert [result.terms["parity"] for result in results] == [TermLoss(None, 0)] * STEPS
+    case = {"objective": Toy(ToyConfig(parity_share=0.0), VOCABULARY - 1)}
+    results, _ = run_ranks(2, lambda: train_and_save(tmp_path, "zero1_fp32", **case))
+    assert_like_plain(results, tmp_path, **case)
+    assert [result.terms["parity"] for result in results] == [TermLoss(None, 0)] * 3
     assert [result.loss for result in results] == [r.terms["tokens"].loss for r in results]
-    assert [result.loss for result in results] == pytest.approx(losses, abs=2e-6)
-    found = consolidated_weights(checkpoints.folder_of(tmp_path, STEPS))
-    for name, tensor in weights.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6, msg=name)
 
 
 SHORT = ["training.steps=4", "training.checkpoint_interval=2", "training.evaluation_interval=2"]

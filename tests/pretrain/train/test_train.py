@@ -29,16 +29,9 @@ from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import read_curve
 from pretrain.train import __main__ as train
 from pretrain.train import setup
-from tests.pretrain.builders import weights_of
+from tests.pretrain.builders import short, weights_of
 
-SHORT = [
-    "training.steps=6",
-    "training.checkpoint_interval=2",
-    "training.evaluation_interval=3",
-    "schedule.warmup_steps=1",
-    "spike.margin_steps=1",
-    "spike.confirm_steps=3",
-]
+SHORT = short(6, 3)
 
 
 @pytest.fixture(scope="session")
