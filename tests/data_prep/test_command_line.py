@@ -120,7 +120,6 @@ def test_sample_prints_its_sizes(tmp_path, capsys, monkeypatch):
         (f"{TRAIN} --vocab-size 8k", "argument --vocab-size: 8k is not a whole number"),
         ("inspect {h}/in", "{h}/in: no manifest.json"),
         ("prepare --input a --output b --tokenizer c --engine slurm", "choose from local, ray"),
-        ("prepare --input a --output b --tokenizer c --long cut", "choose from drop, truncate"),
         ("train-tokenizer --input a --text-key a..b", "a..b is not a key"),
         ("prepare --long split", "required: --input, --output, --tokenizer"),
         ("prepair", "no command prepair; did you mean prepare?"),

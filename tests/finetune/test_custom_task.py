@@ -110,7 +110,6 @@ def test_texts_of_dev_that_train_has_are_counted(table):
         (labelled("a", "b"), {"dev_share": 1.0}, "--dev-share: 1.0"),
         ([(5, "a"), ("x", "b")], {}, "line 1: 5 is not text"),
         (labelled(1.0, math.nan, 0.0), {}, "line 2: column 'label' is empty"),
-        (labelled("good", math.nan), {}, "line 2: column 'label' is empty"),
         (labelled("1", "nan", "0"), {}, "line 2: column 'label': 'nan' is not a number"),
         (labelled(5, math.inf), {}, "line 2: column 'label': inf is not a number"),
         (labelled("4", "3,5"), {}, "line 2: column 'label': '3,5' is not a number; write it as"),

@@ -106,7 +106,6 @@ PAIRS = "index\tsentence1\tsentence2"
     ("task", "content", "message"),
     [
         ("CoLA", f"{GOOD}a\t1\tmark\n", "line 2: has 3 tab-separated columns; accepted: 4"),
-        ("CoLA", f"{GOOD}a\t1\t\ttoo\tmany\n", "line 2: has 5 tab-separated columns; accepted: 4"),
         ("CoLA", f"{GOOD}\n{GOOD}", "line 2: has 1 tab-separated columns; accepted: 4"),
         ("CoLA", f"{GOOD}a\t2\t\tlabel\n", "line 2: label '2'; accepted: 0, 1"),
         ("CoLA", f"{GOOD}a\t1\t\t ", "line 2: the text is empty"),

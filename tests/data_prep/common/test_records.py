@@ -82,7 +82,6 @@ def test_a_whole_number_is_a_number_and_stays_whole_elsewhere():
         ("{inner: {rate: fast}}", "inner.rate: 'fast' is not accepted; it must be a number"),
         ("{inner: {rate: 0}}", "inner.rate: 0 is not accepted; it must be 1e-30 or above"),
         ("{inner: {rate: .nan}}", "inner.rate: nan is not accepted; it must be a finite number"),
-        ("{inner: {rate: .inf}}", "inner.rate: inf is not accepted; it must be a finite number"),
         ("{inner: {share: 1.5}}", "inner.share: 1.5 is not accepted; it must be at most 1"),
         ("{inner: {rate: 4}}", "inner.rate 4.0 is above inner.count 3"),
         ("{name: 3}", "name: 3 is not accepted; it must be text"),

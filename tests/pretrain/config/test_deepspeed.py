@@ -41,6 +41,13 @@ def test_the_loss_scale_of_fp16_grows_as_in_fairseq(ranks, micro, window):
     assert scale["hysteresis"] == 1  # one overflow halves it
 
 
+def completed(folder, settings):
+    """The configuration of a file with these settings."""
+    path = folder / "mine.json"
+    path.write_text(json.dumps(settings))
+    return engine.deepspeed_json(str(path), BATCH, 0.0, 2)
+
+
 def zero(stage, **values):
     return {"zero_optimization": {"stage": stage, **values}}
 
@@ -54,7 +61,6 @@ def zero(stage, **values):
         ({"optimizer": {"type": "AdamW"}}, "unknown key .optimizer.; known are bf16, "),
         ({"train_batch_size": 16}, "train_batch_size is 16, but the recipe, .* has 8"),
         ({"bf16": {"enabled": True}}, "bf16 with ZeRO stage 0"),
-        (zero(0) | {"bf16": {"enabled": True}}, "bf16 with ZeRO stage 0"),
         ({"fp16": {"enabled": True}}, "fp16 with ZeRO stage 0"),
         *(
             (
@@ -85,51 +91,37 @@ def zero(stage, **values):
     ],
 )
 def test_an_invalid_configuration_is_refused_by_name(settings, message, tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=message) as caught:
-        engine.deepspeed_json(str(path), BATCH, 0.0, 2)
-    assert str(path) in str(caught.value)
+        completed(tmp_path, settings)
+    assert str(tmp_path / "mine.json") in str(caught.value)
 
 
 def test_auto_is_deepspeeds_own_default_in_its_zero_section(tmp_path):
-    path = tmp_path / "from-elsewhere.json"
-    path.write_text(json.dumps(zero(2, reduce_bucket_size="auto", overlap_comm="auto")))
-    assert engine.deepspeed_json(str(path), BATCH, 0.0, 2)["zero_optimization"] == {"stage": 2}
+    found = completed(tmp_path, zero(2, reduce_bucket_size="auto", overlap_comm="auto"))
+    assert found["zero_optimization"] == {"stage": 2}
 
 
 @pytest.mark.parametrize("part", [None, {}, {"device": "none"}])
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"zero_optimization": {"stage": 0}},
-        {"zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}},
-    ],
+    ("stage", "more"), [(0, {}), (1, {"data_types": {"grad_accum_dtype": "fp32"}})]
 )
-def test_an_offload_that_is_not_used_is_none(settings, part, tmp_path):
-    path = tmp_path / "mine.json"
+def test_an_offload_that_is_not_used_is_none(stage, more, part, tmp_path):
     unused = dict.fromkeys(("offload_optimizer", "offload_param"), part)
-    zero = {"zero_optimization": settings["zero_optimization"] | unused}
-    path.write_text(json.dumps(settings | zero))
-    assert engine.deepspeed_json(str(path), BATCH, 0.0, 2)["zero_optimization"].items() >= (
-        unused.items()
-    )
+    found = completed(tmp_path, more | zero(stage, **unused))
+    assert found["zero_optimization"].items() >= unused.items()
 
 
 def test_a_configuration_may_repeat_numbers_of_the_recipe(tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": "auto"}))
-    assert engine.deepspeed_json(str(path), BATCH, 0.0, 2)["gradient_accumulation_steps"] == 2
+    found = completed(tmp_path, {"train_batch_size": 8, "gradient_clipping": "auto"})
+    assert found["gradient_accumulation_steps"] == 2
 
 
 def test_stage_3_keeps_the_optimizer_state_of_each_parameter_group_in_one_piece(tmp_path):
     """DeepSpeed's default splits what a rank has of a group at 10^9 elements."""
     read = engine.deepspeed_json("zero3_fp32", BATCH, 0.0, 2)
     assert read["zero_optimization"]["sub_group_size"] == 10**12
-    path = tmp_path / "mine.json"
     for stage, size in [(3, 10**12), (2, 1000)]:  # stages 1 and 2 do not read it
-        path.write_text(json.dumps({"zero_optimization": {"stage": stage, "sub_group_size": size}}))
-        found = engine.deepspeed_json(str(path), BATCH, 0.0, 2)
+        found = completed(tmp_path, zero(stage, sub_group_size=size))
         assert found["zero_optimization"]["sub_group_size"] == size
 
 
@@ -164,7 +156,6 @@ def test_optimizers_by_parameter_are_refused_where_they_do_not_see_the_weights(z
         ("zero1_fp32", "zero1_bf16", "bf16.enabled: False, now True"),
         ("zero1_fp32", "zero1_fp16", "fp16.enabled: False, now True"),
         ("zero1_fp32", "zero3_fp32", "zero_optimization.stage: 1, now 3"),
-        ("zero1_fp32", "zero2_fp32", "zero_optimization.stage: 1, now 2"),
         (
             "zero2_bf16",
             "zero2_bf16_offload",

@@ -68,7 +68,6 @@ def test_a_phase_changes_the_recipe_and_not_the_phase_before(phased):
         ("[{steps: 50}, {optimizer: {name: lamb}}]", "phase 2: optimizer.name: a phase cannot"),
         ("[{steps: 50}, {objective: {probabilit: 0.1}}]", "phase 2: unknown key .*probabilit"),
         ("[{steps: 50}, {data: {sequence_length: 1}}]", "phase 2: data.sequence_length: 1 is not"),
-        ("[{steps: 50}, {batch: {micro_batch_size: 3}}]", "phase 2: batch.global_batch_size 8"),
         ("[{steps: 50}, {training: {checkpoint_interval: 1}}]", "phase 2: .training.checkpoints"),
         ("[{steps: 50}, {schedule: {warmup_steps: 50}}]", "phase 2: .*warmup_steps 50 is not bel"),
         ("[{steps: 10}, {schedule: {warmup_steps: 0}}]", "phase 1: ends at step 10, during its w"),

@@ -248,7 +248,6 @@ def test_missing_madeupwords_of_a_published_model_are_masks(tmp_path):
         ("baseline", 265, 3, False),
         ("zero-clap", 260, 3, False),  # a byte lacks a row
         ("zero-clap", 265, 3, False),  # a row for the mask
-        ("zero-clap", 400, 0, False),
     ],
 )
 def test_a_vocabulary_fits_or_is_refused_with_the_numbers(variant, size, made_up, fits, tmp_path):
@@ -355,9 +354,6 @@ def test_a_file_of_torch_that_holds_something_else_is_refused(content, message, 
         ("encoder_layers", 1, "do not fit the settings; left over"),
         ("encoder_layers", 3, "and 13 more"),
         ("encoder_embed_dim", 2**23, "[50, 32] instead of [50, 8388608]"),
-        ("encoder_ffn_embed_dim", 65, "do not fit the settings"),
-        ("max_positions", 65, "do not fit the settings"),
-        ("layernorm_embedding", False, "do not fit the settings"),
         ("encoder_learned_pos", False, "do not fit the settings"),
         ("contrastive_pretraining", True, "do not fit the settings"),
     ],
@@ -374,15 +370,12 @@ LAYER, HEAD = ENCODER + "layers.1.", "classification_heads.topic."
     ("name", "weight", "fault"),
     [
         (LAYER + "fc1.weight", None, "missing: "),
-        (LAYER + "self_attn.k_proj.bias", None, "missing: "),
         (LAYER + "extra.weight", torch.zeros(2), "left over: "),
         (LAYER + "fc1.weight", torch.zeros(32, 64), "wrong shape: "),
-        (LAYER + "fc1.bias", torch.tensor(0.0), "wrong shape: "),
         (LAYER + "fc1.bias", torch.zeros(64, dtype=torch.int64), "not floating point: "),
         (LAYER + "fc1.bias", torch.full((64,), float("nan")), "not finite: "),
         (HEAD + "out_proj.weight", None, "missing: "),
         (HEAD + "out_proj.weight", torch.tensor(1.0), "wrong shape: "),
-        (HEAD + "gate.weight", torch.zeros(2), "left over: "),
         (LM_HEAD + "weight", torch.zeros(50, 32), ""),  # not tied to the tokens
     ],
 )

@@ -171,6 +171,7 @@ def test_workers_end_when_their_rank_is_killed(tmp_path):
 def test_a_run_s_batches_survive_the_way_to_a_worker(packing, settings, corpus_for):
     folder = corpus_for(packing)
     blocks = SOURCES[packing](Corpus(folder, "train"), 64)
+    assert len(pickle.dumps(blocks)) < 20_000
     size = blocks.corpus.manifest.vocab_size
     objective = settings.build(Vocabulary(size, size, folder))
     order = order_of(len(blocks)).rolled_back(17, 3, (17, 30))

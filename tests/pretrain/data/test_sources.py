@@ -216,15 +216,6 @@ def test_how_a_split_is_cut_is_kept_and_read_again(name, length, corpus_for, tmp
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_blocks_pickle_small_and_come_back(name, corpus_for):
-    source = SOURCES[name](Corpus(corpus_for(name), "train"), SHORT)
-    again = pickle.loads(pickle.dumps(source))
-    assert len(pickle.dumps(source)) < 20_000
-    assert len(again) == len(source)
-    assert np.array_equal(again[len(source) - 1].ids, source[len(source) - 1].ids)
-
-
-@pytest.mark.parametrize("name", SOURCES)
 def test_blocks_of_a_corpus_that_cannot_be_written_are_kept_in_the_cache_folder(
     name, corpus_for, tmp_path, monkeypatch
 ):

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import gelu
 
 from tests.pretrain.model.test_parity import linear
+from tests.pretrain.model.test_parity import norm as layer_norm
 
 EMBEDDING_SIZE = 16
 SHARING = {
@@ -37,9 +38,7 @@ def logits(name, heads, layers, weights, input_ids):
         return linear(x, weights, part)
 
     def norm(x, part):
-        centred = x - x.mean(dim=1, keepdim=True)
-        unit = centred / (centred.square().mean(dim=1, keepdim=True) + 1e-12).sqrt()
-        return unit * weights[part + ".weight"] + weights[part + ".bias"]
+        return layer_norm(x, weights, part, epsilon=1e-12)
 
     table = weights["encoder.embeddings.tokens.weight"]
     x = table[input_ids] + weights["encoder.embeddings.segments.weight"][0]

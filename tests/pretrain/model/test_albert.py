@@ -9,18 +9,13 @@ from torch import nn
 from pretrain.model import presets
 from pretrain.model.init import STANDARD_DEVIATION, initialize
 from pretrain.model.language_model import LanguageModel
-
-VOCABULARY = 50
+from tests.pretrain.model.test_positions import VOCABULARY, ids_of
 
 
 def tiny(**overrides):
     torch.manual_seed(0)
     fields = {"embedding_size": 16, "pair_head": True, **overrides}
     return LanguageModel(presets.build("tiny", "albert", VOCABULARY, fields)).eval()
-
-
-def ids_of(*shape):
-    return torch.randint(4, VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
 
 
 def published_count(size, **overrides):

@@ -186,9 +186,9 @@ def linear(x, weights, name):
     return x @ weights[name + ".weight"].double().T + weights[name + ".bias"].double()
 
 
-def norm(x, weights, name):
+def norm(x, weights, name, epsilon=1e-5):
     centred = x - x.mean(dim=1, keepdim=True)
-    unit = centred / (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
+    unit = centred / (centred.square().mean(dim=1, keepdim=True) + epsilon).sqrt()
     return unit * weights[name + ".weight"].double() + weights[name + ".bias"].double()
 
 

@@ -8,11 +8,11 @@ import torch
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations
+from tests.pretrain.model.test_positions import VOCABULARY, ids_of
 
 VARIANTS = ("char-vanilla", "char-perceiver")
 POSITIONS = ("learned", "rotary", "t5-bias", "alibi")
 """On embeddings, on queries and keys, and on scores, trained and fixed."""
-VOCABULARY = 50
 LENGTHS = (20, 3, 8, 13)
 """Tokens of the rows of a batch."""
 TEXT = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
@@ -32,10 +32,6 @@ def tiny(variant="char-perceiver", scale=1.0, **overrides):
 
 def with_latents(**overrides):
     return tiny(scale=8.0, **{"latents": 8, **overrides})
-
-
-def ids_of(*shape, seed=1):
-    return torch.randint(4, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from pretrain.model import tiled_attention as tiled
-
-
-def drawn(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+from tests.pretrain.model.test_attention import drawn
 
 
 @pytest.mark.parametrize("length", [1, 7, 130, 700])

@@ -369,7 +369,6 @@ def test_a_setting_with_dashes_is_answered_with_how_to_write_it(words, capsys):
     [
         (["pile-base", "--gpus", "0"], "--gpus 0: accepted: 1 or more"),
         (["pile-base", "--gpus", "5000"], "x 5,000 ranks"),
-        (["smal"], "'smal' (did you mean small?) is neither a file nor one of"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message, capsys):

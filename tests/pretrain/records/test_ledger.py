@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import functools
-import json
 import math
 import os
 import random
@@ -37,19 +36,12 @@ def test_what_is_appended_is_read_back_in_order(path):
     assert [record["step"] for record in records] == [0, 10, 20, 30, 40]
     assert [record["number"] for record in records] == [0, 1, 2, 3, 4]
     assert len({record["previous"] for record in records}) == 5
-    assert ledger.append(path, "done") == ledger.read_ledger(path)[-1]
-
-
-def test_a_number_that_is_not_finite_is_null_at_any_depth(path):
-    written = ledger.append(path, "spike", loss=math.nan, deep={"a": [math.inf, (1.5, -math.inf)]})
-    json.loads(path.read_text(), parse_constant=pytest.fail)
-    (record,) = ledger.read_ledger(path)
-    assert written == record
-    assert record["loss"] is None
-    assert record["deep"] == {"a": [None, [1.5, None]]}
+    appended = ledger.append(path, "spike", loss=math.nan, deep=[math.inf, (1.5, -math.inf)])
+    assert appended == ledger.read_ledger(path)[-1]
+    assert (appended["loss"], appended["deep"]) == (None, [None, [1.5, None]])
     # One that was written before by an earlier version is still read.
     path.write_text(path.read_text().replace("null", "NaN"))
-    assert math.isnan(ledger.read_ledger(path)[0]["loss"])
+    assert math.isnan(ledger.read_ledger(path)[-1]["loss"])
 
 
 @pytest.fixture

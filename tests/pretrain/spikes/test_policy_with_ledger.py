@@ -56,11 +56,7 @@ def test_a_spike_is_answered_once_and_climbs_the_ladder_when_it_recurs():
         assert answer_to_spike(records(*events), CONFIG) is None
         events.append(spike(130))
     assert [answer.rung for answer in answers] == [1, 2, 3]
-    assert answers[0].step == 100
     assert [answer.seed for answer in answers] == [2, 3, 4]
-    assert answers[1].skip is not None
-    assert answers[2].learning_rate_factor < 1
-    assert answers[2].step < answers[0].step
     end = answer_to_spike(records(*events), CONFIG)
     assert isinstance(end, GiveUp)
     assert "structural" in end.reason
