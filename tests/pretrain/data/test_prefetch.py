@@ -171,11 +171,12 @@ def test_workers_end_when_their_rank_is_killed(tmp_path):
 def test_a_run_s_batches_survive_the_way_to_a_worker(packing, settings, corpus_for):
     folder = corpus_for(packing)
     blocks = SOURCES[packing](Corpus(folder, "train"), 64)
-    assert len(pickle.dumps(blocks)) < 20_000
     size = blocks.corpus.manifest.vocab_size
     objective = settings.build(Vocabulary(size, size, folder))
     order = order_of(len(blocks)).rolled_back(17, 3, (17, 30))
     batches = batches_of(blocks, objective, BatchConfig(8, 2), order)
+    # Their tables, which are read anew, do not travel.
+    assert len(pickle.dumps(blocks)) < len(pickle.dumps(blocks.corpus)) + 200
     there = pickle.loads(pickle.dumps(batches))
     for step in (0, 5):
         for here, sent in zip(
