@@ -65,10 +65,15 @@ def phases(corpus, other_corpus):
 def straight(attempt, phases, tmp_path_factory):
     """A run with phases that nothing disturbed."""
     folder = tmp_path_factory.mktemp("phased") / "run"
-    code, said = attempt(folder, phases)
-    assert code == 0, said
-    assert "phase 2 (short): steps 5 to 9" in said
+    assert "phase 2 (short): steps 5 to 9" in succeeded(attempt(folder, phases))
     return folder
+
+
+def succeeded(answer):
+    """What a command said that had the exit code 0."""
+    code, said = answer
+    assert code == 0, said
+    return said
 
 
 def final_weights(run, step=14):
@@ -106,8 +111,7 @@ def test_every_step_has_the_settings_of_its_phase(straight):
 
 
 def test_the_audit_proves_each_corpus_in_each_way_it_was_cut(straight):
-    code, said = main("audit", straight)
-    assert code == 0, said
+    said = succeeded(main("audit", straight))
     # 5 + 5 steps of 8 blocks: the third phase goes on in the order of the first. The second has 4
     # steps of 4 blocks: blocks of different lengths are counted apart.
     assert "14 steps survive, each once: 80 blocks of first@64 (" in said
@@ -121,8 +125,7 @@ def test_a_model_is_evaluated_on_the_blocks_of_the_phase_that_it_comes_from(
 ):
     model, results = tmp_path / "model", tmp_path / "results.json"
     assert main("export", straight, "--step", "9", "--output", model)[0] == 0
-    code, said = main("evaluate", model, "--data", corpus, "--json", results)
-    assert code == 0, said
+    succeeded(main("evaluate", model, "--data", corpus, "--json", results))
     (found,) = json.loads(results.read_text())
     lines = metrics.read_metrics(straight / metrics.VALIDATION)
     (own,) = (line["corpora"]["first"] for line in lines if line["step"] == 9 and "corpora" in line)
@@ -136,8 +139,7 @@ def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
 ):
     attempt(tmp_path / "run", phases, fails_at=fails_at)
     workers = f"training.data_workers={int(fails_at == 4)}"  # which prefetch into the next phase
-    code, said = attempt(tmp_path / "run", phases, workers)
-    assert code == 0, said
+    succeeded(attempt(tmp_path / "run", phases, workers))
     assert same(final_weights(straight), final_weights(tmp_path / "run"))
     for name, keys in (
         (metrics.METRICS, ("step", "loss", "blocks", "learning_rate")),
@@ -159,10 +161,8 @@ def test_phases_to_come_change_with_another_recipe_from_a_step_on(attempt, phase
     changed = "phases=" + json.dumps(later)
     code, said = attempt(run, changed)
     assert (code, "phases: [" in said, "add `--from STEP`" in said) == (2, True, True)
-    code, said = attempt(run, changed, "--from=9")
-    assert code == 0, said
-    code, said = main("audit", run)
-    assert code == 0, said
+    succeeded(attempt(run, changed, "--from=9"))
+    said = succeeded(main("audit", run))
     assert "first@32, epoch 0: 40 blocks" in said
     assert "first@64, epoch 0: 40 blocks" in said
     assert "9 to 14  user, phase 3" in said
@@ -173,11 +173,8 @@ def test_a_recipe_without_phases_goes_on_from_one_with_them(attempt, tmp_path):
     plain = "batch.global_batch_size=4"
     attempt(run, "phases=[{batch: {global_batch_size: 4}}]", fails_at=7)
     for folder, source in ((branch, f"{run}@4"), (run, "6")):
-        code, said = attempt(folder, plain, f"--from={source}")
-        assert code == 0, said
-        code, said = main("audit", folder)
-        assert code == 0, said
-        assert "14 steps survive, each once: 56 blocks" in said
+        succeeded(attempt(folder, plain, f"--from={source}"))
+        assert "14 steps survive, each once: 56 blocks" in succeeded(main("audit", folder))
 
 
 def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
@@ -190,8 +187,7 @@ def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
     ledger.append(path, "spike", attempt=1, step=8, onset=6, **rise)
     answer = {"rung": 2, "skip": [6, 8], "learning_rate_factor": 1.0, "learning_rate_steps": 0}
     ledger.append(path, "segment", why="spike", onset=6, step=4, seed=2, **answer)
-    code, said = attempt(run, phases)
-    assert code == 0, said
+    succeeded(attempt(run, phases))
     before, after = (
         metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (straight, run)
     )
@@ -199,9 +195,7 @@ def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
     rates = [[line["learning_rate"] for line in lines] for lines in (before, after)]
     assert rates[0] == rates[1]
     assert max(line["tokens"] for line in after[5:9]) <= 4 * 48 < after[4]["tokens"]
-    code, said = main("audit", run)
-    assert code == 0, said
-    assert "declared skipped" in said
+    assert "declared skipped" in succeeded(main("audit", run))
 
 
 def recipe_of(run):
@@ -222,8 +216,7 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     attempt, phases, straight, tmp_path
 ):
     run, before = tmp_path / "run", contents(straight)
-    code, said = attempt(run, phases, forked(straight, 6))
-    assert code == 0, said
+    succeeded(attempt(run, phases, forked(straight, 6)))
     assert contents(straight) == before
     assert same(final_weights(straight), final_weights(run))
     lines = [metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (straight, run)]
@@ -231,8 +224,7 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     assert [[line[k] for k in keys] for line in lines[0]] == [
         [x[k] for k in keys] for x in lines[1]
     ]
-    code, said = main("audit", run)
-    assert code == 0, said
+    said = succeeded(main("audit", run))
     assert "14 steps survive, each once: 80 blocks of first@64 (" in said
     assert ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME)).checkpoints[0] == 6
     code, said = main("status", run)
@@ -268,8 +260,7 @@ def test_a_decay_branch_has_the_sources_steps_and_a_schedule_of_its_own(
     branch = yaml.safe_load(phases.removeprefix("phases="))
     branch[2] = {"schedule": {"name": "linear", "warmup_steps": 0}}
     words = ["phases=" + json.dumps(branch), "training.steps=12", forked(straight, 9)]
-    code, said = attempt(run, *words)
-    assert code == 0, said
+    succeeded(attempt(run, *words))
     lines = [metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (straight, run)]
     assert lines[0][:9] == lines[1][:9]
     rates = [line["learning_rate"] for line in lines[1][9:]]
