@@ -78,7 +78,7 @@ def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
         usual = PretrainingBatches.micro_batches
 
         def slow(self, *arguments):
-            time.sleep(0.2)
+            time.sleep(0.5)
             return usual(self, *arguments)
 
         if rank:
@@ -90,7 +90,7 @@ def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
     first, *lines = metrics.read_metrics(tmp_path / "run" / metrics.METRICS)
     assert "slowest_rank" not in first  # a rank tells in a step how long the one before took
     assert [line["slowest_rank"] for line in lines] == [1] * 5
-    assert all(line["slowest_rank_seconds"] > 0.2 for line in lines)
+    assert all(line["slowest_rank_seconds"] > 0.5 for line in lines)
     assert all(0 < line["padding"] < 1 and line["memory_bytes"] > 1e7 for line in lines)
     assert all(line["perplexity"] == math.exp(line["loss"]) for line in lines)
     assert first["beta"] == 1.0
