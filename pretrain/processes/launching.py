@@ -33,10 +33,10 @@ def _signal_name(number: int) -> str:
     return f"signal {number}{''.join(names)}"
 
 
-def tail(log: Path, lines: int = 20) -> str:
-    """Return the last lines of a log; "" if it cannot be read."""
+def tail(log: Path, lines: int = 20, start: int = 0) -> str:
+    """Return the last lines of what a log has from a byte on; "" if it cannot be read."""
     try:
-        text = log.read_text(errors="replace")
+        text = log.read_bytes()[start:].decode(errors="replace")
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:]) + "\n"

@@ -148,6 +148,7 @@ class Agents:
         self._names, self._run, self._write = names, run, write
         self._children: dict[int, psutil.Popen] = {}
         self._started: dict[int, float] = {}
+        self._begins: dict[int, int] = {}  # of the newest ssh, in the log of all
         self._printed: dict[int, str] = {}
 
     def _log(self, node: int) -> Path:
@@ -173,9 +174,8 @@ class Agents:
             if child and child.poll() is None:
                 if node not in lost or seconds < nodes.SILENCE_SECONDS:
                     continue
-                said = launching.tail(self._log(node), lines=1).strip()
-                name = self._names[node]
-                self._write(f"the agent on {name} does not report; starting another: {said}")
+                text = f"the agent on {self._names[node]} does not report; starting another"
+                self._write(f"{text}: {self._last_line(node)}")
                 child.kill()
                 child.wait()
             elif child:
@@ -192,6 +192,7 @@ class Agents:
         with log.open("ab") as file, open(os.memfd_create("variables"), "w+b") as given:
             given.write(variables(os.environ))
             given.seek(0)
+            self._begins[node] = file.tell()
             self._children[node] = psutil.Popen(
                 [*SSH, *_ALIVE, *remote(self._names[node], words)],
                 stdin=given,
@@ -202,13 +203,22 @@ class Agents:
 
     def _report(self, node: int, code: int) -> None:
         """Print why an ssh ended, unless it was printed before."""
-        said = launching.tail(self._log(node), lines=1).strip()
         text = f"the agent on {self._names[node]} ended with code {code}"
         if code == SSH_FAILED:  # with any message: a booting machine may refuse connections
             text = f"{self._names[node]} cannot be reached"
-        if (text := f"{text}: {said}") != self._printed.get(node):
+        if (text := f"{text}: {self._last_line(node)}") != self._printed.get(node):
             self._write(f"{text}; trying again")
             self._printed[node] = text
+
+    def _last_line(self, node: int) -> str:
+        """Return what the newest ssh of a node, or its agent, printed last."""
+        line = launching.tail(self._log(node), 1, self._begins[node]).strip()
+        return line or "nothing was printed"
+
+    def last_lines(self, silent: Collection[int]) -> str:
+        """Return what the agents on these nodes printed last, if they are ours."""
+        ours = [node for node in silent if node in self._begins]
+        return "".join(f"; {self._names[n]} printed last: {self._last_line(n)}" for n in ours)
 
     def close(self, seconds: float) -> None:
         """Give the agents, which were told to exit, this time to do so."""

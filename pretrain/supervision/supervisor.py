@@ -207,7 +207,8 @@ class Supervisor:
         if self._stop_requests.count or not (missing := names()):
             return ""
         reason = f"node {missing} did not connect to {port}, or did not end its processes"
-        return others.refusals() or f"{reason}, in {seconds:.0f} s"
+        said = self._agents.last_lines(others.unavailable())
+        return others.refusals() or f"{reason}, in {seconds:.0f} s{said}"
 
     def _wait_for_room(self) -> None:
         """Wait until the disk has room for the next attempt."""

@@ -70,6 +70,29 @@ def test_other_machines_get_only_variables_of_the_ranks_and_the_user_s_own(tmp_p
     assert done.stdout.decode() == f"a b=c {tmp_path}/module.py a b\n"
 
 
+def test_only_what_the_newest_ssh_printed_is_quoted(tmp_path, monkeypatch):
+    """The log has the lines of all, also of earlier starts."""
+    (tmp_path / "logs").mkdir()
+    log, said = tmp_path / "logs" / "agent-001.log", []
+    log.write_text("ValueError: node 1 has an agent already\n")
+    ssh = tmp_path / "ssh"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(hosts, "RETRY_SECONDS", 0.0)
+    agents = hosts.Agents(["gpu-1", "gpu-2"], tmp_path, said.append)
+    assert agents.last_lines([1]) == ""  # others start it
+    for script in ("exit 255", "echo hallo; echo no room; exit 1", "exit 0"):
+        ssh.write_text(f"#!/bin/sh\n{script}\n")
+        ssh.chmod(0o755)
+        agents.keep(())
+        agents._children[1].wait(60)
+    assert said == [
+        "gpu-2 cannot be reached: nothing was printed; trying again",
+        "the agent on gpu-2 ended with code 1: no room; trying again",
+    ]
+    log.write_bytes(log.read_bytes() + b"full\n")
+    assert agents.last_lines([1]) == "; gpu-2 printed last: full"
+
+
 def test_an_agent_gets_the_variables_without_a_folder_for_temporary_files(tmp_path, monkeypatch):
     (tmp_path / "ssh").write_text("#!/bin/sh\ncat\n")
     (tmp_path / "ssh").chmod(0o755)
