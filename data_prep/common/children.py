@@ -4,6 +4,7 @@
 or a `pretrain.py` of their own, which would run in place of ours.
 """
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -13,13 +14,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 _ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 T = TypeVar("T")
@@ -116,6 +118,23 @@ def run(words: Sequence[str], descriptors: Collection[int] = ()) -> int:
     return code
 
 
+@contextlib.contextmanager
+def stop_signals(handler: Callable[[int, Any], Any] = signal.default_int_handler) -> Iterator[None]:
+    """Handle requests to stop in this block, by default as KeyboardInterrupt.
+
+    They are Ctrl-C (SIGINT), SIGTERM, SIGUSR1 and the SIGHUP of a closed terminal; those that the
+    process was started to ignore, as SIGHUP under nohup, stay ignored.
+    """
+    numbers = [n for n in _STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
+@stop_signals()
 def run_in_slots(
     tasks: Sequence[T],
     slots: int,
@@ -125,8 +144,8 @@ def run_in_slots(
 ) -> list[int]:
     """Run a process for each task; return their exit codes, as they ended.
 
-    At its own end, by an error, Ctrl-C or SIGTERM (both raise KeyboardInterrupt), it terminates
-    them and waits for them: they may be saving.
+    At its own end, by an error or a stop signal, it terminates them and waits for them: they may be
+    saving.
 
     Args:
         tasks: in the order in which they start.
@@ -137,7 +156,6 @@ def run_in_slots(
     """
     waiting, running = deque(tasks), dict[int, tuple[T, subprocess.Popen[bytes]]]()
     codes = list[int]()
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
             for slot in sorted({*range(slots)} - running.keys())[: len(waiting)]:
@@ -156,4 +174,3 @@ def run_in_slots(
             process.terminate()
         for _, process in running.values():
             process.wait()
-        signal.signal(signal.SIGTERM, previous)

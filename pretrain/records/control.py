@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.common import files
+from data_prep.common import children, files
 
 FOLDER = "control"
 FILE_NAME = "control.json"
@@ -35,7 +35,6 @@ TOKEN_VARIABLE = "ZEROCLAP_ATTEMPT"
 """Environment variable of an attempt's processes: the token of the attempt."""
 
 _SAME_REQUEST_SECONDS = 3.0
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RUN, STOP, EXIT = "run", "stop", "exit"
 
 
@@ -158,16 +157,14 @@ def stop_requested(run: Path, token: str) -> bool:
 class StopRequests:
     """Counts how often a supervisor or an agent was asked to stop.
 
-    A request is Ctrl-C (SIGINT), a SIGTERM, a SIGUSR1, or the SIGHUP of a closed terminal; those
-    that the process was started to ignore, as SIGHUP under nohup, are none.
-    Signals within `_SAME_REQUEST_SECONDS` of a request belong to it: Slurm sends one to every
-    process of a job step, and the job's script may forward another.
+    Each `children.stop_signals` is one, but those within `_SAME_REQUEST_SECONDS` of a request
+    belong to it: Slurm sends one to every process of a job step, and the job's script may forward
+    another.
     """
 
     count: int = 0
 
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self) -> contextlib.AbstractContextManager[None]:
         """Count the stop signals that arrive in this block, without ending the process."""
         requested = -math.inf
 
@@ -178,13 +175,7 @@ class StopRequests:
                 requested = now
                 self.count += 1
 
-        numbers = [n for n in _STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
-        before = {number: signal.signal(number, count) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return children.stop_signals(count)
 
 
 def stop_on_signals(run: Path, token: str, environ: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from data_prep import manifest
+from data_prep.common import children
 from data_prep.common.files import sha256_of, strict_json
 from pretrain.checks import capacity
 from pretrain.records.versions import versions
@@ -66,6 +67,7 @@ def _is_local(name: str) -> bool:
     return False
 
 
+@children.stop_signals()  # one that ended this process would leave its file
 def connect(
     names: Sequence[str],
     run: Path,

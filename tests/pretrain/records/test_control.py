@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.common import children
 from pretrain.records import control
 from pretrain.records.control import ControlFile
 from tests.pretrain.builders import failing
@@ -19,7 +20,7 @@ CONTROL_FILE = ControlFile(
 
 @pytest.fixture(autouse=True)
 def handlers():
-    before = {number: signal.getsignal(number) for number in control._STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in children._STOP_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

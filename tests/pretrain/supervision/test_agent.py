@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.common import files
+from data_prep.common import children, files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SupervisionConfig
@@ -37,7 +37,7 @@ class Stage:
         for module in (agent, supervisor):
             monkeypatch.setattr(module, "_POLL_SECONDS", 0.05)
         # Only the main thread can handle signals.
-        monkeypatch.setattr(control, "_STOP_SIGNALS", ())
+        monkeypatch.setattr(children, "_STOP_SIGNALS", ())
         self.agent = self.thread = None
         self.listener, self.reported = nodes.Listener("127.0.0.1"), {}
         self.beat(self.listener)

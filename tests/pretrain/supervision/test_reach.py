@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -17,6 +19,27 @@ def test_a_run_is_supervised_from_the_first_machine(tmp_path):
         with pytest.raises(ValueError, match=f"its first machine is {name}, and this is {own}"):
             reach.check_first_machine([name, own])
     assert reach.connect([own], tmp_path, 0.0, print) == Node()  # asks nobody
+
+
+INTERRUPTED = """
+import os, signal, sys
+from pathlib import Path
+from pretrain.supervision import reach
+names, number = ["localhost", "down"], getattr(signal, sys.argv[2])
+signal.signal(number, signal.SIG_DFL)  # nohup may have made this one ignore it
+try:
+    reach.connect(names, Path(sys.argv[1]), 60, lambda text: os.kill(os.getpid(), number))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_a_signal_while_machines_are_waited_for_leaves_no_file(ssh, tmp_path, number):
+    (tmp_path / "runs").mkdir()
+    words = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "runs"), number]
+    assert subprocess.run(words, timeout=60).returncode == 130
+    assert not [*(tmp_path / "runs").iterdir()]
 
 
 SSH = """#!/bin/sh
