@@ -15,7 +15,7 @@ from pretrain.checks.resume import check_run
 from pretrain.config.run import RunConfig
 from pretrain.model.config import ModelConfig
 from pretrain.processes import gpus
-from pretrain.records import control, folder, segments
+from pretrain.records import control, folder, ledger, segments
 from pretrain.records.ledger import FORK, USER
 from pretrain.records.metrics import METRICS
 from pretrain.records.report import write_report
@@ -65,7 +65,8 @@ def run_supervised(
     if node.rank:
         return _agent(config, node).run()
     run = Path(config.folder)
-    if machines:
+    state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
+    if machines and (course.why or not state.is_done(config.training.steps)):
         wait = config.supervision.node_wait_seconds
         node = connect(machines, run, wait, partial(print, flush=True), course.manifests)
     folder.check_corpora(course.manifests)

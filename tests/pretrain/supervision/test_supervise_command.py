@@ -203,6 +203,23 @@ def test_a_run_that_is_stopped_before_its_first_step_has_no_report_and_says_what
     assert output.splitlines()[-1].startswith("next: zeroclap supervise")
 
 
+def test_a_finished_run_asks_no_other_machine(supervise, recipe, tmp_path, monkeypatch):
+    run, hosts = tmp_path / "run", tmp_path / "hosts"
+    hosts.write_text("localhost slots=1\nelsewhere slots=1\n")
+    config = recipe.load(run)
+    segments.begin(check_run(config))
+    ledger.append(run / ledger.FILE_NAME, "done", attempt=1, step=config.training.steps)
+
+    def connect(*arguments):
+        raise ValueError("elsewhere was asked")
+
+    monkeypatch.setattr(supervised_run, "connect", connect)
+    code, output, _ = supervise(f"supervision.hostfile={hosts}")
+    assert (code, "finished" in output) == (0, True)
+    again = "--from", "5", "optimizer.learning_rate=1e-3"
+    assert "elsewhere was asked" in supervise(f"supervision.hostfile={hosts}", *again)[2]
+
+
 def test_another_recipe_is_not_recorded_while_another_supervisor_has_the_run(
     supervise, recipe, tmp_path
 ):
