@@ -14,9 +14,10 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from data_prep.common import wording
-from data_prep.common.files import sha256_of
+from data_prep.common.files import sha256_of, strict_json
 from pretrain.records.collective import Failure, Gather
 from pretrain.records.ledger import Record
 
@@ -62,11 +63,16 @@ def differences(found: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
     return described
 
 
-def check_same_code(gather: Gather) -> dict[str, str]:
-    """Return the versions that all ranks have.
+def check_same(gather: Gather, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Check that all ranks run the same code with the same settings; return the versions.
+
+    Args:
+        gather: among all ranks.
+        settings: this rank's, by name; its host may have its own copy of their files.
 
     Raises:
-        Failure: On every rank, if any has others; the message names the hosts, and a source file.
+        Failure: On every rank, if any differs; the message names the hosts, and a source file or
+            the values.
     """
     own, host = versions(), socket.gethostname()
     if wrong := differences(gather((host, own))):
@@ -76,6 +82,9 @@ def check_same_code(gather: Gather) -> dict[str, str]:
             f"not all ranks run the same code: {'; '.join(wrong)}{which}; install the same "
             "environment on all machines"
         )
+    values = {name: strict_json(value) for name, value in settings.items()}
+    if wrong := differences(gather((host, values))):
+        raise Failure(f"not all ranks have the same settings: {'; '.join(wrong)}")
     return own
 
 

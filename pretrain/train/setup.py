@@ -22,8 +22,9 @@ from data_prep.common.files import write_json
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks import resume as resume_checks
 from pretrain.config.deepspeed import check_same_state, compiles
-from pretrain.config.load import RUN_FILE, dump
+from pretrain.config.load import RUN_FILE, deciding, dump
 from pretrain.config.run import RunConfig, Segments
+from pretrain.config.settings import flatten
 from pretrain.data.order import Order
 from pretrain.data.sources import ConcatenatedBlocks, open_source
 from pretrain.model.backends import choose_backend
@@ -165,8 +166,9 @@ def _environment(
     """Check that the devices can train the recipe, and return `Setup.environment`."""
     import torch
 
-    code, training = versions.check_same_code(group.gather), config.training
-    on_gpu = device_type == "cuda"
+    training, on_gpu = config.training, device_type == "cuda"
+    files = {"training": dataclasses.asdict(training), training.deepspeed: settings}
+    code = versions.check_same(group.gather, deciding(config) | flatten(files))
     group.on_rank_0(lambda: recipe_checks.check_device(config, group.world_size, device_type))
     return {
         "versions": code,

@@ -45,12 +45,21 @@ def test_ranks_with_other_code_are_refused_on_every_rank():
         return [("node1", own), ("node2", other)]
 
     own = versions.versions()
-    assert versions.check_same_code(lambda value: [value, value]) == own
+    assert versions.check_same(lambda value: [value, value], {"a": 1}) == own
     message = (
         rf"zeroclap: {own['zeroclap']} on node1 and else on node2 \(pretrain/loop/loop.py differs"
     )
     with pytest.raises(Failure, match=message):
-        versions.check_same_code(gather)
+        versions.check_same(gather, {})
+
+
+def test_ranks_with_other_settings_are_refused():
+    def gather(pair):
+        """As rank 0, with rank 1 on a host whose copy of a file is another."""
+        return [("node1", pair[1]), ("node2", pair[1] | ({"a": "2"} if "a" in pair[1] else {}))]
+
+    with pytest.raises(Failure, match=r"same settings: a: \[1\] on node1 and 2 on node2"):
+        versions.check_same(gather, {"a": [1]})
 
 
 def test_code_that_changed_between_attempts_is_told():

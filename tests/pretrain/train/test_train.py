@@ -19,6 +19,7 @@ from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_SPIKE
 from data_prep.common.files import write_json
 from finetune.zeroclap import main as pretrain
+from pretrain.config import deepspeed
 from pretrain.config.load import load
 from pretrain.convert.export import export_checkpoint
 from pretrain.plan import plan
@@ -61,6 +62,23 @@ def test_a_rank_that_fails_alone_reports_its_error(run_ranks):
     (first, nothing), (other, output) = run_ranks(2, work)
     assert (first, nothing, other) == (0, "", 2)
     assert output.startswith("pretrain.train: error on rank 1: recipe 'no-such-recipe' is neither")
+
+
+def test_ranks_with_other_copies_of_the_settings_are_refused_before_the_start(attempt, tmp_path):
+    """Such as those of another machine: they would hang, or compute other numbers."""
+    other, own = tmp_path / "zero1_fp32.json", deepspeed.DS_CONFIGS / "zero1_fp32.json"
+    other.write_text(own.read_text().replace('"stage": 1', '"stage": 2'))
+
+    def sabotage(rank):
+        if rank:
+            deepspeed.DS_CONFIGS = tmp_path
+            train.load = lambda recipe, words: load(recipe, [*words, "optimizer.epsilon=1e-3"])
+
+    (code, _, errors), (other_code, *_) = attempt(tmp_path / "run", sabotage=sabotage)
+    assert (code, other_code) == (2, 2), errors
+    assert "not all ranks have the same settings: optimizer.epsilon: " in errors
+    assert "zero1_fp32.zero_optimization.stage: 1 on " in errors
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
