@@ -99,8 +99,13 @@ def read_settings(
     return settings
 
 
+def path_of(name: str) -> Path:
+    """Return the file of a DeepSpeed configuration; see `read_settings`."""
+    return named_file("training.deepspeed:", name, DS_CONFIGS, ".json")
+
+
 def _load(name: str) -> tuple[Path, dict[str, Any]]:
-    path = named_file("training.deepspeed:", name, DS_CONFIGS, ".json")
+    path = path_of(name)
     settings = read_json(path)
     for name in _SECTIONS:
         _check_object(f"{path}: {name}", settings.get(name, {}))

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from data_prep import manifest
 from data_prep.common import children
 from data_prep.common.files import sha256_of, strict_json
 from pretrain.checks import capacity
@@ -73,7 +72,7 @@ def connect(
     run: Path,
     wait_seconds: float,
     write: Callable[[str], object],
-    corpora: Iterable[str] = (),
+    files: Iterable[str] = (),
 ) -> Node:
     """Check the other machines of a hostfile, all at once, and return this node.
 
@@ -82,16 +81,16 @@ def connect(
         run: the run's folder, which all of them must have; it need not exist yet.
         wait_seconds: how long to wait for machines that cannot be reached.
         write: receives messages, without line ends.
-        corpora: paths of corpora, which all of them must have.
+        files: paths of files that all of them must have, such as manifests of corpora.
 
     Raises:
-        ValueError: A machine is unknown, refuses the login, has other code, another corpus or
-            another file system, or was not reached in time. The message names it.
+        ValueError: A machine is unknown, refuses the login, has other code, files or another
+            file system, or was not reached in time. The message names it.
     """
     check_first_machine(names)
     if len(names) == 1:
         return Node()
-    expected = strict_json([versions(), _hashes(corpora)])
+    expected = strict_json([versions(), _hashes(files)])
     near, deadline, printed = capacity.existing_folder(run), time.monotonic() + wait_seconds, ""
     with tempfile.NamedTemporaryFile("w", prefix=".hosts-", dir=near) as file:
         token = secrets.token_hex(8)
@@ -147,14 +146,13 @@ def _ask(name: str, arguments: Sequence[str]) -> tuple[str, str]:
     return client, ""
 
 
-def _hashes(corpora: Iterable[str]) -> dict[str, str]:
-    """Return the hash of each corpus's manifest by the corpus's path, "" where there is none."""
-    files = {path: Path(path) / manifest.FILE_NAME for path in corpora}
-    return {path: sha256_of(file) if file.is_file() else "" for path, file in files.items()}
+def _hashes(files: Iterable[str]) -> dict[str, str]:
+    """Return the hash of each file by its path, "" where there is none."""
+    return {path: sha256_of(Path(path)) if Path(path).is_file() else "" for path in files}
 
 
 def _difference(
-    file: Path, content: str, expected: Mapping[str, str], corpora: Mapping[str, str]
+    file: Path, content: str, expected: Mapping[str, str], files: Mapping[str, str]
 ) -> str:
     """Describe how this machine differs from the one that asks, if it does; see `main`."""
     if not file.is_file() or file.read_text() != content:
@@ -166,10 +164,10 @@ def _difference(
         tempfile.TemporaryFile(dir=file.parent).close()
     except OSError as error:
         return f"cannot write to the folder {file.parent}: {error.strerror}"
-    for path, digest in _hashes(corpora).items():
-        if digest != corpora[path]:
-            what = "has another corpus at" if digest else "does not have the corpus"
-            return f"{what} {path}; give it the corpus that this machine has"
+    for path, digest in _hashes(files).items():
+        if digest != files[path]:
+            what = "has another copy of" if digest else "does not have"
+            return f"{what} {path}; give it the copy of this machine"
     own = versions()
     for what, version in expected.items():
         if own.get(what) != version:
@@ -185,7 +183,7 @@ def main(arguments: Sequence[str]) -> int:
 
     Args:
         arguments: a file in the folder that both should have, its content, and JSON with the
-            `versions` of the machine that asks and the hash of each corpus's manifest by path.
+            `versions` of the machine that asks and the `_hashes`.
     """
     file, content, expected = arguments
     client = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from functools import partial
 from pathlib import Path
 
+from data_prep import manifest
 from data_prep.common.exit_codes import EXIT_DONE
 from pretrain.checks import capacity
 from pretrain.checks.needs import least_states
 from pretrain.checks.recipe import check, check_device, data_summary
 from pretrain.checks.resume import check_run
+from pretrain.config.deepspeed import path_of
 from pretrain.config.run import RunConfig
 from pretrain.model.config import ModelConfig
 from pretrain.processes import gpus
@@ -68,7 +71,9 @@ def run_supervised(
     state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
     if machines and (course.why or not state.is_done(config.training.steps)):
         wait = config.supervision.node_wait_seconds
-        node = connect(machines, run, wait, partial(print, flush=True), course.manifests)
+        files = [str(path_of(config.training.deepspeed))]
+        files += [os.path.join(corpus, manifest.FILE_NAME) for corpus in course.manifests]
+        node = connect(machines, run, wait, partial(print, flush=True), files)
     folder.check_corpora(course.manifests)
     if course.why in (USER, FORK):  # before the supervisor prints what is new in the ledger
         with folder.lock(run, folder.SUPERVISOR_LOCK), folder.lock(run):

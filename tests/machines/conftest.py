@@ -165,9 +165,13 @@ def hostfile_run(cluster, chaos, tmp_path):
 
 def change_code(cluster):
     """Give node2 another line in one source file, as a checkout that was not updated has."""
-    changed = cluster.folder / "loop.py"
-    source = ROOT / "pretrain" / "loop" / "loop.py"
-    changed.write_text(source.read_text() + "\n# another line\n")
+    change_file(cluster, "pretrain/loop/loop.py", lambda text: f"{text}\n# another line\n")
+
+
+def change_file(cluster, path, change):
+    """Give node2 another copy of a file of this checkout."""
+    changed, source = cluster.folder / Path(path).name, ROOT / path
+    changed.write_text(change(source.read_text()))
     cluster.run(2, "mount", "--bind", changed, source)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.config.load import load
 from tests.chaos.fixtures import PATIENCE
-from tests.machines.conftest import change_code, mount_read_only
+from tests.machines.conftest import change_code, change_file, mount_read_only
 
 pytestmark = pytest.mark.slow
 
@@ -45,14 +45,19 @@ def other_code(cluster, hosts, chaos):
     change_code(cluster)
 
 
+def other_settings(cluster, hosts, chaos):
+    change_file(cluster, "ds_configs/zero1_fp32.json", lambda text: text.replace("1", "2"))
+
+
 @pytest.mark.parametrize(
     ("arrange", "message"),
     [
         (other_code, "node2 has zeroclap "),
+        (other_settings, "zero1_fp32.json; give it the copy of this machine"),
         (unequal, "node2 has 2 slots and node1 has 1"),
         (without_folder, "node2 does not have the folder"),
         (read_only, "node2 cannot write to the folder"),
-        (without_corpus, "node2 does not have the corpus"),
+        (without_corpus, "manifest.json; give it the copy of this machine"),
         (forced_command, "node2 did not run the command that ssh sent; it printed 'no shell here'"),
         (without_key, "node2: root@node2: Permission denied"),
     ],
