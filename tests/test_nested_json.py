@@ -2,20 +2,14 @@
 
 import pytest
 
-from data_prep import gpt2_vocabulary, manifest
+from data_prep import gpt2_vocabulary
 from data_prep.common import files
-from finetune import runs as finetune
-from pretrain.config import deepspeed as settings
-from pretrain.config.sections import BatchConfig
 from pretrain.records import checkpoints, ledger
 from pretrain.spikes import replay
 
 READERS = {
-    "manifest.json": lambda path: manifest.load_manifest(path.parent),
     "vocab.json": lambda path: gpt2_vocabulary.read_vocabulary(path.parent),
-    "run.json": lambda path: finetune.read_plan(path.parent),
-    "config.json": files.read_json,
-    "zero.json": lambda path: settings.read_settings(str(path), BatchConfig(8, 8), 0.0, 1),
+    "config.json": files.read_json,  # by which most are read
     "MANIFEST.json": lambda path: checkpoints.read_manifest(path.parent),
     "ledger.jsonl": ledger.read_ledger,
     "curve.jsonl": replay.read_curve,

@@ -29,6 +29,15 @@ def needs_gpu(device):
         pytest.skip("a GPU's feature")
 
 
+def end_after(step, folder, run, number):
+    """Send a signal to a run that has saved this step, and wait for its end."""
+    manifest = checkpoints.folder_of(folder, step) / checkpoints.MANIFEST
+    while run.poll() is None and not manifest.is_file():
+        time.sleep(0.01)
+    run.send_signal(number)
+    run.communicate()
+
+
 @pytest.fixture(scope="module")
 def cpu_losses(begin, tmp_path_factory):
     """The losses of 50 steps on the CPU, in fp32."""
@@ -71,11 +80,7 @@ def test_a_run_that_is_killed_and_relaunched_has_the_bits_of_one_that_was_not(
     settings += ["training.compile=auto"] if backend == "flex" else []
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     whole, part = begin(straight, *settings), begin(killed, *settings)
-    manifest = checkpoints.folder_of(killed, 10) / checkpoints.MANIFEST
-    while part.poll() is None and not manifest.is_file():
-        time.sleep(0.01)
-    part.kill()
-    part.communicate()
+    end_after(10, killed, part, signal.SIGKILL)
     finish(whole)
     assert part.returncode == -signal.SIGKILL, "it ended before it could be killed"
     finish(begin(killed, *settings))
@@ -137,10 +142,6 @@ def test_ranks_train_like_one_and_resume_with_the_same_bits(name, ranks, begin, 
     finish(begin(several, *settings, **where))
     assert losses(several) == pytest.approx(losses(one), abs=TOLERANCE["bf16"])
     part = begin(stopped, *settings, **where)
-    manifest = checkpoints.folder_of(stopped, 5) / checkpoints.MANIFEST
-    while part.poll() is None and not manifest.is_file():
-        time.sleep(0.01)
-    part.terminate()
-    part.communicate()
+    end_after(5, stopped, part, signal.SIGTERM)
     finish(begin(stopped, *settings, **where))
     assert losses(stopped) == losses(several)

@@ -87,11 +87,16 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path):
     """Two hosts."""
-    skip_without(HOSTS)
+    yield from running(Cluster, tmp_path, HOSTS, "hosts.sh")
+
+
+def running(kind, tmp_path, programs, script):
+    """Give two hosts while a test runs."""
+    skip_without(programs)
     # The name is part of those of the network namespaces, of which there is one set a machine.
-    cluster = Cluster(tmp_path / f"zeroclap-{os.getpid()}")
+    cluster = kind(tmp_path / f"zeroclap-{os.getpid()}")
     try:
-        cluster.do("up", 2)
+        cluster.do("up", 2, script=script)
         yield cluster
     finally:
         cluster.do("down")
@@ -115,13 +120,7 @@ class SlurmCluster(Cluster):
 @pytest.fixture
 def slurm_cluster(tmp_path):
     """Two hosts with Slurm."""
-    skip_without(SLURM)
-    cluster = SlurmCluster(tmp_path / f"zeroclap-{os.getpid()}")
-    try:
-        cluster.do("up", 2, script="slurm.sh")
-        yield cluster
-    finally:
-        cluster.do("down")
+    yield from running(SlurmCluster, tmp_path, SLURM, "slurm.sh")
 
 
 class HostfileRun:

@@ -12,40 +12,29 @@ from tests.machines.conftest import change_code, change_file, mount_read_only
 pytestmark = pytest.mark.slow
 
 
-def unequal(cluster, hosts, chaos):
-    hosts.write_text("node1 slots=1\nnode2 slots=2\n")
-
-
-def without_folder(cluster, hosts, chaos):
+def without_folder(cluster, chaos):
     chaos.run.mkdir()
     cluster.run(2, "mount", "-t", "tmpfs", "tmpfs", chaos.run)
 
 
-def read_only(cluster, hosts, chaos):
+def read_only(cluster, chaos):
     mount_read_only(cluster, chaos.run)
 
 
-def without_corpus(cluster, hosts, chaos):
+def without_corpus(cluster, chaos):
     cluster.run(2, "mount", "-t", "tmpfs", "tmpfs", load(str(chaos.recipe)).data.corpus)
 
 
-def forced_command(cluster, hosts, chaos):
-    forced = hosts.with_name("authorized_keys")
-    key = (cluster.folder / "ssh" / "authorized_keys").read_text()
-    forced.write_text(f'command="echo no shell here" {key}')
-    cluster.run(2, "mount", "--bind", forced, Path("~root/.ssh/authorized_keys").expanduser())
-
-
-def without_key(cluster, hosts, chaos):
+def without_key(cluster, chaos):
     keys = Path("~root/.ssh/authorized_keys").expanduser()
     cluster.run(2, "mount", "--bind", "/dev/null", keys)
 
 
-def other_code(cluster, hosts, chaos):
+def other_code(cluster, chaos):
     change_code(cluster)
 
 
-def other_settings(cluster, hosts, chaos):
+def other_settings(cluster, chaos):
     change_file(cluster, "ds_configs/zero1_fp32.json", lambda text: text.replace("1", "2"))
 
 
@@ -53,19 +42,17 @@ def other_settings(cluster, hosts, chaos):
     ("arrange", "message"),
     [
         (other_code, "node2 has zeroclap "),
-        (other_settings, "zero1_fp32.json; give it the copy of this machine"),
-        (unequal, "node2 has 2 slots and node1 has 1"),
+        (other_settings, "node2 has another copy of "),
         (without_folder, "node2 does not have the folder"),
         (read_only, "node2 cannot write to the folder"),
-        (without_corpus, "manifest.json; give it the copy of this machine"),
-        (forced_command, "node2 did not run the command that ssh sent; it printed 'no shell here'"),
+        (without_corpus, "node2 does not have "),
         (without_key, "node2: root@node2: Permission denied"),
     ],
 )
 def test_machines_that_cannot_run_it_are_refused_in_seconds(
     hostfile_run, chaos, cluster, arrange, message
 ):
-    arrange(cluster, hostfile_run.hosts, chaos)
+    arrange(cluster, chaos)
     started = time.monotonic()
     assert hostfile_run.start().wait(PATIENCE) == 2, chaos.output()
     assert message in chaos.output()

@@ -47,7 +47,6 @@ def attempt(train_ranks):
 @pytest.fixture(scope="module")
 def phases(corpus, other_corpus):
     """Three phases: one corpus; two, shorter, other masks, smaller batches; the first again."""
-    both = {"": {"path": str(corpus)}}
     both = {"first": {"path": str(corpus)}, "second": {"path": str(other_corpus), "weight": 2}}
     second = {
         "name": "short",
@@ -133,6 +132,11 @@ def test_a_model_is_evaluated_on_the_blocks_of_the_phase_that_it_comes_from(
     assert found["total"]["loss"] == pytest.approx(own["loss"], rel=1e-6)
 
 
+def surviving(name, *runs):
+    """The lines of a file of each run, without those of steps that were done again."""
+    return [metrics.surviving(metrics.read_metrics(run / name)) for run in runs]
+
+
 @pytest.mark.parametrize("fails_at", [10, *slow([4], [5], [6])])
 def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
     attempt, phases, straight, tmp_path, fails_at
@@ -145,11 +149,8 @@ def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
         (metrics.METRICS, ("step", "loss", "blocks", "learning_rate")),
         (metrics.VALIDATION, ("step", "loss", "validation_id")),
     ):
-        runs = [
-            metrics.surviving(metrics.read_metrics(r / name)) for r in (straight, tmp_path / "run")
-        ]
-        mine, others = ([[line[key] for key in keys] for line in lines] for lines in runs)
-        assert mine == others
+        mine, others = surviving(name, straight, tmp_path / "run")
+        assert [[x[k] for k in keys] for x in mine] == [[x[k] for k in keys] for x in others]
     assert main("audit", tmp_path / "run")[0] == 0
 
 
@@ -188,9 +189,7 @@ def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
     answer = {"rung": 2, "skip": [6, 8], "learning_rate_factor": 1.0, "learning_rate_steps": 0}
     ledger.append(path, "segment", why="spike", onset=6, step=4, seed=2, **answer)
     succeeded(attempt(run, phases))
-    before, after = (
-        metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (straight, run)
-    )
+    before, after = surviving(metrics.METRICS, straight, run)
     assert [line["seed"] for line in after] == [1] * 4 + [2] * 10
     rates = [[line["learning_rate"] for line in lines] for lines in (before, after)]
     assert rates[0] == rates[1]
@@ -219,11 +218,9 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     succeeded(attempt(run, phases, forked(straight, 6)))
     assert contents(straight) == before
     assert same(final_weights(straight), final_weights(run))
-    lines = [metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (straight, run)]
     keys = ("step", "loss", "blocks", "gradient_norm")
-    assert [[line[k] for k in keys] for line in lines[0]] == [
-        [x[k] for k in keys] for x in lines[1]
-    ]
+    mine, others = surviving(metrics.METRICS, straight, run)
+    assert [[x[k] for k in keys] for x in mine] == [[x[k] for k in keys] for x in others]
     said = succeeded(main("audit", run))
     assert "14 steps survive, each once: 80 blocks of first@64 (" in said
     assert ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME)).checkpoints[0] == 6
@@ -261,7 +258,7 @@ def test_a_decay_branch_has_the_sources_steps_and_a_schedule_of_its_own(
     branch[2] = {"schedule": {"name": "linear", "warmup_steps": 0}}
     words = ["phases=" + json.dumps(branch), "training.steps=12", forked(straight, 9)]
     succeeded(attempt(run, *words))
-    lines = [metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (straight, run)]
+    lines = surviving(metrics.METRICS, straight, run)
     assert lines[0][:9] == lines[1][:9]
     rates = [line["learning_rate"] for line in lines[1][9:]]
     assert rates == pytest.approx([3e-3, 2.1e-3, 1.2e-3])

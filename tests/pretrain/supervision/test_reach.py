@@ -111,10 +111,3 @@ def test_other_versions_are_refused(ssh, monkeypatch):
     monkeypatch.setattr(reach, "versions", lambda: {"Python": "3.99", "torch": "1"})
     with pytest.raises(ValueError, match=r"good has Python 3\.\d+\.\d+, and this machine 3\.99"):
         ssh("good")
-
-
-def test_other_files_are_refused(ssh, monkeypatch):
-    for path, message in ((__file__, "has another copy of"), ("/nowhere/a", "does not have")):
-        monkeypatch.setattr(reach, "_hashes", lambda files, path=path: {path: "another"})
-        with pytest.raises(ValueError, match=f"good {message} {path}; give it the copy of this"):
-            ssh("good")

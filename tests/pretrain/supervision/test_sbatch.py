@@ -39,7 +39,8 @@ def submit(tmp_path):
 def test_without_a_signal_the_job_ends_with_the_code_of_its_agents(submit, tmp_path, code):
     """They alone may have been asked to stop."""
     assert submit(f"exit {code}").wait(60) == code
-    assert (tmp_path / "requeued").exists() == (code == 76)
+    requeued = tmp_path / "requeued"
+    assert (requeued.read_text() if requeued.exists() else "") == "requeue 17\n" * (code == 76)
     assert (tmp_path / "arguments").read_text().endswith(" zeroclap supervise demo folder=a b\n")
 
 
@@ -93,8 +94,6 @@ def test_the_signal_before_the_time_limit_reaches_the_agents(submit, tmp_path, c
     _send(signal.SIGUSR1, script, tmp_path)
     assert script.returncode == code
     assert (tmp_path / "requeued").exists() == requeued
-    if requeued:
-        assert (tmp_path / "requeued").read_text() == "requeue 17\n"
 
 
 def test_a_cancelled_job_waits_for_its_agents_and_stays_cancelled(submit, tmp_path):
