@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.config.load import load
 from tests.chaos.fixtures import PATIENCE
-from tests.machines.conftest import change_code, change_file, mount_read_only
+from tests.machines.conftest import ROOT, change_code, change_file, mount_read_only
 
 pytestmark = pytest.mark.slow
 
@@ -42,10 +42,10 @@ def other_settings(cluster, chaos):
     ("arrange", "message"),
     [
         (other_code, "node2 has zeroclap "),
-        (other_settings, "node2 has another copy of "),
+        (other_settings, f"node2 has another copy of {ROOT}/ds_configs/zero1_fp32.json; give it"),
         (without_folder, "node2 does not have the folder"),
         (read_only, "node2 cannot write to the folder"),
-        (without_corpus, "node2 does not have "),
+        (without_corpus, "/manifest.json; give it the copy of this machine"),
         (without_key, "node2: root@node2: Permission denied"),
     ],
 )

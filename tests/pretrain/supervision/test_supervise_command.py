@@ -216,7 +216,7 @@ def test_a_finished_run_asks_no_other_machine(supervise, recipe, tmp_path, monke
     monkeypatch.setattr(supervised_run, "connect", connect)
     code, output, _ = supervise(f"supervision.hostfile={hosts}")
     assert (code, "finished" in output) == (0, True)
-    again = "--from", "5", "optimizer.learning_rate=1e-3"
+    again = "--from=5", "optimizer.learning_rate=1e-3", "supervision.node_wait_seconds=1"
     assert "elsewhere was asked" in supervise(f"supervision.hostfile={hosts}", *again)[2]
 
 
