@@ -120,15 +120,29 @@ def problem_of(file: Path, expected: str) -> str | None:
 
 
 def _note_of(folder: Path, digest: str, names: Sequence[str]) -> str:
-    """Name the note that files are right as they are now: path, size and time, sampled bytes."""
+    """Name the note that files are right as they are now: path and times, and `sample`."""
+    sampled = sample(folder, digest, names)
+    now = [str(folder.resolve()), [(folder / name).stat().st_mtime_ns for name in names], sampled]
+    return f"contents-{hashlib.blake2b(strict_json(now).encode(), digest_size=16).hexdigest()}"
+
+
+def sample(folder: Path, digest: str, names: Sequence[str]) -> str:
+    """Hash the names and sizes of files and their bytes at fixed places, equal in copies of them.
+
+    Args:
+        folder: A corpus, or tables of its blocks.
+        digest: The corpus's `CorpusManifest.digest`.
+        names: Of the files in the folder.
+
+    Raises:
+        ValueError: A file is missing.
+    """
     try:
-        states = [(folder / name).stat() for name in names]
+        sizes = [(folder / name).stat().st_size for name in names]
     except OSError as error:
         raise ValueError(f"{error.filename}: no such file, but the manifest names it") from None
-    listed = [(name, s.st_size, s.st_mtime_ns) for name, s in zip(names, states, strict=True)]
-    ends = np.cumsum([state.st_size for state in states])
-    now = [str(folder.resolve()), digest, listed]
-    state = hashlib.blake2b(strict_json(now).encode(), digest_size=16)
+    ends = np.cumsum(sizes)
+    found = hashlib.blake2b(strict_json([digest, *names, *sizes]).encode(), digest_size=16)
     total = int(ends[-1]) if len(ends) else 0
     draw = np.random.RandomState(int(digest[:8], 16))
     samples = _PLACES if total else 0  # a folder of no table has an empty list of hashes
@@ -136,5 +150,5 @@ def _note_of(folder: Path, digest: str, names: Sequence[str]) -> str:
         number = int(np.searchsorted(ends, place, side="right"))
         with (folder / names[number]).open("rb") as file:
             file.seek(place - (int(ends[number - 1]) if number else 0))
-            state.update(file.read(_PLACE_BYTES))
-    return f"contents-{state.hexdigest()}"
+            found.update(file.read(_PLACE_BYTES))
+    return found.hexdigest()

@@ -68,7 +68,7 @@ def check_same(gather: Gather, settings: Mapping[str, Any]) -> dict[str, str]:
 
     Args:
         gather: among all ranks.
-        settings: this rank's, by name; its host may have its own copy of their files.
+        settings: this rank's, and hashes of files, by name; its host may have its own copies.
 
     Raises:
         Failure: On every rank, if any differs; the message names the hosts, and a source file or
@@ -84,7 +84,7 @@ def check_same(gather: Gather, settings: Mapping[str, Any]) -> dict[str, str]:
         )
     values = {name: strict_json(value) for name, value in settings.items()}
     if wrong := differences(gather((host, values))):
-        raise Failure(f"not all ranks have the same settings: {'; '.join(wrong)}")
+        raise Failure(f"not all ranks have the same settings or files: {'; '.join(wrong)}")
     return own
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_prep import contents
 from data_prep import tokenizer as tokenizers
 from data_prep.common.files import write_json
 from pretrain.checks import recipe as recipe_checks
@@ -131,9 +132,12 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
     run = Path(config.folder)
     if config.training.deterministic:
         make_deterministic(run, os.environ)
+    compared = _compared(course, settings)
     process = start()
     group = Group(process.rank, process.world_size, gather, broadcast)
-    environment = _environment(config, architecture, settings, process.device.type, group)
+    code = versions.check_same(group.gather, compared)
+    machine = _environment(config, architecture, settings, process.device.type, group)
+    environment = {"versions": code, **machine}
     state, token = group.on_rank_0_slowly(lambda: enter(course, architecture))
     supervisor = SupervisorClient(run, token, group.rank, config.training.steps)
     backend, compiled = environment["attention_backend"], environment["compiled"]
@@ -150,10 +154,21 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
     begun = group.on_rank_0(lambda: begin(course, architecture, settings, point, token, size))
     supervisor.report_setup()
     blocks = ConcatenatedBlocks(sources, config.data.sequence_length)
-    machine = process, group, hosts, environment
-    setup = Setup(course, architecture, settings, *machine, supervisor, model, blocks, begun)
+    ranks = process, group, hosts, environment
+    setup = Setup(course, architecture, settings, *ranks, supervisor, model, blocks, begun)
     group.on_rank_0(lambda: _record(setup))
     return setup
+
+
+def _compared(course: Course, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what all ranks must have alike, by name; its host may have its own copies."""
+    config = course.config
+    files = {"training": dataclasses.asdict(config.training), config.training.deepspeed: settings}
+    corpora = {
+        f"files of {path}": contents.sample(Path(path), corpus.digest(), [*corpus.hashes])
+        for path, corpus in course.manifests.items()
+    }
+    return deciding(config) | flatten(files) | corpora
 
 
 def _environment(
@@ -163,15 +178,12 @@ def _environment(
     device_type: str,
     group: Group,
 ) -> dict[str, Any]:
-    """Check that the devices can train the recipe, and return `Setup.environment`."""
+    """Check that the devices can train the recipe; return `Setup.environment` but `versions`."""
     import torch
 
     training, on_gpu = config.training, device_type == "cuda"
-    files = {"training": dataclasses.asdict(training), training.deepspeed: settings}
-    code = versions.check_same(group.gather, deciding(config) | flatten(files))
     group.on_rank_0(lambda: recipe_checks.check_device(config, group.world_size, device_type))
     return {
-        "versions": code,
         "platform": platform.platform(),
         "accelerator": torch.cuda.get_device_name() if on_gpu else "cpu",
         "cores": os.cpu_count(),

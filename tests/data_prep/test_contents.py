@@ -40,9 +40,14 @@ def test_a_corpus_is_hashed_once_and_so_are_a_copy_and_one_with_another_time(
             assert len(hashed) == len(load_manifest(folder).hashes)
 
     check_twice(copy)
-    check_twice(shutil.copytree(copy, tmp_path / "second"))
+    check_twice(second := shutil.copytree(copy, tmp_path / "second"))
     (copy / "train" / "shard-00000.bin").touch()
     check_twice(copy)
+    manifest = load_manifest(copy)
+    alike = {
+        contents.sample(each, manifest.digest(), [*manifest.hashes]) for each in (copy, second)
+    }
+    assert len(alike) == 1
 
 
 @pytest.mark.parametrize("code", [0, 1])

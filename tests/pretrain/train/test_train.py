@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import contents
 from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_SPIKE
 from data_prep.common.files import write_json
@@ -64,19 +65,24 @@ def test_a_rank_that_fails_alone_reports_its_error(run_ranks):
     assert output.startswith("pretrain.train: error on rank 1: recipe 'no-such-recipe' is neither")
 
 
-def test_ranks_with_other_copies_of_the_settings_are_refused_before_the_start(attempt, tmp_path):
+def test_ranks_with_other_copies_of_files_are_refused_before_the_start(attempt, corpus, tmp_path):
     """Such as those of another machine: they could hang, or compute other numbers."""
+    copy, sample = shutil.copytree(corpus, tmp_path / "copy"), contents.sample
+    ids = (copy / "train" / "shard-00000.bin").read_bytes()
+    (copy / "train" / "shard-00000.bin").write_bytes(ids[2:] + ids[:2])
     other, own = tmp_path / "zero1_fp32.json", deepspeed.DS_CONFIGS / "zero1_fp32.json"
     other.write_text(own.read_text().replace('comm": false', 'comm": true'))
 
     def sabotage(rank):
         if rank:
             deepspeed.DS_CONFIGS = tmp_path
+            contents.sample = lambda folder, *names: sample(copy, *names)
             train.load = lambda recipe, words: load(recipe, [*words, "optimizer.epsilon=1e-3"])
 
     (code, _, errors), (other_code, *_) = attempt(tmp_path / "run", sabotage=sabotage)
     assert (code, other_code) == (2, 2), errors
-    assert "not all ranks have the same settings: optimizer.epsilon: " in errors
+    assert "not all ranks have the same settings or files: optimizer.epsilon: " in errors
+    assert f"files of {corpus}: " in errors
     assert "zero1_fp32.zero_optimization.overlap_comm: false on " in errors
     assert not (tmp_path / "run").exists()
 
