@@ -3,7 +3,7 @@
 Every number has one owner: what follows from other fields is a property, and DeepSpeed's JSON takes
 its sizes from here. Limits of single values stand in the annotations and are checked when a recipe
 is decoded (data_prep/common/records.py); rules about several are checked by `__post_init__`. The
-docstrings below fields are the descriptions in the JSON schema.
+docstrings below fields are what `zeroclap show` prints.
 """
 
 from __future__ import annotations
@@ -348,9 +348,9 @@ class SupervisionConfig:
     the others by ssh. Empty: this machine, or one `supervise` on each."""
     hang_seconds: PositiveFloat = 60.0
     """Silence after which a step counts as hanging, unless ten times the 99th percentile of the
-    last steps, at most 1000, is longer (of the median, while fewer than 100 are known). Until a
-    step of the attempt, or of a new phase, is recorded, `init_seconds` counts if it is longer. A
-    process that stays stopped (SIGSTOP) counts as hanging at any time, after two thirds of it."""
+    last steps, some 200, is longer (of the median, while fewer than 100 are known). Until a step of
+    the attempt, or of a new phase, is recorded, `init_seconds` counts if it is longer. A process
+    that stays stopped (SIGSTOP) counts as hanging at any time, after two thirds of it."""
     init_seconds: PositiveFloat = 600.0
     """Silence after which the start-up counts as hanging. It is the longest time between two of:
     launch, ranks joined, model built, checkpoint verified, engine made, checkpoint loaded, batches
@@ -365,7 +365,7 @@ class SupervisionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NotifyConfig:
-    """Who is told of rollbacks, of giving up, and of the end of `supervise`."""
+    """Who is told of rollbacks, of a full disk, of giving up, and of the end of `supervise`."""
 
     command: list[str] = dataclasses.field(default_factory=list)
     """Program and arguments that each event is given to, as JSON on its standard input. It is run

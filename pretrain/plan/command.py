@@ -61,8 +61,8 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add = command.add_argument
     gpus = (
-        "total number of GPUs (default: the largest of 8, 4, 2 and 1 that divides the batch; "
-        f"with --kind {_HERE} the ranks that `supervise` starts on this machine)"
+        "total number of GPUs (default: the most, up to 8, that share an update's micro-batches "
+        f"evenly; with --kind {_HERE} the ranks that `supervise` starts on this machine)"
     )
     add("--gpus", type=int, help=gpus)
     kind = f"type of GPU (default: %(default)s); {_HERE}: measure this machine for some seconds"
