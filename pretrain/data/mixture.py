@@ -4,8 +4,6 @@ The places of a run count the blocks that it reads, from 0. `Mixture` gives each
 the number of the draw from it, both computed from the weights alone: no state, no table, the same
 for any number of ranks. Which block a draw is, `Order` says (order.py). A run of one corpus is a
 mixture of one: place and draw are the same number.
-
-Imports numpy only.
 """
 
 from __future__ import annotations

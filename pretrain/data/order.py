@@ -1,7 +1,7 @@
 """The order in which a run reads the blocks of all its corpora.
 
 A `Mixture` says from which corpus each place draws, and each corpus's `Lineage` which block a draw
-is. Imports numpy only.
+is.
 """
 
 from __future__ import annotations

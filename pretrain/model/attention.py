@@ -141,9 +141,9 @@ def dense_bias(
         keys: S, the number of keys; None: T, as of queries.
 
     Returns:
-        [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], or None where nothing is added;
-        in parts, at most one of the first and one of the second or third kind. With `keys`, the
-        last T is S.
+        [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], where B is 1 if the mask is the
+        same for all rows, or None where nothing is added; in parts, at most one of the first and
+        one of the second or third kind. With `keys`, the last T is S.
     """
     # ONNX looks up by 64-bit indices only.
     kind = torch.int64 if torch.compiler.is_exporting() else torch.int32

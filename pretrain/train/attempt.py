@@ -1,7 +1,7 @@
 """One attempt at a run: train, evaluate, save, stop.
 
-Read `Attempt.run`; `setup.prepare` comes before it. The other parts of this room: `measurements`
-(what each rank tells of itself) and `log` (what rank 0 writes).
+Read `Attempt.run`; `setup.prepare` comes before it. What each rank tells of itself is in
+`measurements`, what rank 0 writes in `log`.
 """
 
 from __future__ import annotations

@@ -184,9 +184,9 @@ class RunLog:
 
         Args:
             step: number of updates.
-            validation_id: `DataPipeline.validation_id`: losses with an equal one can be compared.
             scores: `total` with loss, perplexity and number of targets; `subsets`, and `terms` and
                 `corpora` if there are several, with the same by name.
+            validation_id: `DataPipeline.validation_id`: losses with an equal one can be compared.
         """
         parts = dict(scores)
         total = parts.pop("total")

@@ -196,7 +196,7 @@ def enter(course: Course, architecture: ModelConfig) -> tuple[ledger.RunState, s
     """Lock the run and record how it goes on; returns its state and this attempt's token.
 
     Raises:
-        ValueError: another attempt trains it or has been ordered, or a file of its corpora differs.
+        ValueError: another attempt trains it, or was launched since; a file of its corpora differs.
     """
 
     def copy() -> dict[str, object]:

@@ -84,7 +84,7 @@ class WandbRun:
 
     wandb's own variables say where (WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE). Each attempt is a run
     of its own, in a group with the name of the run's folder. After the first error, which is
-    reported, the attempt logs nothing more. W&B has no texts along a run's steps.
+    reported, the attempt logs nothing more.
     """
 
     def __init__(
