@@ -68,10 +68,10 @@ def study(options: argparse.Namespace) -> None:
     device = device_type() if is_here else ""
     checked = check_arms(chosen, options.overrides, device, not options.dry_run)
     runs = studies.runs_of([*checked], chosen.seeds)
-    _check_data(chosen, options.data)
     if options.dry_run:
         sys.stdout.write(_forecast(chosen, checked, runs, options))
         return
+    _check_data(chosen, options.data)
     engine = _engine(options, max(each.ranks for each in checked.values()), len(runs))
     if not (options.output / STUDY).exists():
         check_new(options.output, "lock")  # a study that was killed at once has no more

@@ -307,9 +307,9 @@ def test_a_dry_run_says_runs_and_cost_and_writes_nothing(study_file, tmp_path, c
 
 
 @pytest.mark.parametrize("named", ["absent", "''"])
-def test_a_dry_run_needs_no_corpus_and_says_that_it_had_none(named, study_file, tmp_path, capsys):
+def test_a_dry_run_needs_neither_a_corpus_nor_the_data_of_glue(named, tmp_path, capsys):
     output = tmp_path / "output"
-    words = ["study", str(study_file), "--output", str(output), f"data.corpus={named}"]
+    words = ["study", "alibi-glue", "--toy", "--output", str(output), f"data.corpus={named}"]
     assert main([*words, "--dry-run", "--kind", "h100"]) == 0
     assert "vocabulary: assumed" in capsys.readouterr().out
     assert main(words) == 2
