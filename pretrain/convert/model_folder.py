@@ -4,6 +4,7 @@ config.json                    the architecture, and where the model comes from 
 model.safetensors              fp32 weights
 tokenizer.json                 the vocabulary, where one is known, with tokenizer_config.json
 README.md                      the model card
+generation_config.json         the ids that a causal language model does not generate
 modeling_zeroclap.py           the code of architectures that transformers does not have
 
 `reading` reads such folders, ours or anybody's, and `writing` writes them. Neither needs

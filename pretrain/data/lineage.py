@@ -27,7 +27,7 @@ def digest(blocks: Indices, epochs: Indices) -> str:
     other in the order in which they are read. A name is 16 bytes: the epoch of the block's corpus
     and the number of the block, each as a signed 64-bit integer with the lowest byte first. Epochs
     count from 0. Blocks are numbered through: those of the first corpus from 0 on, then those of
-    the next; an attempt's record in the ledger lists the corpora with their numbers of blocks.
+    the next; a segment's record in the ledger lists the corpora with their numbers of blocks.
 
     Args:
         blocks: their numbers, [n].
