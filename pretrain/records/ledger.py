@@ -43,10 +43,6 @@ _EDITED = re.compile(rb"\A\xef\xbb\xbf|\r\n|^\n", re.MULTILINE)
 """What editors and transfers leave: a byte-order mark, line ends of Windows, empty lines."""
 
 
-def _digest(line: bytes) -> str:
-    return hashlib.blake2b(line, digest_size=16).hexdigest()
-
-
 def read_ledger(path: Path) -> list[Record]:
     """Return the records of a ledger, oldest first, without an incomplete last line.
 
@@ -83,7 +79,8 @@ def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
         if not records:
             files.check_format(record.get("format_version", 1), FORMAT_VERSION, path)
         records.append(record)
-        previous, size = _digest(line + lacks), size + len(line)
+        previous = hashlib.blake2b(line + lacks, digest_size=16).hexdigest()
+        size += len(line)
     return records, size, lacks, previous
 
 

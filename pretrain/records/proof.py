@@ -20,7 +20,7 @@ from pretrain.config.run import Sizes
 from pretrain.data.lineage import Lineage, digest
 from pretrain.data.order import Order
 from pretrain.records import ledger, metrics, versions
-from pretrain.records.segments import corpora_of, order_of
+from pretrain.records.segments import corpora_of, order_of, orders_of
 
 Counts = npt.NDArray[np.uint8]
 _CHUNK = 1 << 18
@@ -62,20 +62,21 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
         found.problems.append("no record of the run's creation stands before its first attempt")
         return found
     done: dict[int, range] = {}
-    ends = [*(record["number"] for record in attempts[1:]), len(records)]
-    for record, end in zip(attempts, ends, strict=False):
-        attempt = record["attempt"]
-        earlier = records[: record["number"]]
-        order, sizes = order_of(earlier)
-        own = [line for line in lines if line["attempt"] == attempt]
-        during = records[record["number"] + 1 : end]
+    orders, lines_of = [*orders_of(records)], dict[int, list[metrics.Line]]()
+    for line in lines:
+        lines_of.setdefault(line["attempt"], []).append(line)
+    for record, after in itertools.pairwise([*attempts, {"number": len(records)}]):
+        attempt, number = record["attempt"], record["number"]
+        earlier, during = records[:number], records[number + 1 : after["number"]]
+        order, sizes = next(pair for first, pair in reversed(orders) if first < number)
+        own = lines_of.get(attempt, [])
         problems = [*_bad_start(record, order, earlier), *_bad_steps(record, own, order, sizes)]
         problems += _bad_writers(attempt, during)
         found.problems += [f"attempt {attempt}: {problem}" for problem in problems]
         done[attempt] = _steps_done(record, during, own)
     found.problems += [
         f"metrics.jsonl has lines of attempt {attempt}, which the ledger does not know"
-        for attempt in sorted({line["attempt"] for line in lines} - done.keys())
+        for attempt in sorted(lines_of.keys() - done.keys())
     ]
     if found.problems or not attempts:
         return found
@@ -187,8 +188,7 @@ def _count_blocks(
     for record in attempts:
         attempt, first = record["attempt"], record["step"]
         if first > len(attempt_of):
-            step = len(attempt_of)
-            found.problems.append(f"step {step} is missing from the steps that survive")
+            found.problems.append(f"step {len(attempt_of)} is missing from the steps that survive")
             return
         attempt_of[first:] = [attempt] * len(done[attempt])
     # Launches that never began an attempt may have ended since, each with a record.

@@ -78,9 +78,13 @@ class Course:
 def order_of(records: Sequence[Record]) -> tuple[Order, Sizes]:
     """The order of blocks, and the sizes of batches, that the segments of a ledger lead to.
 
-    Raises:
-        ValueError: no segment has begun.
+    At least one has begun.
     """
+    return [*orders_of(records)][-1][1]
+
+
+def orders_of(records: Sequence[Record]) -> Iterator[tuple[int, tuple[Order, Sizes]]]:
+    """Yield the number of each segment's record, and what `order_of` is from it on."""
     order: Order | None = None
     batches: list[Any] = []
     weights: list[Any] = []
@@ -101,13 +105,12 @@ def order_of(records: Sequence[Record]) -> tuple[Order, Sizes]:
             else:
                 kept = itertools.takewhile(_is_same, zip(before, corpora, strict=False))
                 order = order.continued(mixture, totals, len([*kept]))
-        elif order is not None:
+        else:
+            assert order is not None, "a rollback is of a run that has begun"
             skip = record["skip"]
             places = (sizes.first_block(skip[0]), sizes.first_block(skip[1])) if skip else None
             order = order.rolled_back(sizes.first_block(step), record["seed"], places)
-    if order is None:
-        raise ValueError(f"{ledger.FILE_NAME}: no segment has begun")
-    return order, sizes
+        yield record["number"], (order, sizes)
 
 
 def _is_same(pair: tuple[Mapping[str, Any], Mapping[str, Any]]) -> bool:

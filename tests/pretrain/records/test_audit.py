@@ -129,6 +129,15 @@ def test_steps_that_were_rolled_back_do_not_count_though_the_next_launch_began_n
     assert any(text.startswith("9 steps survive") for text in before.checked)
 
 
+def test_a_rollback_is_followed_once_however_many_attempts_come_after_it(monkeypatch):
+    history, followed, right = spiked(skip=(10, 14)), [], Order.rolled_back
+    for _ in range(9):
+        history.begin()
+    monkeypatch.setattr(Order, "rolled_back", lambda *a: followed.append(a) or right(*a))
+    assert problems(history) == []
+    assert len(followed) == 2  # for all attempts, and for the blocks
+
+
 def test_a_step_that_no_surviving_attempt_did_is_found():
     """An attempt went back to step 5 and did nothing, and the next one began at step 8."""
     history = History()
@@ -240,8 +249,7 @@ def test_a_record_by_an_attempt_that_had_not_begun_is_found():
 
 
 def test_attempts_whose_numbers_do_not_ascend_are_found():
-    history = after_a_launch_that_never_began(2, 1)
-    found = problems(history)
+    found = problems(after_a_launch_that_never_began(2, 1))
     assert any("began after attempt 1, whose number is not below its own" in p for p in found)
 
 
@@ -262,8 +270,7 @@ def test_one_block_too_few_or_too_many_is_found_whichever_it_is():
 
 
 def test_a_run_that_was_only_created_has_nothing_to_prove_but_its_chain():
-    history = History()
-    assert problems(history) == []
+    assert problems(History()) == []
 
 
 def test_a_launch_that_failed_before_the_run_was_created_does_no_harm():
