@@ -31,8 +31,7 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     packings = ["chunked", "best-fit", "complete", "contiguous", "one-document", "sentence-pairs"]
     add("--packing", choices=packings, help=packing)
     add("--json", type=Path, help="also write the results to this file")
-    plot = pictures.HELP.format("perplexity by length")
-    add("--plot", type=Path, help=plot)
+    add("--plot", type=Path, help=pictures.HELP.format("perplexity by length"))
     add_device(command)
 
 

@@ -6,6 +6,7 @@ the steps repeat under a higher attempt number. `surviving` selects the lineage 
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,9 +85,9 @@ def read_metrics(
         tell: called if other lines are left out. An incomplete last one was left by a crash and
             does not count.
     """
-    lines = files.read_bytes(path).split(b"\n")[:-1]
-    valid = _valid(lines, path)
-    if invalid := len(lines) - len(valid):
+    data = files.read_bytes(path)
+    valid = _valid((line for line in io.BytesIO(data) if line.endswith(b"\n")), path)
+    if invalid := data.count(b"\n") - len(valid):
         tell(f"{path}: {invalid} lines are not valid and are left out")
     return valid
 

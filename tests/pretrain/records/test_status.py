@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from data_prep.common.files import json_lines
 from finetune import zeroclap as command_line
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
@@ -158,7 +159,7 @@ def validate(run, *losses):
         {"attempt": 1, "step": 3 * n, "loss": loss, "perplexity": math.exp(loss), "subsets": {}}
         for n, loss in enumerate(losses, start=1)
     ]
-    (run / metrics.VALIDATION).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / metrics.VALIDATION).write_bytes(json_lines(lines))
 
 
 def test_it_names_the_newest_and_the_best_validation_the_log_and_the_next_command(run, capsys):
