@@ -166,8 +166,7 @@ class IndexedReader:
         self.bounds: npt.NDArray[np.int64] = np.frombuffer(content, "<i8", bounds, start)
         """First sequence of each document, and the number of sequences; int64 [documents + 1]."""
         content = _mapped(data)
-        count = len(content) // dtype.itemsize
-        self.ids: Ids = np.frombuffer(content, dtype, count)
+        self.ids: Ids = np.frombuffer(content, dtype, len(content) // dtype.itemsize)
         """All ids; [ids]."""
         self._check(index, data, len(content))
 

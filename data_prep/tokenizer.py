@@ -8,6 +8,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ _ACCEPTED = (
     f"{', '.join(gpt2_vocabulary.HUGGING_FACE_FILES)}"
 )
 
+_TEXTS = 4096
+"""Encoded at a time: an encoding takes some kB beside its ids."""
 _SPECIAL_TEXT = "<s> <pad> </s> <mask>"
 
 
@@ -77,12 +80,13 @@ class Tokenizer:
         Raises:
             ValueError: A text is not valid Unicode, such as one of the command line may be.
         """
+        encode = partial(self._backend.encode_batch_fast, add_special_tokens=False)
+        parts = (list(texts[first : first + _TEXTS]) for first in range(0, len(texts), _TEXTS))
         try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [np.array(each.ids, dtype=np.int32) for part in parts for each in encode(part)]
         except TypeError:
             "".join(texts).encode()  # says which character is not valid
             raise
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def lay_out(self, texts: Sequence[Sequence[int]], separators: int = 2) -> list[int]:
         """Return the input ids of one text, `<s> a </s>`, or more, `<s> a </s> </s> b </s>`.

@@ -75,10 +75,8 @@ class EncodedExamples:
         separators = 1 if self._segments else 2
         flat = iter(tokenizer.encode_batch([text for e in examples for text in e.texts]))
         texts = [[next(flat) for _ in example.texts] for example in examples]
-        is_long = [
-            sum(map(len, each)) + len(tokenizer.lay_out([()] * len(each), separators)) > max_tokens
-            for each in texts
-        ]
+        others = len(tokenizer.lay_out([()] * len(texts[0]), separators))
+        is_long = [sum(map(len, each)) + others > max_tokens for each in texts]
         self.too_long = sum(is_long)
         """Number of examples that were left out or cut."""
         kept = [n for n, long in enumerate(is_long) if not (drop_long and long)]

@@ -139,8 +139,7 @@ def _run(
         print(f"\n{write_report(options.output)}")
         print(f"report: {options.output / 'report.md'}")
     if not failed and not options.no_models:
-        model = options.output / plans[0].name / MODEL
-        print(f"next: zeroclap predict {model} FILE")
+        print(f"next: zeroclap predict {options.output / plans[0].name / MODEL} FILE")
     if failed:
         causes = (
             f"{', '.join(name for name, why in failed.items() if why == cause)}: {cause}"

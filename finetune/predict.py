@@ -141,8 +141,7 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
         zipfile.ZipFile(folder / SUBMISSION, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
         for task, run, name, rows in work:
-            loaded = load_model(run / MODEL)
-            content = submission(task, _logits(loaded, task, rows, chosen))
+            content = submission(task, _logits(load_model(run / MODEL), task, rows, chosen))
             (folder / f"{name}.tsv").write_text(content, encoding="utf-8")
             archive.writestr(f"{name}.tsv", content)
             print(f"{output / name}.tsv: {len(rows):,} predictions of {run.name}", flush=True)
