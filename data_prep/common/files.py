@@ -181,10 +181,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def check_writable(file: Path | None) -> None:
-    """Raise OSError if an output file cannot be written, before the work for it begins."""
+    """Raise an error if an output file cannot be written, or would replace more than a file."""
     if file:
-        if file.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise ValueError(f"{file}: is a folder, a link or a device; name a file")
         AtomicFile(file).discard()
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 
 import pytest
@@ -168,16 +169,17 @@ def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, 
     assert "<svg " in files[1].read_text()
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda file: file.symlink_to("other")])
 @pytest.mark.parametrize("option", ["--json", "--plot"])
 def test_a_file_that_cannot_be_written_is_refused_at_once(
-    folder, corpus, tmp_path, capsys, monkeypatch, option
+    folder, corpus, tmp_path, capsys, monkeypatch, option, make
 ):
     monkeypatch.setattr(evaluate, "Windows", None)
     taken = tmp_path / "taken.png"
-    taken.mkdir()
+    make(taken)
     words = ["--data", str(corpus), "--lengths", "32", option, str(taken)]
     assert command_line.main(["evaluate", folder("alibi"), *words]) == 2
-    assert capsys.readouterr().err.endswith(f"error: {taken}: Is a directory\n")
+    assert f"error: {taken}: is a folder, a link or a device" in capsys.readouterr().err
 
 
 def test_packing_chooses_one_text_or_documents(folder, corpus, tmp_path, capsys):

@@ -120,8 +120,8 @@ def test_what_the_device_cannot_compute_is_refused_by_name(run_ranks, monkeypatc
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("bench small --json .", ".: Is a directory"),
-        ("plan small --kind here --json .", ".: Is a directory"),
+        ("bench small --json .", ".: is a folder, a link or a device; name a file"),
+        ("plan small --kind here --json .", ".: is a folder, a link or a device; name a file"),
         ("bench small --seconds inf", "argument --seconds: inf is not a finite number (see "),
     ],
 )
