@@ -188,9 +188,9 @@ def _activity(run: Path, records: Sequence[Record], state: ledger.RunState, step
         return TRAINING
     if holder(run, SUPERVISOR_LOCK):
         return STARTING
-    if state.unanswered_spike is not None:
-        return SPIKED
-    return GIVEN_UP if records and records[-1]["kind"] == "gave-up" else STOPPED
+    if records and records[-1]["kind"] == "gave-up":
+        return GIVEN_UP
+    return STOPPED if state.unanswered_spike is None else SPIKED
 
 
 def describe_run(seen: RunView) -> str:

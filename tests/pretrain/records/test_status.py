@@ -95,6 +95,7 @@ def test_it_says_what_the_run_is_doing(run, capsys):
     ledger.append(path, "spike", onset=8, step=12, channel="slow", loss=6.0, baseline=5.0)
     assert "stopped at a loss spike, not yet rolled back" in shown(run, capsys)
     ledger.append(path, "gave-up", reason="it looks structural")
+    assert "\ngiven up: it looks structural; it would continue from step" in shown(run, capsys)
     ledger.append(path, "done", step=STEPS)
     assert f"finished: {STEPS:,} of {STEPS:,} steps in 2 attempts" in shown(run, capsys)
 
