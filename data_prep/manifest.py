@@ -274,6 +274,11 @@ class CorpusManifest(Tally):
     length_histogram: LengthHistogram
     unigram_perplexity: float | None  # None where a split is empty
 
+    def __post_init__(self) -> None:
+        """Refuse other splits."""
+        if not self.shards.keys() == self.totals.keys() == {*SPLITS}:
+            raise ValueError(f"shards and totals: their keys must be {' and '.join(SPLITS)}")
+
     @property
     def hashes(self) -> dict[str, str]:
         """Hex sha256 of each of the shards' files, by its name relative to the corpus folder."""

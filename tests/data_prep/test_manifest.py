@@ -28,6 +28,7 @@ def test_missing_unfinished_and_other_folders_have_different_messages(tmp_path):
     ("change", "message"),
     [
         ({"format_version": 99}, "format version 99 was written by a later version of zeroclap"),
+        ({"totals": {}}, "shards and totals: their keys must be train and valid"),
         ({"later": 1}, "unknown key 'later'; known are cut, cut_bytes, cut_tokens, damages, "),
     ],
 )

@@ -26,13 +26,10 @@ def test_only_the_damaged_file_is_named(copy, suffix, damage):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (
-            lambda one, two: [one, [*two[:-2], 320, 2]],
-            "id 320 is outside the vocabulary of 320 ids",
-        ),
-        (lambda one, two: [one, [*two[:-1], 6]], "a document does not end with </s>"),
-        (lambda one, two: [one + two, []], "a document does not end with </s>"),
-        (lambda one, two: [one, [*two[:-2], 319, 2]], None),
+        (lambda a, b: [a, [*b[:-2], 320, 2]], "id 320 is outside the vocabulary of 320 ids"),
+        (lambda a, b: [a, [*b[:-1], 6]], "a document does not end with </s>"),
+        (lambda a, b: [a + b, []], "a document does not end with </s>"),
+        (lambda a, b: [a, [*b[:-2], 319, 2]], None),
     ],
 )
 def test_ids_are_checked_beyond_checksums(copy, monkeypatch, change, problem):
@@ -75,9 +72,8 @@ def test_wrong_totals_are_detected(copy):
     content = json.loads(file.read_text())
     content["totals"]["valid"]["text_bytes"] += 1
     file.write_text(json.dumps(content))
-    assert list(verify(copy)) == [
-        f"{copy}: the totals of the valid split are not the sums of its shards"
-    ]
+    problem = "the totals of the valid split are not the sums of its shards"
+    assert list(verify(copy)) == [f"{copy}: {problem}"]
 
 
 @pytest.mark.parametrize("name", ["rejects", "kept", "cut"])
@@ -85,9 +81,8 @@ def test_counts_that_the_shards_do_not_have_are_detected(copy, name):
     shards = {file: json.loads(file.read_text()) for file in copy.glob("shards/*.json")}
     for file, content in shards.items():
         file.write_text(json.dumps(content | {name: 1 if name == "cut" else {}}))
-    assert list(verify(copy)) == [
-        f"{copy}: {name!r} of its manifest is not the sum of its shards' manifests"
-    ]
+    problem = f"{name!r} of its manifest is not the sum of its shards' manifests"
+    assert list(verify(copy)) == [f"{copy}: {problem}"]
 
 
 def test_workers_do_not_change_the_findings_or_their_order(copy):
@@ -101,9 +96,8 @@ def test_workers_do_not_change_the_findings_or_their_order(copy):
 
 def test_different_vocabulary_is_detected(copy):
     train(iter(["other text"]), 300).save(copy / "tokenizer.json")
-    assert list(verify(copy)) == [
-        f"{copy / 'tokenizer.json'}: is not the vocabulary that the corpus was made with"
-    ]
+    problem = "is not the vocabulary that the corpus was made with"
+    assert list(verify(copy)) == [f"{copy / 'tokenizer.json'}: {problem}"]
     (copy / "tokenizer.json").unlink()
     [problem] = verify(copy)
     assert "has no tokenizer.json" in problem
