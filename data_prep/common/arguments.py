@@ -176,16 +176,17 @@ def add_command(
 def parse_arguments(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 ) -> argparse.Namespace:
-    """Parse a command line whose key=value arguments (`overrides`) may stand anywhere.
+    """Parse a command line whose list of positional arguments may stand around its options.
 
-    argparse itself accepts positional arguments only where they follow each other.
+    argparse itself accepts the list only in one piece.
     """
     options, rest = parser.parse_known_args(arguments)
-    unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
-    if unknown:
+    several = [a for a in options.parser._actions if a.nargs in ("*", "+") and not a.option_strings]
+    if unknown := [word for word in rest if word.startswith("-") or not several]:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if rest:
-        options.overrides = [*options.overrides, *rest]
+    for added in several:
+        more = map(added.type or str, rest)
+        setattr(options, added.dest, [*getattr(options, added.dest), *more])
     return options
 
 

@@ -92,6 +92,8 @@ def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
             arguments.parse_arguments(parser, words)
         error = f"x {words[0]}: error: unrecognized arguments: {words[-1]} (see x {words[0]} -h)\n"
         assert capsys.readouterr().err == error
+    words = ["evaluate", "a", "--data", "c", "b"]
+    assert arguments.parse_arguments(zeroclap._parser(), words).model == [Path("a"), Path("b")]
 
 
 def test_the_demo_runs_the_program_that_it_shows(tmp_path, monkeypatch, capsys):
