@@ -135,7 +135,6 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
             them are named, and nothing is predicted.
     """
     chosen, work = choose_device(device), _submission_work(runs)
-    output.parent.mkdir(parents=True, exist_ok=True)
     with (
         new_folder(output) as folder,
         zipfile.ZipFile(folder / SUBMISSION, "w", zipfile.ZIP_DEFLATED) as archive,

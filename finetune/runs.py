@@ -137,9 +137,15 @@ def read_result(folder: Path) -> dict[str, Any]:
     """
     path = folder / RESULT
     result = read_json(path)
-    if "collapsed" in result or not result.keys() >= RESULT_KEYS:
+    try:
+        names = {"collapsed", *task_of(result["plan"]).score_names}
+        found = [result["best"], result["last"], *result["epochs"]]
+        fits = result.keys() >= RESULT_KEYS and all(each.keys() >= names for each in found)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        fits = False
+    if not fits:
         raise ValueError(f"{path}: not a result of this version; delete it to repeat the run")
-    for scores in (result["best"], result["last"], *result["epochs"]):
+    for scores in found:
         scores |= {key: math.inf for key, value in scores.items() if value is None}
     return result
 

@@ -168,16 +168,16 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
         head = classifiers.head_config(PROTOCOLS["default"].config(task), task)
         made = random_contents("zero-clap", vocabulary, head, {"task": task.name})
         save_model(run / "model", made)
-        best = dict.fromkeys(task.score_names, 0.5)
-        result = {**dict.fromkeys(RESULT_KEYS), "task": task.name, "weights": "pretrained"}
-        result |= {"plan": {"data": str(data)}, "best": best, "last": best, "epochs": [best]}
+        best = dict.fromkeys((*task.score_names, "collapsed"), 0.5)
+        result = {**dict.fromkeys(RESULT_KEYS, best), "task": task.name, "weights": "pretrained"}
+        result |= {"plan": {"task": task.name, "data": str(data)}, "epochs": [best]}
         (run / "result.json").write_text(json.dumps(result))
         for split in task.test:
             texts = ("the old dog",) * len(task.texts)
             write_tsv(data, task.name, split, [task.texts, texts])
     worse = shutil.copytree(output / "CoLA-pretrained-seed1", output / "CoLA-pretrained-seed2")
     result = json.loads((worse / "result.json").read_text())
-    result |= {"best": {"matthews": -1.0}, "last": {"matthews": 2.0}}  # the best epoch's is kept
+    result["best"]["matthews"], result["last"]["matthews"] = -1.0, 2.0  # the best epoch's is kept
     (worse / "result.json").write_text(json.dumps(result))
     return output
 

@@ -320,8 +320,8 @@ def finish(output, plan, model, collapsed=False):
     scores = {"epoch": 1, **dict.fromkeys(runs.task_of({"task": plan.task}).score_names, 0.5)}
     scores["collapsed"] = collapsed
     result = {**dict.fromkeys(runs.RESULT_KEYS), "seed": plan.seed, "best": scores}
-    result["last"] = scores
-    write_json(output / plan.name / "result.json", {**result, "plan": {}, "epochs": [scores]})
+    result |= {"last": scores, "plan": {"task": plan.task}, "epochs": [scores]}
+    write_json(output / plan.name / "result.json", result)
 
 
 def test_a_run_starts_from_the_model_of_another_task_s_first_run_that_did_not_collapse(
@@ -380,8 +380,8 @@ def test_a_plan_of_another_version_an_invalid_one_and_none_are_refused(
         (tmp_path / PLAN).write_text(json.dumps(changed))
         with pytest.raises(ValueError, match=rf"run\.json: not a plan that .*{message}"):
             read_plan(tmp_path)
-    lacking = dict.fromkeys(runs.RESULT_KEYS - {"device"}, {})
-    for result in {"collapsed": "always the same answer", "best": {}}, {"last": {}}, lacking:
+    torn = {**dict.fromkeys(runs.RESULT_KEYS, {}), "plan": {"task": "CoLA"}, "epochs": []}
+    for result in {"collapsed": "always the same answer", "best": {}}, {"last": {}}, torn:
         write_json(tmp_path / "result.json", result)
         with pytest.raises(ValueError, match=r"result\.json: not a result .*; delete it"):
             runs.read_result(tmp_path)
