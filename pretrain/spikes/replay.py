@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -89,6 +90,7 @@ def read_curve(path: Path) -> list[Seen]:
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the columns of each line, without a truncated last line."""
+    csv.field_size_limit(2**31 - 1)  # a damaged line may be one field
     with open_stream(path) as stream:
         data = stream.read()
     with named_errors(f"{path}: is not UTF-8 text"):
@@ -96,7 +98,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if '"log_history"' in text:
         yield from enumerate(_trainer_history(text, path))
         return
-    lines, names = text.split("\n"), []
+    lines, names = re.split("\r\n?|\n", text), []
     if '"num_updates"' in text:  # fairseq: a time may stand before, and other lines are messages
         lines = [x[x.find("{") :] if '"num_updates"' in x else "" for x in lines]
     elif {".jsonl", ".json"}.isdisjoint(path.suffixes):
@@ -105,17 +107,11 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            yield number, _record(line, names)
+            cells = next(csv.reader([line])) if names else []
+            yield number, dict(zip(names, cells, strict=True)) if names else parse_json(line)
         except ValueError:
             if number < len(lines):
                 raise ValueError(f"{path}: line {number} is malformed") from None
-
-
-def _record(line: str, names: list[str]) -> dict[str, Any]:
-    """The columns of a line of a CSV; without names, of a JSON object."""
-    if names:
-        return dict(zip(names, next(csv.reader([line])), strict=True))
-    return parse_json(line)
 
 
 def _trainer_history(text: str, path: Path) -> list[dict[str, Any]]:

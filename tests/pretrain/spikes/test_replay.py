@@ -92,7 +92,7 @@ def test_records_after_a_repeated_step_replace_earlier_ones(write):
     ("text", "name"),
     [
         ("step,loss,lr\n1,3.0,1\n2,2.5,1\n3,2.", "a.csv"),
-        ("step,loss,lr\n1,3.0,1\n\n5,,1\n2,2.5,1\n", "a.csv"),
+        ("step,loss,lr\r1,3.0,1\r\r5,,1\r2,2.5,1\r", "a.csv"),
         ('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.5}\n{"step": 3, "lo', "a.jsonl"),
         ('{"step": 1, "loss": 3.0}\n{"eval": 2}\n{"step": 2, "loss": 2.5}', "a.jsonl"),
     ],
