@@ -155,16 +155,11 @@ def _compare_initial_weights(run: Path, records: Sequence[ledger.Record], found:
 
 def write_findings(found: Audit, write: Callable[[str], object]) -> int:
     """Write the findings and return the exit code."""
-    marks = (
-        ("checked", found.checked),
-        ("UNCHECKED", found.unchecked),
-        ("PROBLEM", found.problems),
-        ("note", found.noted),
-        ("limit", found.limits),
-    )
+    marks = "checked", "UNCHECKED", "PROBLEM", "note", "limit"
+    parts = found.checked, found.unchecked, found.problems, found.noted, found.limits
     for line in found.segments:
         write(f"{line}\n")
-    for mark, sentences in marks:
+    for mark, sentences in zip(marks, parts, strict=True):
         for sentence in sentences:
             write(f"{mark:9} {sentence}\n")
     if found.problems:

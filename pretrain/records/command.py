@@ -48,8 +48,7 @@ def status(options: argparse.Namespace) -> None:
 
 def add_diff_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `diff`."""
-    command.add_argument("first", type=Path, metavar="run", help="a run's folder")
-    command.add_argument("second", type=Path, metavar="run", help="the other run's folder")
+    command.add_argument("runs", type=Path, nargs=2, metavar="run", help="the runs' folders")
 
 
 def diff(options: argparse.Namespace) -> None:
@@ -59,7 +58,7 @@ def diff(options: argparse.Namespace) -> None:
     """
     from pretrain.records.diff import describe_differences
 
-    sys.stdout.write(describe_differences(options.first, options.second))
+    sys.stdout.write(describe_differences(*options.runs))
 
 
 def add_audit_arguments(command: argparse.ArgumentParser) -> None:
