@@ -50,8 +50,9 @@ def test_a_rank_s_error_is_read_with_its_location_in_our_code(report, tmp_path):
 
 
 def test_a_refusal_has_a_message_and_no_traceback(report):
-    (found,) = report(lambda: fail(ValueError("model.size: 'huge'\nis unknown")))
-    assert (found.message, found.traceback) == ("model.size: 'huge' is unknown", "")
+    """Also of a path whose bytes are not UTF-8."""
+    (found,) = report(lambda: fail(ValueError("b\udcfcch.yaml: 'huge'\nis unknown")))
+    assert (found.message, found.traceback) == ("b\udcfcch.yaml: 'huge' is unknown", "")
 
 
 @pytest.mark.parametrize("refusals", [3, 10**6])
