@@ -258,10 +258,10 @@ def fork_records(run: Path, step: int) -> list[Record]:
 def _copy_lines(source: Path, target: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Copy the JSON lines that are wanted, byte by byte."""
     kept = []
-    for line in files.read_bytes(source).splitlines(keepends=True):
+    for line in files.read_bytes(source).split(b"\n"):
         with contextlib.suppress(*files.MALFORMED):  # a torn or damaged line
             if wanted(json.loads(line)):
-                kept.append(line.removesuffix(b"\n") + b"\n")  # the last one may lack it
+                kept.append(line + b"\n")
     files.write_atomically(target, b"".join(kept))
 
 

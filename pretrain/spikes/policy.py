@@ -211,7 +211,7 @@ def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[i
     """
     state = ledger.run_state(records)
     interval = config.training.checkpoint_interval
-    stops = {r["step"] for r in records if r["kind"] in ("preempted", "done") and r["step"] < step}
+    stops = {r["step"] for r in records if r["kind"] in ("preempted", "done")}
     saved = [each for each in state.checkpoints if each not in stops or each % interval == 0]
     return {*state.checkpoints[-2:], *_kept(saved, step, state.suspected, config)}
 
