@@ -104,9 +104,10 @@ def test_every_block_is_used_once_per_epoch_except_declared_skips(number):
     total = draw.randrange(1, 61)
     walk = Walk(total, draw.randrange(10))
     for seed in range(100, 100 + draw.randrange(1, 6)):
-        walk.read(draw, draw.randrange(2 * total + 1))
+        walk.read(draw, draw.randrange(draw.choice([2 * total, total // 3]) + 1))
         reached = len(walk.consumed)
-        position = draw.choice([0, reached, draw.randrange(reached + 1), reached // total * total])
+        near = reached - draw.randrange(min(reached, 9) + 1)
+        position = draw.choice([near, near, draw.randrange(reached + 1), reached // total * total])
         walk.roll_back(position, seed, random_skip(draw, position, reached, total))
         walk.check()
     walk.read(draw, draw.randrange(total + 1))
