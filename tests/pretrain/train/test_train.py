@@ -236,15 +236,16 @@ def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(attempt, tmp_path)
     """Stopping and going on leaves the same losses, to readers and to the detector."""
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     noted = tmp_path / "noted-straight", tmp_path / "noted-stopped"
-    assert attempt(straight, sabotage=leaving_after(None, noted[0]))[0][0] == 0
-    code, _, _ = attempt(stopped, sabotage=leaving_after(3, noted[1]))[0]
+    phases = "phases=[{steps: 4}, {data: {sequence_length: 32}}]"  # which validates on other blocks
+    assert attempt(straight, phases, sabotage=leaving_after(None, noted[0]))[0][0] == 0
+    code, _, _ = attempt(stopped, phases, sabotage=leaving_after(3, noted[1]))[0]
     assert code == EXIT_PREEMPTED
     assert metrics.read_metrics(stopped / metrics.VALIDATION) == []
-    assert attempt(stopped, sabotage=leaving_after(None, noted[1]))[0][0] == 0
+    assert attempt(stopped, phases, sabotage=leaving_after(None, noted[1]))[0][0] == 0
     assert [record["step"] for record in records(stopped, "attempt")] == [0, 3]
     assert committed(stopped) == [2, 4, 6], "one of a stop is kept only while it is the newest"
     measured = [metrics.read_metrics(run / metrics.VALIDATION) for run in (straight, stopped)]
-    assert [line["step"] for line in measured[1]] == [3, 6]
+    assert [line["step"] for line in measured[1]] == [3, 4, 4, 6]
     for line in sum(measured, []):
         del line["attempt"]
     assert measured[1] == measured[0]
@@ -509,7 +510,6 @@ def test_a_finished_run_with_a_damaged_checkpoint_is_finished_again(straight, at
     assert records(run, "discontinuity") == []
     assert_same_run(run, straight)
     assert audit.audit(run).problems == []
-    assert "done already" in attempt(run)[0][1]
 
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_its_files_stay(
