@@ -163,10 +163,11 @@ def test_an_attempt_with_more_ranks_than_gpus_is_reported(stage, monkeypatch):
     assert stage.report()["problem"] == f"it could not be started: {reason}"
 
 
-def test_an_attempt_of_an_old_control_file_is_not_started(stage):
+@pytest.mark.parametrize("start", ["", "s1"])
+def test_an_attempt_of_an_old_control_file_is_not_started(stage, start):
     """It may be days old, or this node has lost its part of it."""
-    control.write(stage.run, ControlFile("old", 1, control.RUN, nodes=2))
-    stage.start()
+    control.write(stage.run, ControlFile("old", 1, control.RUN, nodes=2, start=start))
+    stage.start(start)
     stage.wait_for_state("old", nodes.ENDED)
     assert stage.report()["problem"] == "its agent was restarted"
     assert processes.members(stage.run, 1) == []

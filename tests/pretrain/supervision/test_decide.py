@@ -5,7 +5,7 @@ import pytest
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SpikeConfig, SupervisionConfig, TrainingConfig
 from pretrain.records.failures import RankError
-from pretrain.spikes.policy import GiveUp, Rollback
+from pretrain.spikes.policy import GiveUp
 from pretrain.supervision.decide import (
     CRASH,
     HANG,
@@ -71,23 +71,10 @@ def records(events):
         ("done after a crash", [CREATED, ATTEMPT, crash(), ATTEMPT, DONE], Finished()),
         ("extended", [CREATED, ATTEMPT, commit(900), ("done", {"step": 900})], Launch()),
         ("asked to stop", [CREATED, ATTEMPT, commit(5), PREEMPTED], Launch()),
-        (
-            "rolled back already",
-            [CREATED, ATTEMPT, commit(100), spike(350), rollback(100, 2)],
-            Launch(),
-        ),
     ],
 )
 def test_decision_for_a_ledger(case, events, decision):
     assert decide(records(events), CONFIG) == decision
-
-
-def test_a_spike_is_rolled_back_even_if_its_launcher_crashed_afterwards():
-    spiked = [CREATED, ATTEMPT, commit(100), commit(200), commit(300), spike(350)]
-    for events in (spiked, [*spiked, crash()]):
-        decision = decide(records(events), CONFIG)
-        assert isinstance(decision, Rollback)
-        assert (decision.step, decision.seed) == (200, 2)
 
 
 def test_failures_have_a_budget_that_progress_restores():

@@ -214,11 +214,12 @@ def test_the_last_step_is_printed_at_once_and_before_the_end_of_the_run(stage):
     assert told == ["step", "step", "done:"]
 
 
-def test_a_launcher_that_fails_at_every_start_is_given_up_with_the_end_of_its_log(stage):
+def test_a_launcher_that_fails_at_every_start_is_given_up_and_told_with_the_end_of_its_log(stage):
     assert stage.supervise("raise ImportError('libfoo.so.1: no such file')") == 1
     assert stage.started == 3
     assert "3 attempts failed" in stage.records[-1]["reason"]
     assert stage.text.count("ImportError: libfoo.so.1") == 3
+    assert [event["event"] for event in stage.events] == ["gave-up"]
 
 
 def test_each_validation_is_printed_with_the_best_one(stage):
@@ -420,16 +421,11 @@ def test_a_refusal_before_the_first_attempt_on_a_full_disk_is_tried_again(stage,
     assert stage.kinds == ["crash", "attempt", "done"]
 
 
-def test_a_supervisor_that_is_started_on_a_full_disk_waits_for_room(stage, monkeypatch):
-    full = failing(files.AtomicFile, [errno.ENOSPC], run_folder.SUPERVISED)
-    monkeypatch.setattr(files, "AtomicFile", full)
-    assert stage.supervise(ENDS_WELL) == 0
-    assert "supervised.yaml'; trying again" in stage.output[0]
-
-
-@pytest.mark.parametrize("name", ["control.json", "ledger.jsonl"])
+@pytest.mark.parametrize(
+    ("name", "number"), [("control.json", errno.EIO), ("ledger.jsonl", errno.ENOSPC)]
+)
 def test_what_the_disk_refuses_for_a_while_ends_the_processes_and_is_a_crash(
-    stage, monkeypatch, name
+    stage, monkeypatch, name, number
 ):
     """No launcher may be left running, and no attempt without a record of its end."""
     left = []
@@ -437,7 +433,7 @@ def test_what_the_disk_refuses_for_a_while_ends_the_processes_and_is_a_crash(
     def find_problem(self, job, watch):
         if job.control_file.attempt > 1 or not (stage.run / "begun").exists():
             return None
-        left[:] = [errno.ENOSPC] * 4
+        left[:] = [number] * 4
         return Problem("hang", "the test says so")
 
     def listen(text):
@@ -524,14 +520,20 @@ def test_a_run_s_folder_that_is_gone_is_not_made_anew(stage, tmp_path, monkeypat
     assert not stage.run.exists()
 
 
-def test_a_dry_run_of_a_finished_run_says_so_and_changes_nothing(tmp_path):
+def test_a_dry_run_says_what_comes_next_and_changes_nothing(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    ledger.append(path, "done", step=STEPS)
-    before = path.read_bytes()
-    config = RunConfig(folder=str(tmp_path))
-    assert supervisor.forecast(config) == "next: nothing, the run is finished\n"
-    assert [*tmp_path.iterdir()] == [path]
-    assert path.read_bytes() == before
+    config = RunConfig(folder=str(tmp_path), supervision=SupervisionConfig(max_retries=0))
+    for kind, fields, forecast in (
+        ("crash", {"reason": "no memory"}, "give up: 1 attempt failed without a new checkpoint"),
+        ("segment", {"why": "start", "step": 0, "seed": 1}, "launch an attempt\nfrom step 0: "),
+        ("spike", {"onset": 5, "step": 9, "channel": "fast"}, "roll back to step 0, with seed 2\n"),
+        ("done", {"step": STEPS}, "nothing, the run is finished\n"),
+    ):
+        ledger.append(path, kind, **fields)
+        before = path.read_bytes()
+        assert supervisor.forecast(config).startswith(f"next: {forecast}")
+        assert [*tmp_path.iterdir()] == [path]
+        assert path.read_bytes() == before
 
 
 def test_it_uses_little_memory_and_no_torch(tmp_path):
