@@ -238,12 +238,17 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     assert "began as a fork of" in said
 
 
-def test_a_fork_that_is_killed_when_it_has_begun_has_its_own_recipe(
+def test_a_fork_of_a_changed_checkpoint_is_refused_and_one_that_is_killed_has_its_own_recipe(
     straight, tmp_path, monkeypatch
 ):
     """`status` names it as what to run next."""
-    run = tmp_path / "run"
+    run, other = tmp_path / "run", tmp_path / "other"
     own = load(str(straight / "run.yaml"), [f"folder={run}"])
+    manifest = checkpoints.folder_of(shutil.copytree(straight, other), 6) / checkpoints.MANIFEST
+    manifest.write_bytes(manifest.read_bytes() + b"\n")
+    with pytest.raises(ValueError, match="other: its checkpoint of step 6 was changed"):
+        segments.begin(check_run(own, segments.Source(6, other)))
+    shutil.rmtree(run)
     monkeypatch.setattr(files, "fsync", lambda path: 1 / (not (run / ledger.FILE_NAME).exists()))
     with pytest.raises(ZeroDivisionError):
         segments.begin(check_run(own, segments.Source(6, straight)))
