@@ -216,15 +216,6 @@ def test_a_block_is_masked_differently_in_another_epoch_or_with_another_seed(bat
         assert first[0, block] != first.get((1, block)) != other_seed[0, block] != first[0, block]
 
 
-def test_a_reseed_keeps_the_batches_before_it_and_changes_those_after_it(any_batches):
-    lineage = any_batches.order.rolled_back(3 * 8, 2)
-    reseeded = dataclasses.replace(any_batches, order=lineage)
-    assert [reseeded.micro_batches(step, 0, 1)[0].seed for step in range(5)] == [1, 1, 1, 2, 2]
-    for step in range(3):
-        assert rows_of(reseeded, step, 1) == rows_of(any_batches, step, 1)
-    assert rows_of(reseeded, 3, 1) != rows_of(any_batches, 3, 1)
-
-
 def test_the_fault_makes_the_labels_of_its_steps_random_until_a_reseed(any_batches):
     batches = any_batches
     fault = FaultConfig([2, 4])
