@@ -15,6 +15,7 @@ from pretrain.checks.resume import check_run
 from pretrain.config.load import load
 from pretrain.data.batches import PretrainingBatches
 from pretrain.records import checkpoints, ledger, metrics, segments
+from pretrain.records import folder as run_folder
 from tests.pretrain.builders import main, short, slow
 
 SETTINGS = [*short(14, 3), "schedule.name=constant"]
@@ -248,7 +249,7 @@ def test_a_fork_of_a_changed_checkpoint_is_refused_and_one_that_is_killed_has_it
     manifest.write_bytes(manifest.read_bytes() + b"\n")
     with pytest.raises(ValueError, match="other: its checkpoint of step 6 was changed"):
         segments.begin(check_run(own, segments.Source(6, other)))
-    shutil.rmtree(run)
+    run_folder.lock(run).close()  # as an attempt does; it begins the copy anew
     monkeypatch.setattr(files, "fsync", lambda path: 1 / (not (run / ledger.FILE_NAME).exists()))
     with pytest.raises(ZeroDivisionError):
         segments.begin(check_run(own, segments.Source(6, straight)))
