@@ -99,7 +99,7 @@ class Order:
             [list(r.identity) for r in lineage.reorderings if end is None or r.first_position < end]
             for lineage, end in zip(self.lineages, ends, strict=True)
         ]
-        while len(lineages) > 1 and not lineages[-1]:
+        while not lineages[-1]:
             lineages.pop()
         return lineages if len(lineages) > 1 else lineages[0]
 
