@@ -45,8 +45,7 @@ def run(options: argparse.Namespace) -> None:
     summary = write_sample(options.output)
     print(f"{options.output}: {_FILES} files")
     for subset, count in sorted(summary.items()):
-        megabytes = count.text_bytes / 1e6
-        print(f"  {subset:16}{count.documents:8,} documents{megabytes:8.2f} MB")
+        print(f"  {subset:16}{count.documents:8,} documents{count.text_bytes / 1e6:8.2f} MB")
 
 
 def write_sample(output: Path) -> dict[str, Count]:

@@ -224,7 +224,6 @@ def describe_run(seen: RunView) -> str:
 def facts(seen: RunView) -> dict[str, Any]:
     """Describe a run as a JSON object; its keys are in the help of `status`."""
     state, steps, last = seen.state, seen.config.training.steps, seen.lines[-1:]
-    best = metrics.best_validation(seen.validation)
     table, segment = run_segments.table(seen.segments, state), seen.segments.at(seen.step)
     return {
         "run": str(seen.folder),
@@ -236,7 +235,7 @@ def facts(seen: RunView) -> dict[str, Any]:
         "tokens_per_second": last[0]["tokens"] / last[0]["seconds"] if last else None,
         "eta_seconds": progress.seconds_left(seen.lines, steps),
         "validation": _score(seen.validation[-1] if seen.validation else None),
-        "best_validation": _score(best),
+        "best_validation": _score(metrics.best_validation(seen.validation)),
         "attempts": state.attempts,
         "spikes": len(state.spikes),
         "rollbacks": len(state.rollbacks),

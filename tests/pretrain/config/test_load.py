@@ -61,9 +61,10 @@ def test_what_leaves_a_run_says_nothing_of_its_machine_or_people(tmp_path):
     assert "S3CRET" not in text
     assert all(name in text for name in ("wiki", "roberta", "mine.json", "books"))
     again = recipes.load(write(tmp_path, "public", text))
-    may, may_not = recipes.differences(config, again)
-    assert may == []
-    assert [text.partition(":")[0] for text in may_not] == ["model.init_from", "training.deepspeed"]
+    keys = [[t.partition(":")[0] for t in texts] for texts in recipes.differences(config, again)]
+    assert keys == [[], ["model.init_from", "training.deepspeed"]]
+    same = recipes.load("small", [*settings, "model.init_from=../S3CRET/./roberta"])
+    assert recipes.differences(config, same) == ([], [])
 
 
 def test_overrides_win_over_the_recipe_and_the_recipe_over_its_base(tmp_path):
