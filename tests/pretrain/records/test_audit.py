@@ -389,6 +389,7 @@ def test_a_recipe_that_was_changed_or_gives_other_batches_than_the_ledger_is_fou
     assert [line.strip().split("  ")[0] for line in segments] == [
         *("steps", "0 to 3", "3 to 6", "6 to 8", "8 to 133,082")
     ]
+    assert segments[1].endswith(" 5"), "after its seed: nothing changes at the first step"
     history.records[0]["batches"] = [[0, 2], [3, 4], [6, 5]]
     other = History()
     other.recipes, other.records = history.recipes, history.records[:1]

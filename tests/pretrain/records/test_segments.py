@@ -3,7 +3,8 @@
 import pytest
 
 from pretrain.data.lineage import Lineage
-from pretrain.records.segments import Source, _copy_lines, order_of
+from pretrain.records import ledger
+from pretrain.records.segments import Source, _copy_lines, fork_records, order_of
 from tests.pretrain.histories import History
 
 
@@ -37,3 +38,9 @@ def test_lines_are_copied_byte_by_byte_and_damaged_ones_are_left_out(tmp_path):
         source.write_bytes(data)
         _copy_lines(source, target, lambda record: record["a"])
         assert target.read_bytes() == copied
+
+
+def test_a_fork_takes_the_records_up_to_the_newest_commit_of_its_step(tmp_path):
+    for kind, step in (("segment", 0), ("commit", 5), ("reject", 5), ("commit", 5), ("commit", 6)):
+        ledger.append(tmp_path / ledger.FILE_NAME, kind, why="start", step=step, seed=1)
+    assert len(fork_records(tmp_path, 5)) == 4

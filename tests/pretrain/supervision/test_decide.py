@@ -64,11 +64,8 @@ def records(events):
     ("case", "events", "decision"),
     [
         ("nothing yet", [], Launch()),
-        ("created", [CREATED], Launch()),
         ("killed with its supervisor", [CREATED, ATTEMPT, commit(100)], Launch()),
-        ("crashed once", [CREATED, ATTEMPT, crash()], Launch()),
         ("done", [CREATED, ATTEMPT, commit(900), DONE], Finished()),
-        ("done after a crash", [CREATED, ATTEMPT, crash(), ATTEMPT, DONE], Finished()),
         ("extended", [CREATED, ATTEMPT, commit(900), ("done", {"step": 900})], Launch()),
         ("asked to stop", [CREATED, ATTEMPT, commit(5), PREEMPTED], Launch()),
     ],

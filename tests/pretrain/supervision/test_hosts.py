@@ -33,7 +33,6 @@ def test_a_hostfile_names_machines_and_their_slots(hostfile):
     [
         ("", r"hosts names no machine; .*gpu-1 slots=8"),
         (None, r"hosts: no such file"),
-        ("# gpu-1 slots=8\n", "names no machine"),
         ("gpu-1 slots=8\ngpu-2\n", "'gpu-2' is not of the form"),
         ("gpu-1 slots=0\n", "'gpu-1 slots=0' is not of the form"),
         ("gpu-1 slots=8\ngpu-1 slots=8\n", "names gpu-1 twice"),
