@@ -101,10 +101,7 @@ for _kind in (_Loader, _Dumper):
 
 
 def override(key: str, value: object) -> str:
-    """Return the override that sets a key to a value, with texts in quotes where YAML needs them.
-
-    Without quotes, the path `runs/a #2` would be read as `runs/a`.
-    """
+    """Return the override that sets a key to a value, with quotes where YAML needs them."""
     # In a list, because YAML ends a text that stands alone with a line "...".
     is_shown = str(value).isprintable()  # PyYAML misreads U+0085 in what it wrote itself
     line = to_yaml([value], default_flow_style=True, allow_unicode=is_shown, width=math.inf)
@@ -151,4 +148,7 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
             raise ValueError(f"{override!r}: {section} is a value, not a section")
-    values[key] = parse(text, override)
+    value, text = parse(text, override), text.strip()
+    # A word of a command line has no comments: `runs/a #2` is not `runs/a`.
+    is_plain = isinstance(value, str) and value and text.startswith(value)
+    values[key] = text if is_plain else value

@@ -50,11 +50,11 @@ def test_a_value_may_be_repeated_by_an_alias():
 
 def test_overrides_reach_any_depth_and_read_their_value_as_yaml():
     values = {"inner": {"rate": 1.0}}
-    for word in ("inner.count=7", "name=a=b", "flag=true", "extra.deep=[1, 2]"):
+    for word in ("inner.count=7", "name=a=b #2", "flag=true", "extra.deep=[1, 2]"):
         settings.apply_override(values, word)
     assert values == {
         "inner": {"rate": 1.0, "count": 7},
-        "name": "a=b",
+        "name": "a=b #2",
         "flag": True,
         "extra": {"deep": [1, 2]},
     }
