@@ -36,7 +36,9 @@ def test_bytes_do_not_depend_on_the_batches(task, monkeypatch):
         monkeypatch.setattr("data_prep.shard._BATCH_DOCUMENTS", documents)
         monkeypatch.setattr("data_prep.shard._BATCH_CHARACTERS", characters)
         task.manifest_file.unlink()
-        prepare_shard(task)
+        reports = []  # of each batch, and at the end
+        prepare_shard(task, reports.append)
+        assert len(reports) > 9 if characters == 500 else len(reports) == 1 + -(-300 // documents)
         assert content(task.corpus) == expected
 
 

@@ -79,7 +79,7 @@ class Stage:
         """Run a supervisor, the last script in every later attempt; returns its exit code."""
         self.scripts, self.output = scripts, []
         supervision = SupervisionConfig(**{"max_retries": 2, **limits})
-        notify = NotifyConfig(["sh", "-c", f"cat >> {self.told}"])
+        notify = NotifyConfig(["sh", "-c", f"cat >> {self.told}; exit 3"])
         return self.open(supervision=supervision, notify=notify).run()
 
     @property
@@ -220,6 +220,7 @@ def test_a_launcher_that_fails_at_every_start_is_given_up_and_told_with_the_end_
     assert "3 attempts failed" in stage.records[-1]["reason"]
     assert stage.text.count("ImportError: libfoo.so.1") == 3
     assert [event["event"] for event in stage.events] == ["gave-up"]
+    assert stage.text.count("WARNING: notify.command: ") == 1
 
 
 def test_each_validation_is_printed_with_the_best_one(stage):
