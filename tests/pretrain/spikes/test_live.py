@@ -116,6 +116,7 @@ def test_steps_undone_by_a_crash_do_not_count(tmp_path):
         run.step(record)
     run.events.clear()
     run.begin(45)
+    assert [run.watch.has_evaluated(step, "a") for step in (40, 50)] == [True, False]
     found = [run.step(record) for record in records[45:]]
     assert found == plain[1][45:]
 
