@@ -98,6 +98,8 @@ class _Dumper(yaml.SafeDumper):
 
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+    for _found in _kind.yaml_implicit_resolvers.values():  # a date is a text: a folder's name
+        _found[:] = [each for each in _found if not each[0].endswith(":timestamp")]
 
 
 def override(key: str, value: object) -> str:
