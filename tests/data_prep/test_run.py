@@ -400,7 +400,7 @@ def test_an_input_that_cannot_be_read_is_refused_before_the_work_begins(inputs, 
 def test_idle_workers_are_reported(inputs, tokenizer_folder, tmp_path, capsys):
     for workers, is_said in ((3, False), (8, True), (8, False)):  # the last one has nothing to do
         prepare(inputs, tmp_path / str(workers), tokenizer_folder, SETTINGS, workers=workers)
-        assert ("prepare: 8 workers for 3 inputs: " in capsys.readouterr().err) == is_said
+        assert (f"{workers} workers for 3 inputs: " in capsys.readouterr().err) == is_said
 
 
 def test_full_disk_error_names_the_file_and_leaves_nothing(tokenizer_folder, tmp_path, capsys):

@@ -66,6 +66,7 @@ def test_a_phase_changes_the_recipe_and_not_the_phase_before(phased):
         ("[{steps: 50}, {model: {size: base}}]", r"unknown key 'phases\[1\].model'"),
         ("[{steps: 50}, {name: b, training: {seed: 2}}]", r"phase 2 \(b\): training.seed: .* can"),
         ("[{steps: 50}, {optimizer: {name: lamb}}]", "phase 2: optimizer.name: a phase cannot"),
+        ("[{steps: 50}, {objective: {name: causal-lm}}]", "phase 2: objective.name: a phase can"),
         ("[{steps: 50}, {objective: {probabilit: 0.1}}]", "phase 2: unknown key .*probabilit"),
         ("[{steps: 50}, {data: {sequence_length: 1}}]", "phase 2: data.sequence_length: 1 is not"),
         ("[{steps: 50}, {training: {checkpoint_interval: 1}}]", "phase 2: .training.checkpoints"),

@@ -70,7 +70,7 @@ def test_a_spike_is_answered_once_and_climbs_the_ladder_when_it_recurs():
 def test_budgets_count_rollbacks_since_the_run_was_last_given_up():
     rollbacks = [("segment", {"why": "spike", "step": step}) for step in (1, 2, 3)]
     gave_up = ("gave-up", {})
-    kept = records(rollbacks[0], gave_up, rollbacks[1], gave_up, commit(4), rollbacks[2])
+    kept = records(rollbacks[0], gave_up, rollbacks[1], gave_up, rollbacks[2], commit(4))
     assert [record["step"] for record in counted_rollbacks(kept)] == [3]
     assert counted_rollbacks(kept[:2]) == kept[1:2]
 
