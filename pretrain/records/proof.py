@@ -58,6 +58,9 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
     found.noted += versions.changes(records)
     attempts = [record for record in records if record["kind"] == "attempt"]
     created = ledger.created(records)
+    if not (created or attempts or lines):
+        found.unchecked.append("which blocks were read: the run has not begun")
+        return found
     if created is None or (attempts and attempts[0]["number"] < created["number"]):
         found.problems.append("no record of the run's creation stands before its first attempt")
         return found

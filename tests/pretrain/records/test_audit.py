@@ -187,6 +187,13 @@ def test_whatever_is_not_as_the_rules_say_is_found(found):
     assert found in problems(history)[0]
 
 
+def test_a_run_that_has_not_begun_is_not_called_unsound(tmp_path):
+    ledger.append(tmp_path / ledger.FILE_NAME, "crash", attempt=1, step=0, reason="no launcher")
+    found = audit.audit(tmp_path, content=True)
+    assert found.problems == []
+    assert found.unchecked == ["which blocks were read: the run has not begun"]
+
+
 @pytest.mark.parametrize("seed", ["the last", "all", *range(12)])
 def test_steps_without_a_line_are_unchecked_and_named_where_they_survive(seed):
     draw = random.Random(seed)
