@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
+import os
+import shutil
 from pathlib import Path
 
 from data_prep.common.files import named_errors
@@ -24,6 +26,8 @@ from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.processes import gpus
 
+_COMPILERS = {"cpu": ("CXX", "g++"), "cuda": ("CC", "gcc", "clang")}
+"""What torch and Triton compile kernels with: a variable that names it, or programs."""
 _AMPERE = 8.0
 """Compute capability of the first GPUs with bf16."""
 _FEWEST_TARGETS = 32
@@ -255,7 +259,7 @@ def _check_enough_blocks(train: Blocks, number: int, config: RunConfig) -> None:
 
 
 def check_device(config: RunConfig, world_size: int, device: str) -> None:
-    """Refuse an attention back end or a precision that this machine's device does not allow.
+    """Refuse attention back ends, precisions and compiled layers that this machine does not allow.
 
     Args:
         config: the recipe.
@@ -273,6 +277,13 @@ def check_device(config: RunConfig, world_size: int, device: str) -> None:
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     half = deepspeed_settings.half_precisions(settings)
     check_precision(f"training.deepspeed: {config.training.deepspeed}", half, device)
+    if device and deepspeed_settings.compiles(config.training.compile, settings, device == "cuda"):
+        variable, *programs = _COMPILERS[device]
+        if not (os.environ.get(variable) or any(map(shutil.which, programs))):
+            raise ValueError(
+                f"training.compile: needs a compiler, and PATH has no {' or '.join(programs)}; "
+                f"install one, name one in {variable}, or write false"
+            )
 
 
 def check_precision(named: str, half: list[str], device: str) -> None:

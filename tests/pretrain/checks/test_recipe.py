@@ -124,6 +124,17 @@ def test_what_a_device_does_not_have_is_refused_with_what_would_work(
         recipe_checks.check_device(config, 2, device)
 
 
+@pytest.mark.parametrize(("wanted", "device"), [("auto", "cuda"), ("true", "cpu")])
+def test_compiled_layers_need_a_compiler(wanted, device, recipe, tmp_path, monkeypatch):
+    config = recipe.load(tmp_path, f"training.compile={wanted}")
+    recipe_checks.check_device(config, 2, device)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="no g.* write false"):
+        recipe_checks.check_device(config, 2, device)
+    monkeypatch.setenv({"cuda": "CC", "cpu": "CXX"}[device], "/opt/compiler")
+    recipe_checks.check_device(config, 2, device)
+
+
 def test_fp16_is_refused_on_a_cpu_where_deepspeed_refuses_it(recipe, tmp_path, monkeypatch):
     from deepspeed.accelerator import get_accelerator
 
