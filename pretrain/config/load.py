@@ -128,9 +128,9 @@ def differences(old: RunConfig, new: RunConfig, named: bool = False) -> tuple[li
     before, after = deciding(old, named), deciding(new, named)
     may, may_not = [], []
     for key, was, now in sorted(changes(before, after), key=lambda each: each[0]):
-        text, reason = f"{key}: {was!r}, now {now!r}", FIXED.get(rule(key))
         if key == "model.init_from" and Path(was) == Path(now):
-            continue  # a/ is a
+            continue  # `models/a/` is `models/a`
+        text, reason = f"{key}: {was!r}, now {now!r}", FIXED.get(rule(key))
         if reason:
             may_not.append(f"{text} ({reason})")
         else:

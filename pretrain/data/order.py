@@ -1,7 +1,6 @@
 """The order in which a run reads the blocks of all its corpora.
 
-A `Mixture` says from which corpus each place draws, and each corpus's `Lineage` which block a draw
-is.
+A `Mixture` says from which corpus a place draws, and the corpus's `Lineage` which block a draw is.
 """
 
 from __future__ import annotations

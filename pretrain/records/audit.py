@@ -153,11 +153,16 @@ def _compare_initial_weights(run: Path, records: Sequence[ledger.Record], found:
 
 def write_findings(found: Audit, write: Callable[[str], object]) -> int:
     """Write the findings and return the exit code."""
-    marks = "checked", "UNCHECKED", "PROBLEM", "note", "limit"
-    parts = found.checked, found.unchecked, found.problems, found.noted, found.limits
+    marked = {
+        "checked": found.checked,
+        "UNCHECKED": found.unchecked,
+        "PROBLEM": found.problems,
+        "note": found.noted,
+        "limit": found.limits,
+    }
     for line in found.segments:
         write(f"{line}\n")
-    for mark, sentences in zip(marks, parts, strict=True):
+    for mark, sentences in marked.items():
         for sentence in sentences:
             write(f"{mark:9} {sentence}\n")
     if found.problems:

@@ -161,7 +161,7 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
 
 
 def _compared(course: Course, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what all ranks must have alike, by name; its host may have its own copies."""
+    """Return what must be equal on all ranks, by name; each host may have its own copies."""
     config = course.config
     files = {"training": dataclasses.asdict(config.training), config.training.deepspeed: settings}
     corpora = {
