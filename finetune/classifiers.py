@@ -1,7 +1,5 @@
 """Build the classifier of a run, compute its logits, and save that of the best epoch."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The settings of a fine-tuning run."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Literal
 

@@ -5,8 +5,6 @@ examples into the output folder, where the runs read them. Everything is checked
 training.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

@@ -4,8 +4,6 @@ Runs the project's own commands one after the other, as a user would type them, 
 of what they measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -11,8 +11,6 @@ MRPC and QQP have unpaired ones), and so is U+2028.
 and for a custom task the folder that custom_task.py wrote.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -4,8 +4,6 @@ A batch of fine-tuning is small: a GPU computes its kernels faster than the host
 graph launches all of a pass at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

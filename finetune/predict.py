@@ -1,7 +1,5 @@
 """Prediction with a fine-tuned model: labels of new text, and files for GLUE's server."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A protocol is one entry of `PROTOCOLS`. The settings are those of fairseq for Ro
 task, which EIFY/fairseq kept.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ as report.csv and, arranged for a reader, as report.md. Medians include collapse
 row leaves them out.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A correlation that is not defined (NaN in scipy) is 0. Warnings of sklearn and s
 they all concern such cases.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import warnings

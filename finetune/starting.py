@@ -1,7 +1,5 @@
 """Execute planned runs beside each other on this machine's devices, each a process of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

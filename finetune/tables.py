@@ -8,8 +8,6 @@ a folder             written by `save_to_disk` of datasets; FOLDER:SPLIT where i
 datasets:NAME:SPLIT  downloaded from the hub; datasets:NAME:CONFIG:SPLIT
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ The folder has run.json, the plan that `zeroclap glue` wrote. The run adds metri
 (one line per step) and at the end result.json, and model/ if the plan asks for it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import sys

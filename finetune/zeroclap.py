@@ -4,8 +4,6 @@ Each room declares its commands in a light `command.py`, which imports what a co
 when it runs.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

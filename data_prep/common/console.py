@@ -7,8 +7,6 @@ program that ends first. From then on every write fails, including the interpret
 raising an error would lose its text and everything after it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

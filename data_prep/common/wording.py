@@ -1,7 +1,5 @@
 """Numbers and differences as messages and tables show them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Functions and options are named as in the assignment on pretraining of Stanford'
 (2023, assignment 5). training.py has each function under its name, with the help of its command.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from pathlib import Path

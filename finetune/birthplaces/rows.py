@@ -5,8 +5,6 @@ Questions and answers are TSV files and rows of ids `<s> question <mask> answer 
 predicts the first `<mask>`, the answer and the closing `<mask>`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Sequence

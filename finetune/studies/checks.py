@@ -1,7 +1,5 @@
 """What of a study is refused before its first run: every arm, its evaluation and fine-tuning."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

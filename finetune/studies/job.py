@@ -5,8 +5,6 @@ of this project, and writes a marker file for each finished one. All runs are ex
 `do_here` on this machine's devices, or by `do_on_ray` as tasks of a cluster.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

@@ -1,7 +1,5 @@
 """Results of a study's runs: figures by arm and seed, and differences between arms."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -5,8 +5,6 @@ and every arm is trained with every seed. `settings` hold for all arms. Keys are
 in full: `optimizer.learning_rate`. The section `toy` overrides values for a trial at a small size.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -5,8 +5,6 @@ in a recipe that follows (`supervise --from`). `FIXED` is the same from the firs
 The most specific name that a setting is within decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pretrain.config.settings import is_within

@@ -3,8 +3,6 @@
 Imports neither torch nor deepspeed, so that an invalid file is refused before a launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Load recipes: defaults < recipe YAML (which may extend another) < key=value overrides."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Sequence

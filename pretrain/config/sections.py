@@ -6,8 +6,6 @@ is decoded (data_prep/common/records.py); rules about several are checked by `__
 docstrings below fields are what `zeroclap show` prints.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -110,7 +108,7 @@ others."""
 
 
 def _whole_sizes(overrides: dict[str, Any]) -> dict[str, Any]:
-    return {n: whole(v) if OVERRIDABLE.get(n) == "int" else v for n, v in overrides.items()}
+    return {n: whole(v) if OVERRIDABLE.get(n) is int else v for n, v in overrides.items()}
 
 
 @dataclasses.dataclass(frozen=True)

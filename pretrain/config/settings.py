@@ -3,8 +3,6 @@
 Pretraining and fine-tuning share it. Floats are those of YAML 1.2: 1e-3 is a number.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import math

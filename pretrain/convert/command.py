@@ -1,7 +1,5 @@
 """The commands `export` and `import`, which make model folders."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Export checkpoints of a run as model folders."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Sequence

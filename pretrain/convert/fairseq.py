@@ -6,8 +6,6 @@ argparse.Namespace, the settings of old checkpoints.
 Order: names, settings, `read_checkpoint`, weights.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from pathlib import Path

@@ -8,8 +8,6 @@ Order: `initial_model`; `check_initial_model` (before a launch), `copy_initial_m
 first attempt); both of these end in `read_initial_model`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The description of the training comes from the provenance that `export` writes; 
 less.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -11,8 +11,6 @@ modeling_zeroclap.py           the code of architectures that transformers does 
 transformers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

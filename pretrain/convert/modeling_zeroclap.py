@@ -8,8 +8,6 @@ id of the tokenizer has a row.
 Order: the config, what all models share, the encoder, then one class for each task.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Names of our weights and settings in transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

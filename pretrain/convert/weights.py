@@ -1,7 +1,5 @@
 """Read, rename and check weights of other formats."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence

@@ -9,8 +9,6 @@ with latents or an untied head have no code for transformers.
 transformers itself is not needed here: the files are JSON and safetensors.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ rank's pieces of them. The subclasses read norms or matrices of whole parameters
 knows where the pieces lie, and adds up what the ranks have.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The weights of a checkpoint's files, without an engine."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

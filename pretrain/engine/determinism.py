@@ -4,8 +4,6 @@ A CPU computes the same bits without it. On an H100 runs of every ZeRO stage and
 that were killed had the bits of runs that were not (torch 2.11).
 """
 
-from __future__ import annotations
-
 from collections.abc import MutableMapping
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Order of use: `deepspeed_json` (the configuration), `start` (the process group),
 module, `consolidated` and `workarounds` import deepspeed.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

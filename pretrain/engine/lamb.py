@@ -15,8 +15,6 @@ it is given: under ZeRO it would compute the norms of partitions. It also correc
 the ratio, and has a ratio for biases and layer norms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

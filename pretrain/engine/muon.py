@@ -18,8 +18,6 @@ has no such learning rate. Here a rank adds to its pieces of matrices those of t
 the precision in which the iterations compute: the result has the same bits as without partitions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

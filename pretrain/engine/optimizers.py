@@ -4,8 +4,6 @@ A new one is a class, in a file of its own, and an entry in OPTIMIZERS; one that
 parameters under ZeRO is a subclass of ByParameter, which the engine tells where they lie.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple

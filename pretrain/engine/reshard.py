@@ -10,8 +10,6 @@ DeepSpeed's "universal checkpoint" writes every tensor to disk once more. At sta
 all groups the weight decay of the first one, and one step counter that each group advances.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -3,8 +3,6 @@
 They use private parts of DeepSpeed and torch; tests fail when those move.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import importlib

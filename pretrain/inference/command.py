@@ -1,7 +1,5 @@
 """The commands `evaluate` and `fill-mask`, which use model folders."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from functools import partial

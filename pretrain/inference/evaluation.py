@@ -1,7 +1,5 @@
 """The command `evaluate`: measurement, tables, files and plot."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

@@ -4,8 +4,6 @@ It owns the order of events in a step and nothing else: batches, engine, schedul
 hooks are arguments (protocols.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence

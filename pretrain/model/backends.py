@@ -1,7 +1,5 @@
 """The attention back ends, and the choice between them."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from .checks import check_value

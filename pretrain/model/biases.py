@@ -1,7 +1,5 @@
 """Position methods that act on attention scores: ALiBi and T5's bias, as functions of indices."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

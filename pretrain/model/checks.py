@@ -1,14 +1,12 @@
 """Checks of the values of records in this folder."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
-_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "int": (int, "a whole number"),
-    "float": ((int, float), "a finite number"),
-    "bool": (bool, "true or false"),
+_KINDS: dict[Any, tuple[type | tuple[type, ...], str]] = {
+    int: (int, "a whole number"),
+    float: ((int, float), "a finite number"),
+    bool: (bool, "true or false"),
 }
 
 
@@ -31,8 +29,8 @@ def check_kinds(record: Any, prefix: str = "") -> None:  # noqa: ANN401 - any da
     """
     for field in dataclasses.fields(record):
         if field.type in _KINDS:
-            value, (kind, expected) = getattr(record, field.name), _KINDS[str(field.type)]
+            value, (kind, expected) = getattr(record, field.name), _KINDS[field.type]
             fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
             # Neither NaN nor what is infinite in fp32.
-            fits = fits and (field.type != "float" or abs(value) < 2.0**128)
+            fits = fits and (field.type is not float or abs(value) < 2.0**128)
             check_value(f"{prefix}{field.name}", value, fits, expected)

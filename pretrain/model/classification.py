@@ -1,7 +1,5 @@
 """Features to logits over classes: the head, its record, and the encoder with it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -4,8 +4,6 @@ Choices such as ALiBi, embedding scale and normalisation leave no trace in the w
 is therefore stored with them; under another record they would silently compute nonsense.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -167,7 +165,7 @@ class ModelConfig:
         for name, accepted in {"position": tuple(POSITION_METHODS), **CHOICES}.items():
             check(name, getattr(self, name) in accepted, accepted)
         may_be_zero = ("embedding_size", "position_offset", "segments", "latents", "local_window")
-        for name in (field.name for field in dataclasses.fields(self) if field.type == "int"):
+        for name in (field.name for field in dataclasses.fields(self) if field.type is int):
             least = 0 if name in may_be_zero else 1
             # More would never be built; layers and heads cost time and memory without weights.
             most = 1_000 if name in ("num_layers", "num_heads") else 10_000_000

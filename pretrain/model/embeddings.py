@@ -1,7 +1,5 @@
 """Token ids to the input of the first layer."""
 
-from __future__ import annotations
-
 import math
 
 import torch

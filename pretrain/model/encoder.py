@@ -3,8 +3,6 @@
 Order: `Stack`, which makes and runs the modules, then `Encoder`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 

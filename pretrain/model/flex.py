@@ -4,8 +4,6 @@ No [T, T] tensor is made: the bias is computed from the indices, and tiles of 12
 nothing sees are skipped. Compiled on CUDA. On a CPU torch offers the forward pass only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

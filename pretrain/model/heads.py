@@ -4,8 +4,6 @@ The heads share the weight of the token embedding, except for the untied one, an
 for each of its rows, those past the vocabulary included.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Initial weights: BERT's, and as EIFY/fairseq applies them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """The language model: masked or causal."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn

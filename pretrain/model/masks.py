@@ -4,8 +4,6 @@ Every rule is one function of (row of the batch, head, query, key). All back end
 function: `dense` evaluates it on a grid of indices, FlexAttention compiles it as its mask_mod.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

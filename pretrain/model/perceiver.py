@@ -30,8 +30,6 @@ so that short inputs, of fewer than about D tokens, gain by the last term, not b
 the assignment's letters, L layers, l tokens and m latents: O(L l^2) and O(2 l m + (L - 2) m^2).)
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch.nn.functional as F  # noqa: N812

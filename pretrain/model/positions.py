@@ -4,8 +4,6 @@ Those that act on attention scores are in biases.py. `config.POSITION_METHODS` s
 acts where. All formulas are those of Press et al. 2022 and of the code they used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ modern encoder; the causal ones are those of the ALiBi paper, and models of char
 file repeats the definition of a variant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from .config import POSITION_METHODS, ModelConfig

@@ -5,8 +5,6 @@ main memory about ten times. Here a tile goes through every operation while it i
 cache, and dropout is drawn for four scores at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

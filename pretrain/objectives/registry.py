@@ -1,7 +1,5 @@
 """The objectives that a recipe can name: `objective.name` picks the settings record."""
 
-from __future__ import annotations
-
 from pretrain.objectives.base import ObjectiveSettings
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig

@@ -1,7 +1,5 @@
 """The commands `recipes`, `show`, `plan` and `bench`."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Estimate the cost of a recipe: parameters, memory, hours, checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The lines that `recipes` and `show` print, from recipes, settings and their documentation."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import sys

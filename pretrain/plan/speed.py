@@ -3,8 +3,6 @@
 Every rank trains the recipe's model on random tokens, through the engine and the loop of a run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import multiprocessing
 import os

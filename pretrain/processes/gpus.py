@@ -1,7 +1,5 @@
 """The GPUs of this machine that a launch may use."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

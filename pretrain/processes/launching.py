@@ -1,7 +1,5 @@
 """Helpers for starting a launcher and describing how it ended."""
 
-from __future__ import annotations
-
 import signal
 import socket
 from pathlib import Path

@@ -4,8 +4,6 @@ Every process that a supervisor starts inherits an environment variable that nam
 starts it in between and whoever becomes its parent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

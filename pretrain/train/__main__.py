@@ -10,8 +10,6 @@ or folder=runs/a. --from is that of `supervise`.
 example: deepspeed --num_gpus 8 --module pretrain.train pile-base folder=runs/a
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os

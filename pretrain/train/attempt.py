@@ -4,8 +4,6 @@ Read `Attempt.run`; `setup.prepare` comes before it. What each rank tells of its
 `measurements`, what rank 0 writes in `log`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -3,8 +3,6 @@
 An attempt without a supervisor uses it too: the heartbeat is written, but nobody reads it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

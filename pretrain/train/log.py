@@ -4,8 +4,6 @@ The ledger, metrics.jsonl, validation.jsonl, TensorBoard, the console. A disk th
 attempt like any other error; the supervisor waits for room before the next one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

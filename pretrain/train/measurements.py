@@ -1,7 +1,5 @@
 """What a rank tells the others of itself before each step."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

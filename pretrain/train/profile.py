@@ -3,8 +3,6 @@
 Rank 0 traces. It is slower while it does, and the other ranks wait for it.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 No error of theirs ends a run. torch and wandb are imported when the curves are opened.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
