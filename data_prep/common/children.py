@@ -155,12 +155,16 @@ def run_in_slots(
         polled: called several times a second with the tasks in progress.
     """
     waiting, running = deque(tasks), dict[int, tuple[T, subprocess.Popen[bytes]]]()
-    codes = list[int]()
+    codes, asked = list[int](), list[int]()
     try:
         while waiting or running:
             for slot in sorted({*range(slots)} - running.keys())[: len(waiting)]:
                 task = waiting.popleft()
-                running[slot] = task, start(task, slot)
+                # An exception after the process began would leave it unknown here.
+                with stop_signals(lambda number, _: asked.append(number)):
+                    running[slot] = task, start(task, slot)
+                if asked:
+                    raise KeyboardInterrupt
             time.sleep(_POLL_SECONDS)
             for slot, (task, process) in list(running.items()):
                 if (code := process.poll()) is not None:

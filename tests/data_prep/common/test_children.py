@@ -73,6 +73,19 @@ def test_ctrl_c_never_reaches_a_worker_not_even_while_it_starts():
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
+def test_a_process_whose_start_a_stop_signal_interrupts_is_ended_and_waited_for():
+    begun = []
+
+    def start(task, slot):
+        begun.append(subprocess.Popen(["sleep", "60"]))
+        signal.raise_signal(signal.SIGTERM)
+        return begun[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        children.run_in_slots(["a", "b"], 2, start)
+    assert [process.returncode for process in begun] == [-signal.SIGTERM]
+
+
 def of_a_launch(monkeypatch, folder):
     return launch.environment(folder, ControlFile("t", 1, control.RUN))
 
