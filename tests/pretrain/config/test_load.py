@@ -466,12 +466,3 @@ def test_a_fast_recipe_is_the_published_one_without_attention_dropout_in_full_ro
     model = fast.architecture(50265)
     assert choose_backend(model, fast.training.attention_backend, on_gpu=True) == "flex"
     assert fast.training.compile == "auto"
-
-
-def test_there_are_nine_published_configurations_on_the_pile_and_twelve_on_wikitext():
-    assert len({row[0] for row in PUBLISHED}) == len(PUBLISHED) == 9 + 12
-    assert {row[2] for row in PUBLISHED} == {
-        name
-        for name, delta in presets.VARIANTS.items()
-        if not delta.get("causal") and name not in ("albert", "modern")
-    }

@@ -135,11 +135,6 @@ def test_a_slow_rank_is_named_while_the_run_is_trained(run, capsys):
     assert found == {"rank": 1, "host": "there", "seconds": 0.5, "others_seconds": 0.2}
 
 
-def test_a_run_that_was_given_up_is_shown_with_the_reason(run, capsys):
-    ledger.append(run / ledger.FILE_NAME, "gave-up", reason="it looks structural")
-    assert "given up: it looks structural; it would continue from step 9" in shown(run, capsys)
-
-
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path, capsys):
     assert command_line.main(["status", str(tmp_path)]) == 2
     assert "has no run.yaml and no supervised.yaml" in capsys.readouterr().err
