@@ -3,8 +3,6 @@
 `EncodedExamples` holds the inputs of a split, and `ShuffledBatches` selects those of a step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,12 +27,12 @@ _UNSORTED = 50
 """Batches chosen at a time where lengths do not count."""
 
 
-def longest_input(max_tokens: int, architecture: ModelConfig) -> int:
+def longest_input(max_tokens: int, architecture: "ModelConfig") -> int:
     """Return how many tokens an input may have: `max_tokens`, or less where positions end."""
     return min(max_tokens, architecture.longest_input or max_tokens)
 
 
-def about_length(max_tokens: int, trained: int, architecture: ModelConfig) -> str:
+def about_length(max_tokens: int, trained: int, architecture: "ModelConfig") -> str:
     """Describe how long inputs may be, compared with pretraining."""
     longest = longest_input(max_tokens, architecture)
     if longest > trained:
@@ -51,7 +49,7 @@ class EncodedExamples:
         self,
         task: Task,
         examples: Sequence[Example],
-        loaded: LoadedModel,
+        loaded: "LoadedModel",
         max_tokens: int,
         *,
         drop_long: bool = False,

@@ -3,8 +3,6 @@
 Each command's arguments stand above its action. Heavy imports are inside the actions.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -103,7 +101,7 @@ def _finetune(options: argparse.Namespace) -> None:
 def _run(
     options: argparse.Namespace,
     data: Callable[[], str],
-    tasks: Sequence[Task],
+    tasks: Sequence["Task"],
     protocol: str = "default",
 ) -> None:
     """Execute the unfinished runs of tasks, and report; raise CommandFailed if one failed."""

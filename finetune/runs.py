@@ -5,8 +5,6 @@ executes the others. A plan is everything that decides a run's outcome; it is wr
 folder before the run starts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -84,7 +82,7 @@ class RunPlan:
         """The task itself."""
         return self.own or tasks.TASKS[self.task]
 
-    def differences(self, other: RunPlan) -> list[str]:
+    def differences(self, other: "RunPlan") -> list[str]:
         """Return the values that make two runs incomparable, as "key: ours, now theirs".
 
         Seed and weights may differ between compared runs, and folders may have moved.

@@ -4,8 +4,6 @@ A task of GLUE is one entry of `TASKS`, whose files examples.py reads. A custom 
 files (custom_task.py) and stored in the plans of its runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import re
@@ -212,13 +210,13 @@ class Objective:
         self.terms: Mapping[str, float] = {task.kind: 1.0}
         self._task = task
 
-    def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:  # noqa: ANN401
+    def loss(self, model: Any, batch: Mapping[str, "Tensor"]) -> "Tensor":  # noqa: ANN401
         """Return the loss, summed over the examples of a batch: [1]."""
         logits = model(batch["input_ids"], batch.get("document_ids"), batch.get("segment_ids"))
         return loss(self._task, logits, batch["labels"]).unsqueeze(0)
 
 
-def loss(task: Task, logits: Tensor, labels: Tensor) -> Tensor:
+def loss(task: Task, logits: "Tensor", labels: "Tensor") -> "Tensor":
     """Return the cross-entropy in nats, or the squared error, summed over examples, in fp32.
 
     Args:

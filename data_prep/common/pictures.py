@@ -3,8 +3,6 @@
 matplotlib is imported where something is drawn: it takes about as long as drawing.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,7 +54,7 @@ def check_file(path: Path | None) -> None:
 
 
 @contextmanager
-def picture(width: float, height: float, *paths: Path) -> Iterator[Figure]:
+def picture(width: float, height: float, *paths: Path) -> Iterator["Figure"]:
     """Yield an empty figure of so many inches, and write it when the block ends.
 
     Args:
@@ -79,7 +77,7 @@ def picture(width: float, height: float, *paths: Path) -> Iterator[Figure]:
             write_atomically(path, content.getvalue())
 
 
-def legend_below(figure: Figure, columns: int = 2) -> None:
+def legend_below(figure: "Figure", columns: int = 2) -> None:
     """Add a legend below a figure, with each label of its axes once."""
     found: dict[str, Artist] = {}
     for axes in figure.axes:
@@ -89,7 +87,7 @@ def legend_below(figure: Figure, columns: int = 2) -> None:
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
 
 
-def plain_numbers(axis: Axis) -> None:
+def plain_numbers(axis: "Axis") -> None:
     """Write plain numbers, not powers, at the ticks of a logarithmic axis."""
     from matplotlib.ticker import LogFormatter
 
@@ -97,7 +95,7 @@ def plain_numbers(axis: Axis) -> None:
     axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
 
 
-def axis_of_lengths(axes: Axes, lengths: Sequence[int]) -> None:
+def axis_of_lengths(axes: "Axes", lengths: Sequence[int]) -> None:
     """Make the x axis one of input lengths in tokens: logarithmic, with a tick at each of them."""
     axes.set(xlabel="tokens of the input", xscale="log")
     axes.minorticks_off()

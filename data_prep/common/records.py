@@ -5,22 +5,17 @@ field's limits stand in its annotation, such as `PositiveInt`, `Literal["a", "b"
 `Annotated[str, OneOf(NAMES)]`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError, core_schema
-
-if TYPE_CHECKING:
-    from pydantic_core import CoreSchema, ErrorDetails
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 T = TypeVar("T")
 

@@ -5,8 +5,6 @@ of the task's functions are the help of their commands; all raise ValueError for
 that are not accepted.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math
@@ -252,7 +250,7 @@ MOST_CHARACTERS = 32
 """Of an answer, as in the assignment."""
 
 
-def answers(model: LanguageModel, rows: Sequence[Ids], mask_id: int) -> list[list[int]]:
+def answers(model: "LanguageModel", rows: Sequence[Ids], mask_id: int) -> list[list[int]]:
     """Continue rows with the likeliest ids, up to `<mask>`; other special ids are never chosen.
 
     Every row is read as a whole for each id, so that it works for every model; rows that have ended

@@ -1,7 +1,5 @@
 """The report of a study: Markdown, CSV, LaTeX, and pictures with bands over the seeds."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -231,7 +229,7 @@ def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
         pictures.legend_below(figure)
 
 
-def _draw_losses(axes: Axes, curves: Sequence[tuple[Sequence[int], Any]], label: str) -> None:
+def _draw_losses(axes: "Axes", curves: Sequence[tuple[Sequence[int], Any]], label: str) -> None:
     """Draw losses by tokens of several seeds, as far as all of them have come."""
     shortest = min(len(losses) for _, losses in curves)
     chosen = slice(None, shortest, max(1, shortest // _POINTS))
@@ -241,7 +239,7 @@ def _draw_losses(axes: Axes, curves: Sequence[tuple[Sequence[int], Any]], label:
     _band(axes, places[drawn], losses[:, drawn], label)
 
 
-def _band(axes: Axes, places: Any, lines: Any, label: str, marker: str = "") -> None:  # noqa: ANN401 - arrays
+def _band(axes: "Axes", places: Any, lines: Any, label: str, marker: str = "") -> None:  # noqa: ANN401 - arrays
     (line,) = axes.plot(places, lines.mean(axis=0), label=label, marker=marker)
     if len(lines) > 1:
         low, high = lines.min(axis=0), lines.max(axis=0)

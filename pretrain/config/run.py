@@ -7,8 +7,6 @@ follow from some step on (records/segments.py). Every setting of a step is a fun
 segments and the step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -55,7 +53,7 @@ class RunConfig:
     before. Empty: the same settings from the first step to the last."""
 
     @cached_property
-    def segments(self) -> Segments:
+    def segments(self) -> "Segments":
         """What holds in each step of a run that has this recipe from its first step on."""
         return Segments(resolve(self))
 
@@ -174,7 +172,7 @@ class Segments:
     """From step 0 on; each begins where the one before ends."""
 
     @classmethod
-    def of(cls, recipes: Sequence[tuple[int, RunConfig]]) -> Segments:
+    def of(cls, recipes: Sequence[tuple[int, RunConfig]]) -> "Segments":
         """The segments of a run whose recipes follow each other.
 
         Args:

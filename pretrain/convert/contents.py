@@ -1,7 +1,5 @@
 """A model as plain values: what is read from files of any form, and written to a model folder."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,7 @@ class ModelContents:
     """A language model, or an encoder with a classification head."""
 
     config: ModelConfig
-    weights: Mapping[str, Tensor]
+    weights: Mapping[str, "Tensor"]
     """By their names in `LanguageModel`, and in `ClassificationHead` after `classifier.`; fp32 on
     the CPU. Those of the head over the vocabulary may be missing. `classifier.dense` alone is the
     pooler of an ALBERT without a head that reads it."""
@@ -31,7 +29,7 @@ class ModelContents:
     """None where there is none that fits the model."""
     provenance: Mapping[str, Any]
     """Where the model comes from."""
-    classifier: ClassificationConfig | None = None
+    classifier: "ClassificationConfig | None" = None
     notes: tuple[str, ...] = ()
     """For the user: what was added or left out when the model was read."""
 
@@ -42,7 +40,7 @@ class ModelContents:
         return self.classifier is None and (named or self.config.head == "tied")
 
     @property
-    def pooler(self) -> dict[str, Tensor]:
+    def pooler(self) -> dict[str, "Tensor"]:
         """Weight and bias of `classifier.dense`; empty where there is none."""
         prefix = f"{CLASSIFIER}dense."
         names = [name for name in self.weights if name.startswith(prefix)]

@@ -6,8 +6,6 @@ Order: `read_folder`, the files, settings, weights, vocabulary, and `_FORMS`, th
 differs between the classes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
@@ -171,7 +169,7 @@ def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a
     return settings[name]
 
 
-def _architecture(form: _Form, settings: Mapping[str, Any], theirs: Weights) -> ModelConfig:
+def _architecture(form: "_Form", settings: Mapping[str, Any], theirs: Weights) -> ModelConfig:
     layout.check_modelled(settings, {**_NOT_MODELLED, **form.not_modelled})
     theirs_of = {**layout.ALBERT_SETTINGS, "layer_groups": "num_hidden_groups"}
     names = {} if form.config is _own_config else theirs_of

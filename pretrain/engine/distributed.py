@@ -1,7 +1,5 @@
 """The process of a rank: launcher variables, device, memory, and small collectives."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os
@@ -154,7 +152,7 @@ class Process:
     local_world_size: int
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Process:
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Process":
         """Read this process's ranks from the variables of its launcher: see `launcher_variables`.
 
         Raises:

@@ -1,7 +1,5 @@
 """Validation of a model, at the training length and at other lengths."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -50,7 +48,7 @@ class Score:
     """Share of the targets that the model ranks first."""
 
     @classmethod
-    def of(cls, sums: npt.NDArray[np.float64], weights: Sequence[float]) -> Score:
+    def of(cls, sums: npt.NDArray[np.float64], weights: Sequence[float]) -> "Score":
         """The score of summed losses.
 
         Args:
@@ -80,7 +78,7 @@ class Scores:
     """By term of an objective with several, for terms with targets."""
 
     @classmethod
-    def of(cls, sums: npt.ArrayLike, terms: Mapping[str, float], names: Sequence[str]) -> Scores:
+    def of(cls, sums: npt.ArrayLike, terms: Mapping[str, float], names: Sequence[str]) -> "Scores":
         """The scores of `PretrainingObjective.evaluate`'s sums over all batches.
 
         Args:

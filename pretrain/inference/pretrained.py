@@ -7,8 +7,6 @@ Example:
     model.fill_mask("The capital of China is <mask>.", top_k=3)
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -53,7 +51,7 @@ class Pretrained:
             module.to(self.device).eval()
 
     @classmethod
-    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> Pretrained:
+    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> "Pretrained":
         """Load the model of a folder.
 
         Args:

@@ -3,8 +3,6 @@
 Steps count from 0; step `s` reads global batch `s`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -39,11 +37,11 @@ class MicroBatch:
     gradient_scale: float = 1.0
     """Factor on the gradient of the step, but not on its loss: that of a rehearsed fault."""
 
-    def emptied(self) -> MicroBatch:
+    def emptied(self) -> "MicroBatch":
         """The batch as one that does not count: it is computed, as ZeRO 3 needs, and ignored."""
         return dataclasses.replace(self, tokens=0, targets=(0,) * len(self.targets))
 
-    def to(self, device: torch.device) -> dict[str, Tensor]:
+    def to(self, device: "torch.device") -> dict[str, "Tensor"]:
         """The arrays as tensors on a device; the host does not wait for a GPU.
 
         Where every row is one document without padding, `document_ids` is left out: kernels without
@@ -76,7 +74,7 @@ class Objective(Protocol):
     def terms(self) -> Mapping[str, float]:
         """Weight of each term, by name."""
 
-    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+    def loss(self, model: Model, batch: Mapping[str, "Tensor"]) -> "Tensor":
         """Each term summed over its targets in the batch, in nats: [terms], in fp32.
 
         Differentiable. A term without targets in the batch is 0, but computed from the model too:
@@ -142,10 +140,10 @@ class StepEngine(Protocol):
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Equally many numbers of every rank, in rank order, on every rank."""
 
-    def backward(self, given: StepInput) -> Tensor:
+    def backward(self, given: StepInput) -> "Tensor":
         """Compute the gradient; the host does not wait for the device."""
 
-    def update(self, given: StepInput, losses: Tensor, learning_rate: float) -> StepResult:
+    def update(self, given: StepInput, losses: "Tensor", learning_rate: float) -> StepResult:
         """Update the weights with the gradient, and wait for the result."""
 
 

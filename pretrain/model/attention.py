@@ -1,7 +1,5 @@
 """Multi-head self-attention, and the float bias of its `dense` back end, for any device."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -37,7 +35,7 @@ class AttentionContext:
     local_bias: AttentionBias = None
     """The bias of layers with a window; None where the model has none."""
 
-    def of_layers(self, windows: Sequence[int]) -> list[AttentionContext]:
+    def of_layers(self, windows: Sequence[int]) -> list["AttentionContext"]:
         """Return the context of each layer, given its window, 0 for none."""
         local = dataclasses.replace(self, bias=self.local_bias, is_causal=False)
         return [local if window else self for window in windows]

@@ -1,7 +1,5 @@
 """One layer of the encoder, and functions that change all layers of a model."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 
@@ -37,8 +35,8 @@ class EncoderLayer(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        attention_of: EncoderLayer | None = None,
-        feed_forward_of: EncoderLayer | None = None,
+        attention_of: "EncoderLayer | None" = None,
+        feed_forward_of: "EncoderLayer | None" = None,
     ) -> None:
         """Make one layer of the sizes in `config`.
 
@@ -64,7 +62,7 @@ class EncoderLayer(nn.Module):
         self.norm_first = config.layer_norm == "pre"
         self.activation = ACTIVATIONS[config.activation]
 
-    def _share(self, owner: EncoderLayer, *names: str) -> None:
+    def _share(self, owner: "EncoderLayer", *names: str) -> None:
         """Use modules of another layer, which alone lists their weights.
 
         `nn.Module` would list them here as well, and a file of weights would hold them twice.

@@ -6,8 +6,6 @@ predictions and targets to report (`evaluate`). A new objective is a file with i
 and its class, and a line in registry.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,7 +41,7 @@ class Block:
     sentences: Ids | None = None
     """[s], at least two: lengths of the sentences, in a block of sentences. Such a block may have
     more ids than a model reads: an objective of pairs truncates them."""
-    sample_other_document: Callable[[float], Block] | None = None
+    sample_other_document: "Callable[[float], Block] | None" = None
     """For a block of sentences: returns a block of another document of the split, chosen by a
     number in [0, 1). Raises ValueError if there is no other document."""
 
@@ -87,11 +85,11 @@ class ObjectiveSettings(Protocol):
     def target_share(self) -> float:
         """Share of a block's positions that the head computes, at most."""
 
-    def for_validation(self) -> ObjectiveSettings:
+    def for_validation(self) -> "ObjectiveSettings":
         """Settings of every validation, so that losses of recipes compare: the defaults."""
         return type(self)()
 
-    def build(self, vocabulary: Vocabulary) -> PretrainingObjective:
+    def build(self, vocabulary: Vocabulary) -> "PretrainingObjective":
         """The objective for the vocabulary of the corpus and the model."""
 
 
@@ -115,7 +113,7 @@ class PretrainingObjective(Objective, Protocol):
     def targets(self, arrays: Arrays) -> tuple[int, ...]:
         """Number of targets of each term in a collated micro-batch, in the order of `terms`."""
 
-    def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
+    def evaluate(self, model: Model, batch: Mapping[str, "Tensor"], subsets: int) -> "Tensor":
         """Sums over the targets of a batch, by subset and term.
 
         Args:

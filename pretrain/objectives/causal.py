@@ -1,7 +1,5 @@
 """Causal language modelling: every token is predicted from those before it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -22,7 +20,7 @@ class CausalLMConfig(ObjectiveSettings):
     description = "every token predicted from those before it"
     target_share = 1.0
 
-    def build(self, vocabulary: Vocabulary) -> CausalLM:
+    def build(self, vocabulary: Vocabulary) -> "CausalLM":
         """The objective for one vocabulary."""
         return CausalLM(self, vocabulary.embedded)
 

@@ -1,7 +1,5 @@
 """Masked language modelling: the choice of hidden tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, ClassVar, Literal
 
@@ -53,7 +51,7 @@ class MaskedLMConfig(ObjectiveSettings):
         """Share of a block's positions that the head computes, at most."""
         return 1.0 if self.targets == "all" else self.probability
 
-    def build(self, vocabulary: Vocabulary) -> MaskedLM:
+    def build(self, vocabulary: Vocabulary) -> "MaskedLM":
         """The objective for one vocabulary; reads the tokenizer where n-grams are hidden."""
         by_word = self.longest_ngram > 1
         word_starts = word_starts_of(tokenizers.load(vocabulary.folder)) if by_word else None

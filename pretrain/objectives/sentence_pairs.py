@@ -9,8 +9,6 @@ A byte-level vocabulary keeps the white space around sentences, which is missing
 begins and ends: in short documents this reveals the order. A unigram vocabulary does not keep it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -51,11 +49,11 @@ class SentencePairsConfig(MaskedLMConfig):
         task = {"sop": ", sentence order", "nsp": ", next sentence", "none": ""}[self.pair_task]
         return f"{super().description} in pairs of segments{task}"
 
-    def for_validation(self) -> SentencePairsConfig:
+    def for_validation(self) -> "SentencePairsConfig":
         """The default masks, whatever a recipe trains with, and the same task."""
         return SentencePairsConfig(pair_task=self.pair_task)
 
-    def build(self, vocabulary: Vocabulary) -> SentencePairsLM:
+    def build(self, vocabulary: Vocabulary) -> "SentencePairsLM":
         """The objective for one vocabulary; reads the tokenizer where n-grams are hidden."""
         return SentencePairsLM(**vars(super().build(vocabulary)))
 
@@ -132,7 +130,7 @@ class SentencePairsLM(MaskedLM):
         pair_labels = draw.integers(0, 2, arrays["pair_labels"].shape)
         return {**super().corrupted(arrays, draw), "pair_labels": pair_labels}
 
-    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+    def loss(self, model: Model, batch: Mapping[str, "Tensor"]) -> "Tensor":
         """Cross-entropy summed over tokens and over pairs, in nats, computed in fp32: [terms].
 
         Without a task the pair head has the weight 0, so that every rank's backward pass reaches
@@ -149,7 +147,7 @@ class SentencePairsLM(MaskedLM):
         pairs = cross_entropy(pair_logits, batch["pair_labels"], reduction="sum")
         return torch.stack([masked, pairs])
 
-    def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
+    def evaluate(self, model: Model, batch: Mapping[str, "Tensor"], subsets: int) -> "Tensor":
         """Nats, correct predictions and targets of each subset and term: [S, terms, 3] in fp64.
 
         Windows of documents (`arrange`) are single segments, without targets of the second term.

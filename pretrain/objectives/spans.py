@@ -7,8 +7,6 @@ pretraining of Stanford's course CS224N (2023, assignment 5), with a last `<mask
 then what fills them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -56,7 +54,7 @@ class SpanCorruptionConfig(ObjectiveSettings):
         span = f"a span of {100 * _MEAN_SHARE:g} %{words}"
         return f"every token predicted, {span} moved to the end"
 
-    def build(self, vocabulary: Vocabulary) -> SpanCorruptionLM:
+    def build(self, vocabulary: Vocabulary) -> "SpanCorruptionLM":
         """The objective for one vocabulary; reads the tokenizer where whole words are moved.
 
         Raises:
@@ -81,7 +79,7 @@ class Words:
     """Whether the token is white space alone, [V]."""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Words:
+    def of(cls, tokenizer: Tokenizer) -> "Words":
         """Read the texts of all tokens."""
         texts = [tokenizer.token_text(id) for id in range(tokenizer.vocab_size)]
         begins = [text[:1].isspace() for text in texts]

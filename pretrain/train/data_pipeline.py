@@ -1,7 +1,5 @@
 """What one segment of a run reads: its objective, and batches for training and validation."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -85,7 +83,7 @@ class DataPipeline:
             for subset in manifest.subsets
         ]
 
-    def sums(self, model: Model, batch: dict[str, Tensor]) -> Tensor:
+    def sums(self, model: Model, batch: dict[str, "Tensor"]) -> "Tensor":
         """Sums over a batch of `validation`; those of all batches give `scores`."""
         return self._validated.evaluate(model, batch, len(self._names))
 

@@ -4,8 +4,6 @@ Read `prepare`. Every rank calls it; what it returns does not change any more. W
 run's folder rank 0 does: `enter` before the checkpoints are verified, `begin` after all ranks have.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform
@@ -73,14 +71,14 @@ class Setup:
     architecture: ModelConfig
     settings: dict[str, Any]
     """DeepSpeed's."""
-    process: Process
+    process: "Process"
     group: Group
     hosts: Sequence[str]
     """Of each rank."""
     environment: Mapping[str, Any]
     """Versions and machine, and what is chosen by them: `attention_backend` and `compiled`."""
     supervisor: SupervisorClient
-    model: LanguageModel
+    model: "LanguageModel"
     """With its initial weights."""
     blocks: ConcatenatedBlocks
     """Of the training splits."""
