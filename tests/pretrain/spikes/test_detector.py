@@ -2,13 +2,14 @@
 
 import math
 import random
+import statistics
 
 import pytest
 
 from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Evaluation, Observation, in_order
-from pretrain.spikes.statistics import TOLERANCE, change_point
+from pretrain.spikes.statistics import TOLERANCE, SortedWindow, change_point
 from tests.benchmarks.spikes import SPIKES, curve, detections
 
 POLICY = SpikeConfig(window=128, patience=4, confirm_steps=10, margin_steps=20)
@@ -621,6 +622,14 @@ def test_a_detector_fed_with_a_new_level_continues_alike():
     drift = raised(ramp(decay(5600, noise=0.03), 1000, 4000, 0.26), 5500, 5600, 1.0)
     found = continues_alike([*observed(drift)], SpikeConfig(), [], [2000, 5510])
     assert found == {"suspect", "spike"}
+
+
+def test_a_window_has_the_median_of_its_last_values():
+    draw, window, values = random.Random(1), SortedWindow(40), []
+    for _ in range(100):
+        values.append(draw.gauss(0, 1))
+        window.append(values[-1])
+        assert window.median() == pytest.approx(statistics.median(values[-40:]))
 
 
 def test_deviations_say_how_the_next_record_is_judged_and_change_nothing():
