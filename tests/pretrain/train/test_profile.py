@@ -13,6 +13,9 @@ from pretrain.config.sections import ProfileConfig
 from pretrain.train import profile
 from pretrain.train.profile import Profiler
 
+# Of torch 2.10 to 2.12, whose advice makes it read every event once more.
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+
 
 def traced(tmp_path, window, steps=range(8)):
     """Files after steps with a matrix product each, and what was said."""
