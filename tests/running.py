@@ -1,11 +1,12 @@
 """Python in a process of its own, and waiting for what other processes do."""
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from data_prep.common import children
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,7 +16,7 @@ def python(*words: object, folder: Path = ROOT, **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        env={**children.environment(), **variables},
         capture_output=True,
         text=True,
         timeout=1800,

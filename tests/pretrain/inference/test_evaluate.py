@@ -81,7 +81,7 @@ def test_the_loss_is_that_of_the_validation_batches(packing, corpus):
         targets += batch.targets[0]
         documents = batch.arrays["document_ids"].max() if packing != "complete" else 1
         tokens += batch.tokens - documents
-    assert result.blocks == 5
+    assert result.blocks == min(5, len(blocks))  # Python's help topics differ by its version
     assert result.total.targets == targets
     assert result.total.loss == pytest.approx(loss / targets, rel=1e-5)
     assert result.coverage == tokens / blocks.corpus.lengths.sum()
