@@ -11,13 +11,20 @@ Imports numpy only. Read `Lineage`, then `_Layer`.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import hashlib
-from functools import cached_property, lru_cache
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
 from pretrain.data.permutation import Indices, permute
+
+_NO_RUNS: Indices = np.empty((0, 2), dtype=np.int64)
 
 
 def digest(blocks: Indices, epochs: Indices) -> str:
@@ -37,24 +44,20 @@ def digest(blocks: Indices, epochs: Indices) -> str:
     return hashlib.blake2b(names.tobytes(), digest_size=8).hexdigest()
 
 
-def _no_names() -> Indices:
-    return np.empty((0, 2), dtype=np.int64)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reordering:
     """From `first_position` on, blocks are ordered by `seed`, and `skipped` is not read."""
 
     first_position: int
     seed: int
-    skipped: Indices = dataclasses.field(default_factory=_no_names)
-    """Names of blocks, (epoch, block) [K, 2], sorted. Positions would not outlive a rollback."""
+    skipped: Mapping[int, Indices] = dataclasses.field(default_factory=dict)
+    """By epoch, runs [n, 2] of positions of the layers below, or of blocks where no block of the
+    epoch was read: first and end of each, sorted. A window of steps is one run, however long."""
 
     @cached_property
-    def identity(self) -> tuple[int, int, int, str]:
-        """First position, seed, number of skipped blocks, hash of their names: for a manifest."""
-        epochs, blocks = self.skipped.T
-        return self.first_position, self.seed, len(self.skipped), digest(blocks, epochs)
+    def counts(self) -> Counter[int]:
+        """Number of skipped blocks by epoch."""
+        return Counter({epoch: _length(runs) for epoch, runs in self.skipped.items()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +74,13 @@ class _Layer:
     seed: int
     epoch: int
     skipped: Indices
-    """Positions of the layer below, at or after `cut`, sorted."""
+    """Runs of positions of the layer below, at or after `cut`, sorted."""
 
     @cached_property
-    def _unskipped_before(self) -> Indices:
-        """For each skipped position, the number of positions before it that are not skipped."""
-        return self.skipped - np.arange(len(self.skipped))
+    def _shifts(self) -> tuple[Indices, Indices]:
+        """First positions of this layer with another shift than those before, and all shifts."""
+        shifts = np.append(0, np.diff(self.skipped).cumsum())
+        return self.skipped[:, 0] - shifts[:-1], shifts
 
     def lower(self, positions: Indices) -> Indices:
         """Map positions of this layer to the layer below."""
@@ -85,16 +89,8 @@ class _Layer:
         positions[later] = self.cut + permute(
             positions[later] - self.cut, self.size - self.cut, self.seed, self.epoch
         )
-        return positions + np.searchsorted(self._unskipped_before, positions, side="right")
-
-    def raised(self, positions: Indices) -> Indices:
-        """Map positions of the layer below, none of them skipped, to this layer."""
-        positions = positions - np.searchsorted(self.skipped, positions)
-        later = positions >= self.cut
-        positions[later] = self.cut + permute(
-            positions[later] - self.cut, self.size - self.cut, self.seed, self.epoch, inverse=True
-        )
-        return positions
+        firsts, shifts = self._shifts
+        return positions + shifts[np.searchsorted(firsts, positions, side="right")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +98,8 @@ class Lineage:
     """The order of a run's blocks, after its rollbacks.
 
     Epoch e has `total` positions, less the blocks that are skipped in it; epochs follow each other.
-    A lookup costs one `permute` per rollback within the epoch; memory is needed for the skipped
-    blocks only.
+    A lookup costs one `permute` per rollback within the epoch. What a rollback skips costs memory
+    only if blocks that were skipped before are among it.
     """
 
     total: int
@@ -134,50 +130,103 @@ class Lineage:
                 `position` on stay skipped.
         """
         kept = tuple(each for each in self.reorderings if each.first_position < position)
-        skipped = [each.skipped for each in self.reorderings[len(kept) :]]
+        found = [
+            (epoch, self._skipped_by(each, epoch, position))
+            for each in self.reorderings[len(kept) :]
+            for epoch in each.skipped
+        ]
         if skip:
-            first, end = max(skip[0], position), skip[1]
-            blocks, epochs = self.blocks(first, max(0, end - first))
-            skipped.append(np.column_stack([epochs, blocks]))
-        return Lineage(self.total, (*kept, Reordering(position, seed, _sorted_names(skipped))))
+            parts = self._by_epoch(max(skip[0], position), skip[1])
+            found += [(epoch, self._lowered(part, epoch, position)) for epoch, part in parts]
+        skipped = {
+            epoch: _runs([part for other, part in found if other == epoch]) for epoch, _ in found
+        }
+        return Lineage(self.total, (*kept, Reordering(position, seed, skipped)))
 
-    def skipped(self) -> tuple[Indices, Indices]:
-        """Blocks declared skipped, and the epoch of each; sorted by epoch, then block."""
-        names = _sorted_names([each.skipped for each in self.reorderings])
-        return names[:, 1], names[:, 0]
+    @cached_property
+    def identities(self) -> list[tuple[int, int, int, str]]:
+        """Of each reordering what a manifest has of it: see `_identity`."""
+        ends = range(1, len(self.reorderings) + 1)
+        return [_identity(Lineage(self.total, self.reorderings[:end])) for end in ends]
+
+    def skipped(self, epoch: int) -> Indices:
+        """Blocks declared skipped in an epoch, sorted."""
+        return np.sort(np.concatenate([self._skipped_by(each, epoch) for each in self.reorderings]))
+
+    @property
+    def skipped_count(self) -> int:
+        """Number of blocks declared skipped, of all epochs."""
+        return self._skips[2][-1]
+
+    def _skipped_by(self, reordering: Reordering, epoch: int, position: int = 0) -> Indices:
+        """What a reordering skips in an epoch, below the layers that begin at a position or later.
+
+        These are blocks where the position is 0.
+        """
+        runs = reordering.skipped.get(epoch, _NO_RUNS)
+        lengths = np.diff(runs)[:, 0]
+        shifts = runs[:, 0] - (np.cumsum(lengths) - lengths)
+        positions = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
+        return self._lowered(positions, epoch, position, reordering.first_position)
+
+    def _lowered(
+        self, positions: Indices, epoch: int, first: int = 0, end: float = math.inf
+    ) -> Indices:
+        """Map positions within an epoch through its layers that begin at `first` to `end`."""
+        start = self.start(epoch)
+        for layer in reversed(_layers(self, epoch)):
+            if first <= start + layer.cut < end:
+                positions = layer.lower(positions)
+        return positions
 
     def epoch(self, position: int) -> float:
         """Epochs read before a position; skipped blocks count as read once they are declared."""
-        (number,) = self._epochs(np.array([position]))
-        declared = (s.skipped for s in self.reorderings if s.first_position <= position)
-        return (position + sum(int((s[:, 0] <= number).sum()) for s in declared)) / self.total
+        number = self._epoch_of(position)
+        declared = (s.counts.items() for s in self.reorderings if s.first_position <= position)
+        skipped = sum(count for s in declared for epoch, count in s if epoch <= number)
+        return (position + skipped) / self.total
 
     def blocks(self, first_position: int, count: int) -> tuple[Indices, Indices]:
         """Blocks at positions [first_position, first_position + count), and the epoch of each."""
-        positions = np.arange(first_position, first_position + count, dtype=np.int64)
-        epochs = self._epochs(positions)
-        blocks = np.empty_like(positions)
-        for epoch in np.unique(epochs).tolist():
-            chosen = epochs == epoch
-            found = positions[chosen] - self.start(epoch)
-            for layer in reversed(_layers(self, epoch)):
-                found = layer.lower(found)
-            blocks[chosen] = found
-        return blocks, epochs
+        parts = self._by_epoch(first_position, first_position + count)
+        return _names([(epoch, self._lowered(part, epoch)) for epoch, part in parts])
+
+    def _by_epoch(self, first: int, end: int) -> Iterator[tuple[int, Indices]]:
+        """Yield each epoch of some positions, and where they are within it."""
+        while first < end:
+            epoch = self._epoch_of(first)
+            start, stop = self.start(epoch), min(end, self.start(epoch + 1))
+            yield epoch, np.arange(first - start, stop - start)
+            first = stop
 
     @cached_property
-    def _skips(self) -> tuple[Indices, Indices]:
-        """The epoch of each skipped block, sorted, and the end of each of these epochs."""
-        epochs = self.skipped()[1]
-        return epochs, (epochs + 1) * self.total - np.searchsorted(epochs, epochs, side="right")
+    def _skips(self) -> tuple[list[int], list[int], list[int]]:
+        """Epochs with skipped blocks [n], the end of each [n], skipped before each [n + 1]."""
+        counts = sum((each.counts for each in self.reorderings), Counter[int]())
+        epochs = sorted(counts)
+        skipped = list(itertools.accumulate((counts[epoch] for epoch in epochs), initial=0))
+        ends = [self.total * (e + 1) - n for e, n in zip(epochs, skipped[1:], strict=True)]
+        return epochs, ends, skipped
 
     def start(self, epoch: int) -> int:
         """First position of an epoch."""
-        return epoch * self.total - int(np.searchsorted(self._skips[0], epoch))
+        epochs, _, skipped = self._skips
+        return epoch * self.total - skipped[bisect.bisect_left(epochs, epoch)]
 
-    def _epochs(self, positions: Indices) -> Indices:
-        """The epoch of each position."""
-        return (positions + np.searchsorted(self._skips[1], positions, side="right")) // self.total
+    def _epoch_of(self, position: int) -> int:
+        _, ends, skipped = self._skips
+        return (position + skipped[bisect.bisect_right(ends, position)]) // self.total
+
+
+@cache
+def _identity(lineage: Lineage) -> tuple[int, int, int, str]:
+    """Of the newest reordering first position, seed, number of skipped blocks, hash of their names.
+
+    Names are sorted by epoch, then block.
+    """
+    newest = lineage.reorderings[-1]
+    found = [(e, np.sort(lineage._skipped_by(newest, e))) for e in sorted(newest.skipped)]
+    return newest.first_position, newest.seed, newest.counts.total(), digest(*_names(found))
 
 
 @lru_cache
@@ -185,22 +234,34 @@ def _layers(lineage: Lineage, epoch: int) -> list[_Layer]:
     """Reorderings of the blocks of an epoch, oldest first; the first maps to block indices."""
     start, end = lineage.start(epoch), lineage.start(epoch + 1)
     layers: list[_Layer] = []
-    unread = _no_names()[:, 1]
+    unread = _NO_RUNS
     for each in lineage.reorderings:
-        skipped = each.skipped[each.skipped[:, 0] == epoch, 1]
+        skipped = each.skipped.get(epoch, _NO_RUNS)
         if each.first_position <= start:
             # No block of the epoch was read: its order is drawn anew.
-            unread = np.union1d(unread, skipped)
-            layers = [_Layer(0, lineage.total - len(unread), each.seed, epoch, unread)]
+            unread = np.sort(np.concatenate([unread, skipped]), axis=0)
+            layers = [_Layer(0, lineage.total - _length(unread), each.seed, epoch, unread)]
         elif each.first_position < end:
-            cut, size = each.first_position - start, layers[-1].size - len(skipped)
-            for layer in layers:
-                skipped = layer.raised(skipped)
-            layers.append(_Layer(cut, size, each.seed, epoch, np.sort(skipped)))
+            cut, size = each.first_position - start, layers[-1].size - _length(skipped)
+            layers.append(_Layer(cut, size, each.seed, epoch, skipped))
     return layers
 
 
-def _sorted_names(parts: list[Indices]) -> Indices:
-    """The names of all parts, [K, 2], sorted by epoch, then block."""
-    names = np.concatenate([_no_names(), *parts])
-    return names[np.lexsort((names[:, 1], names[:, 0]))]
+def _length(runs: Indices) -> int:
+    """Number of positions of runs."""
+    return int(np.diff(runs).sum())
+
+
+def _runs(parts: Sequence[Indices]) -> Indices:
+    """Join positions, of which there is at least one, to runs."""
+    positions = np.sort(np.concatenate(parts))
+    breaks = np.flatnonzero(np.diff(positions) > 1)
+    firsts, lasts = np.append(0, breaks + 1), np.append(breaks, -1)
+    return np.column_stack([positions[firsts], positions[lasts] + 1])
+
+
+def _names(found: Sequence[tuple[int, Indices]]) -> tuple[Indices, Indices]:
+    """Join blocks of several epochs; returns them and the epoch of each."""
+    blocks = [blocks for _, blocks in found]
+    epochs = [np.full_like(blocks, epoch) for epoch, blocks in found]
+    return np.concatenate([_NO_RUNS[:, 0], *blocks]), np.concatenate([_NO_RUNS[:, 0], *epochs])

@@ -95,7 +95,7 @@ class Order:
         """
         ends = [None] * len(self.lineages) if end_place is None else self.mixture.counts(end_place)
         lineages = [
-            [list(r.identity) for r in lineage.reorderings if end is None or r.first_position < end]
+            [list(each) for each in lineage.identities if end is None or each[0] < end]
             for lineage, end in zip(self.lineages, ends, strict=True)
         ]
         while not lineages[-1]:

@@ -48,24 +48,22 @@ def folder_of(run: Path, step: int) -> Path:
 def save(
     run: Path,
     step: int,
-    facts: Mapping[str, object],
+    facts: Callable[[], Mapping[str, object]],
     *,
     write: Callable[[Path], None],
     group: Group,
     token: str,
-    before_commit: Callable[[], None],
 ) -> None:
     """Write and commit a checkpoint; every rank calls this after the same step.
 
     Args:
         run: the run's folder.
         step: number of updates done.
-        facts: stored in the manifest beside the hashes.
+        facts: called on rank 0 when everything is written: returns what the manifest has beside the
+            hashes, or raises ValueError to prevent the commit.
         write: writes this rank's part below a folder (`Engine.save`).
         group: the ranks.
         token: of the attempt; separates its staging folder from those of earlier attempts.
-        before_commit: called on rank 0 when everything is written; raises ValueError to prevent
-            the commit.
 
     Raises:
         Failure: on every rank; nothing was committed, and what was written is removed.
@@ -87,9 +85,8 @@ def save(
         parts = on_every_rank(write_own, group.gather)
 
         def commit() -> None:
-            before_commit()
+            manifest = {"format_version": FORMAT_VERSION, "step": step, **facts()}
             fingerprints = {name: value for part in parts for name, value in part.items()}
-            manifest = {"format_version": FORMAT_VERSION, "step": step, **facts}
             manifest["files"] = fingerprints
             write_json(staging / MANIFEST, manifest)  # also makes the folder's entries durable
             _replace(final, staging)

@@ -232,8 +232,7 @@ def _judge_epoch(
         complete: whether all of it was drawn.
         found: the findings are added to it.
     """
-    skipped, skipped_epochs = lineage.skipped()
-    left_out = skipped[skipped_epochs == epoch]
+    left_out = lineage.skipped(epoch)
     read = int(counts.sum())
     if counts.max() > 1:
         found.problems.append(f"{title} {epoch}: block {int(counts.argmax())} was read twice")

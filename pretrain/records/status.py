@@ -106,7 +106,7 @@ class RunView:
             order.mixture.counts(place),
             order.epochs(place),
             order.mixture.shares(sizes.first_block(max(0, self.step - 1))),
-            (len(lineage.skipped()[0]) for lineage in order.lineages),
+            (lineage.skipped_count for lineage in order.lineages),
             (corpus["share_of_tokens"] for corpus in corpora),
             strict=True,
         )

@@ -174,16 +174,20 @@ class Attempt:
             checkpoints.save(
                 run,
                 step,
-                self._facts(step),
+                lambda: self._facts(step),
                 write=self.engine.save,
                 group=group,
                 token=self.start.token,
-                before_commit=self.log.check_not_superseded,
             )
             group.on_rank_0(lambda: self._commit(step))
 
     def _facts(self, step: int) -> dict[str, object]:
-        """What a reader of a checkpoint needs to know without the run's folder."""
+        """What a reader of a checkpoint needs to know without the run's folder.
+
+        Raises:
+            ValueError: another attempt has begun.
+        """
+        self.log.check_not_superseded()
         setup, order = self.setup, self.start.order
         blocks = setup.segments.sizes.first_block(step)
         manifest, *_ = setup.course.manifests.values()

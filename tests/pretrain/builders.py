@@ -129,17 +129,9 @@ def one_update(built, micro_batches, objective, learning_rate, step):
     return built.update(given, built.backward(given), learning_rate)
 
 
-def commit_checkpoint(run, step, save, group=ALONE, facts=None, before_commit=lambda: None):
+def commit_checkpoint(run, step, save, group=ALONE, facts=dict):
     """Write and commit a checkpoint; `save` takes the folder, as `Engine.save`."""
-    checkpoints.save(
-        run,
-        step,
-        facts or {},
-        write=save,
-        group=group,
-        token="t",
-        before_commit=before_commit,
-    )
+    checkpoints.save(run, step, facts, write=save, group=group, token="t")
 
 
 def save_engine(built, run, step):

@@ -1,6 +1,7 @@
 """The block order and its history of rollbacks and skips."""
 
 import hashlib
+import pickle
 import random
 from collections import Counter
 
@@ -21,11 +22,6 @@ def names(lineage, first_position, count):
     return list(zip(epochs.tolist(), blocks.tolist(), strict=True))
 
 
-def skipped_names(lineage):
-    blocks, epochs = lineage.skipped()
-    return list(zip(epochs.tolist(), blocks.tolist(), strict=True))
-
-
 @pytest.mark.parametrize(
     ("total", "rollbacks", "first_position", "count", "expected"),
     [
@@ -35,15 +31,16 @@ def skipped_names(lineage):
         (200_000_000, [(300_000_000, 2)], 399_999_700, 512, "3c6f0ad79fda2178"),
         (1, [(3, 2)], 0, 6, "bfb4db35a01ea10e"),
         (5, [(2, 7), (3, 8), (4, 9)], 0, 15, "e12fa639fd2fead0"),
+        (97, [(30, 2, (40, 60)), (20, 9, (25, 35))], 0, 500, "f7453552819f483d"),
     ],
 )
 def test_a_run_of_an_older_version_continues_with_the_same_order(
     total, rollbacks, first_position, count, expected
 ):
-    """The digests are those of version 0.1.0, which had no skips."""
+    """The digests are those of version 0.1.0, which had no skips, and of the first that had."""
     lineage = start(total)
-    for position, seed in rollbacks:
-        lineage = lineage.rolled_back(position, seed)
+    for rollback in rollbacks:
+        lineage = lineage.rolled_back(*rollback)
     blocks, epochs = lineage.blocks(first_position, count)
     content = blocks.tobytes() + epochs.tobytes()
     assert hashlib.blake2b(content, digest_size=8).hexdigest() == expected
@@ -75,7 +72,9 @@ class Walk:
         """Check law 3 for the blocks that were read, in all their epochs."""
         lineage, total = self.lineage, self.lineage.total
         assert names(lineage, 0, len(self.consumed)) == self.consumed
-        assert skipped_names(lineage) == sorted(self.skipped)
+        found = [(epoch, b) for epoch in range(50) for b in lineage.skipped(epoch).tolist()]
+        assert found == sorted(self.skipped)
+        assert lineage.skipped_count == len(found)
         assert len(set(self.skipped)) == len(self.skipped)
         epochs = max([epoch for epoch, _ in self.consumed + self.skipped], default=0) + 1
         left = Counter((epoch, block) for epoch in range(epochs) for block in range(total))
@@ -135,15 +134,15 @@ def test_identities_of_reorderings_differ_in_every_field():
         start(50).rolled_back(20, 2, (20, 25)),
         start(50).rolled_back(20, 2, (21, 26)),
     ]
-    identities = [lineage.reorderings[-1].identity for lineage in lineages]
+    identities = [lineage.identities[-1] for lineage in lineages]
     assert len(set(identities)) == 5
-    assert identities[3] == (20, 2, 5, identities[3][3])
-    again = start(50).rolled_back(20, 2, (20, 25))
-    assert identities[3] == again.reorderings[-1].identity
+    assert identities[3] == (20, 2, 5, "c56b8c5346fafc2b")
+    further_back = start(50).rolled_back(20, 2, (60, 70)).rolled_back(10, 3, (20, 25))
+    assert further_back.identities[1:] == [(10, 3, 15, "9ed19743cd7ac116")]
 
 
 def test_seeking_in_two_hundred_million_blocks_computes_only_the_requested_positions(monkeypatch):
-    """Arrays are as long as the request, whatever the size of the corpus."""
+    """Arrays are as long as the request, whatever the size of the corpus and of what is skipped."""
     total = 200_000_000
     touched = []
     mix = permutation._mix
@@ -153,13 +152,15 @@ def test_seeking_in_two_hundred_million_blocks_computes_only_the_requested_posit
         return mix(x, key)
 
     monkeypatch.setattr(permutation, "_mix", counting)
-    lineage = start(total).rolled_back(3 * total // 2, 2)
-    blocks, epochs = lineage.blocks(2 * total - 300, 512)
+    position, window = 3 * total // 2, total // 100  # skipped
+    lineage = start(total).rolled_back(position, 2, (position + 9, position + 9 + window))
+    blocks, epochs = lineage.blocks(2 * total - window - 300, 512)
     assert len(np.unique(blocks[:300])) == 300
     assert (epochs[:300] == 1).all()
     assert (epochs[300:] == 2).all()
     assert blocks.max() < total
     assert max(touched) <= 512
+    assert len(pickle.dumps(lineage)) < 2000
     # on average at most four iterations per position and permutation; at most three permutations
     assert sum(touched) <= 512 * 6 * 4 * 3
 

@@ -167,7 +167,7 @@ def test_a_mixture_of_one_is_the_corpus_alone(number):
         place, first = draw.randrange(90), draw.randrange(90)
         skip = draw.choice([None, (first, first + draw.randrange(40))])
         alone, order = (each.rolled_back(place, seed, skip) for each in (alone, order))
-    assert order.identity() == [list(each.identity) for each in alone.reorderings]
+    assert order.identity() == [list(each) for each in alone.identities]
     assert np.array_equal(order.blocks(3, 300), alone.blocks(3, 300))
     for place in range(200):
         begun = [s.seed for s in alone.reorderings if s.first_position <= place]

@@ -17,7 +17,6 @@ def test_every_number_appears_once_for_any_size_seed_and_epoch(total):
     for seed, epoch in [(0, 0), (1, 0), (1, 1), (-7, 3), (2**63, 0)]:
         image = permute(all_of(total), total, seed, epoch)
         assert np.array_equal(np.sort(image), all_of(total))
-        assert np.array_equal(permute(image, total, seed, epoch, inverse=True), all_of(total))
 
 
 def test_other_seeds_and_epochs_give_other_orders():

@@ -252,8 +252,7 @@ def test_attempts_whose_numbers_do_not_ascend_are_found():
 
 def test_one_block_too_few_or_too_many_is_found_whichever_it_is():
     lineage = finished().order.lineages[0]
-    blocks, epochs = lineage.skipped()
-    skipped = blocks[epochs == 1]
+    skipped = lineage.skipped(1)
     assert len(skipped) == 24
     for block in range(TOTAL):
         counts = np.isin(range(TOTAL), skipped, invert=True).astype(np.uint8)

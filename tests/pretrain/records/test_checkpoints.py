@@ -21,7 +21,7 @@ FILES = {
 }
 
 
-def committed(run, step=20, facts=None):
+def committed(run, step=20, facts=dict):
     """A checkpoint written by one process that plays ranks 0, 1 and 12."""
     folder = checkpoints.folder_of(run, step)
 
@@ -45,7 +45,7 @@ def committed(run, step=20, facts=None):
 
 
 def test_a_committed_checkpoint_verifies_and_keeps_its_facts(tmp_path):
-    folder = committed(tmp_path, facts={"ranks": 2})
+    folder = committed(tmp_path, facts=lambda: {"ranks": 2})
     manifest = checkpoints.read_manifest(folder)
     assert folder.name == "step-00000020"
     assert manifest["step"] == 20
@@ -211,7 +211,7 @@ def test_what_rank_0_objects_to_before_the_commit_is_not_committed(run_ranks, tm
     def objection():
         raise ValueError("another has taken over")
 
-    failures = run_ranks(2, lambda: saving(tmp_path, part, before_commit=objection))
+    failures = run_ranks(2, lambda: saving(tmp_path, part, facts=objection))
     assert failures == ["another has taken over (rank 0)"] * 2
     assert list((tmp_path / "checkpoints").iterdir()) == []
 

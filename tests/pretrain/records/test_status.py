@@ -65,7 +65,7 @@ def test_it_says_what_was_drawn_from_each_corpus(tmp_path, capsys):
     place = history.sizes.first_block(11)
     web, books = history.order.mixture.counts(place)
     epochs = history.order.epochs(place)
-    skipped = [len(lineage.skipped()[0]) for lineage in history.order.lineages]
+    skipped = [lineage.skipped_count for lineage in history.order.lineages]
     assert skipped == [6, 6]
     held = "its blocks hold 75.0% of its tokens; 50.0% of the last batch"
     assert f"web: {web} blocks drawn, {epochs[0]:.3g} epochs, 6 skipped; {held}" in text
