@@ -1,7 +1,8 @@
-"""Decode JSON and YAML values into plain dataclasses.
+"""Decode JSON and YAML values into plain dataclasses, or into dicts that a TypedDict describes.
 
-pydantic does it strictly: unknown keys, missing keys and values of another type are refused. A
-field's limits stand in its annotation, such as `PositiveInt`, `Literal["a", "b"]` or
+pydantic does it strictly: missing keys and values of another type are refused. A dataclass also
+refuses unknown keys; a TypedDict describes what is read of a file, and the other keys are left out.
+A field's limits stand in its annotation, such as `PositiveInt`, `Literal["a", "b"]` or
 `Annotated[str, OneOf(NAMES)]`.
 """
 
@@ -110,11 +111,11 @@ _BESIDE = 0.15
 
 
 def decode(kind: type[T], values: object, prefix: str = "") -> T:
-    """Build a dataclass from what JSON or YAML gave; keys left out keep their defaults.
+    """Build a dataclass or a dict from what JSON or YAML gave; keys left out keep their defaults.
 
     Args:
-        kind: The dataclass; its fields may be dataclasses, lists and dicts.
-        values: A mapping.
+        kind: The dataclass or TypedDict; its fields may be dataclasses, lists and dicts.
+        values: A mapping, or a JSON object as bytes.
         prefix: Put before the keys that messages name, such as "spike.".
 
     Raises:
@@ -123,8 +124,9 @@ def decode(kind: type[T], values: object, prefix: str = "") -> T:
     """
     try:
         # Strict pydantic makes dataclasses and tuples of JSON only.
-        text = json.dumps(values, default=_refuse)
-        return typing.cast(T, _adapter(typing.cast(type, kind)).validate_json(text))
+        text = values if isinstance(values, bytes) else json.dumps(values, default=_refuse)
+        decoded: T = _adapter(typing.cast(type, kind)).validator.validate_json(text)
+        return decoded
     except TypeError as error:  # of a key
         raise ValueError(str(error)) from None
     except ValidationError as error:
@@ -141,7 +143,10 @@ def _adapter(kind: type, with_docstrings: bool = False) -> TypeAdapter[Any]:
     # The dataclasses of its fields are read by the same rules. To find docstrings takes most of the
     # time, and every process of a run would wait for it.
     kind.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
-        strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=with_docstrings
+        strict=True,
+        extra="forbid" if dataclasses.is_dataclass(kind) else "ignore",
+        allow_inf_nan=False,
+        use_attribute_docstrings=with_docstrings,
     )
     return TypeAdapter(kind)
 
@@ -157,6 +162,8 @@ def _message(error: ErrorDetails, kind: type, values: object, prefix: str) -> st
             return unknown_key(path, [key for key, _ in keys(kind, values, prefix)])
         case "missing":
             return f"{path}: is missing"
+        case "json_invalid":
+            return f"is not valid JSON: {context['error']}"
         case "value_error":  # of the dataclass itself
             return str(context["error"])
         case "name":

@@ -37,7 +37,9 @@ def audit(run: Path, *, content: bool = False) -> Audit:
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     if not records:
         raise folder.not_a_run(run, ledger.FILE_NAME)
-    found = examine(records, metrics.read_metrics(run / metrics.METRICS))
+    left_out = list[str]()
+    found = examine(records, metrics.read_metrics(run / metrics.METRICS, left_out.append))
+    found.noted += left_out
     found.limits.append(
         "these are the run's own records; if all of them were rewritten together, no audit shows it"
     )

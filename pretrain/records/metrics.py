@@ -7,30 +7,78 @@ the steps repeat under a higher attempt number. `surviving` selects the lineage 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
+
+from annotated_types import Ge, Gt, Lt
+from typing_extensions import TypedDict
 
 from data_prep.common import files
+from data_prep.common.records import decode
+from data_prep.common.wording import count
 from pretrain.loop.protocols import StepRecord
-from pretrain.records import control
 
 Line = Mapping[str, Any]
 """A line of metrics.jsonl or validation.jsonl."""
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
-NEEDED: Mapping[str, frozenset[str]] = {
-    METRICS: frozenset(
-        {"attempt", "step", "loss", "gradient_norm", "learning_rate", "seed", "tokens"}
-        | {"seconds", "loss_scale", "skipped", "blocks"}
-    ),
-    VALIDATION: frozenset({"attempt", "step", "loss", "perplexity", "subsets"}),
-}
-"""The keys that readers of these files rely on."""
 _NEWEST_BYTES = 1 << 17
 """Some hundred lines."""
+Count = Annotated[int, Ge(0), Lt(1 << 63)]
+Number = float | None
+"""None where it was not finite."""
+
+
+class TermLine(TypedDict):
+    """What is read of a term's part of a StepLine."""
+
+    loss: Number
+
+
+class StepLine(TypedDict):
+    """What is read of a line of metrics.jsonl."""
+
+    attempt: Count
+    step: Count
+    loss: Number
+    gradient_norm: Number
+    learning_rate: float
+    seed: Count
+    tokens: Count
+    seconds: Annotated[float, Gt(0)]
+    loss_scale: float
+    skipped: bool
+    blocks: str
+    scale_exhausted: NotRequired[bool]
+    mfu: NotRequired[float]
+    computed_mfu: NotRequired[float]
+    slowest_rank: NotRequired[Count]
+    slowest_rank_seconds: NotRequired[float]
+    other_ranks_seconds: NotRequired[float]
+    terms: NotRequired[dict[str, TermLine]]
+
+
+class Score(TypedDict):
+    """What is read of a measurement: of all, or of a term, a subset or a corpus."""
+
+    loss: Number
+    perplexity: Number
+    targets: Count
+
+
+class EvaluationLine(Score):
+    """What is read of a line of validation.jsonl."""
+
+    attempt: Count
+    step: Count
+    validation_id: NotRequired[str]
+    subsets: dict[str, Score]
+    terms: NotRequired[dict[str, Score]]
+    corpora: NotRequired[dict[str, Score]]
 
 
 class JsonLines:
@@ -75,10 +123,7 @@ class JsonLines:
 def read_metrics(
     path: Path, tell: Callable[[str], object] = lambda text: None
 ) -> list[dict[str, Any]]:
-    """Return the valid lines of a JSON Lines file; none if it does not exist.
-
-    A valid line is a JSON object with a step, and in metrics.jsonl and validation.jsonl with the
-    keys in NEEDED.
+    """Return the valid lines of metrics.jsonl or validation.jsonl; none if it does not exist.
 
     Args:
         path: the file.
@@ -86,26 +131,34 @@ def read_metrics(
             does not count.
     """
     data = files.read_bytes(path)
-    valid = _valid((line for line in io.BytesIO(data) if line.endswith(b"\n")), path)
-    if invalid := data.count(b"\n") - len(valid):
-        tell(f"{path}: {invalid} lines are not valid and are left out")
-    return valid
+    lines, refused = _read(itertools.islice(io.BytesIO(data), data.count(b"\n")), path)
+    if refused:
+        number = count(len(refused), "line")
+        tell(f"{path}: {number} left out as not valid, the first is {refused[0]}")
+    return lines
 
 
 def newest_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the valid ones of the last lines of a JSON Lines file; none if it cannot be read."""
+    """Return the valid ones of the last lines of a file; none if it cannot be read."""
     try:
         with path.open("rb") as file:
             start = file.seek(max(0, path.stat().st_size - _NEWEST_BYTES))
             lines = file.read().split(b"\n")[bool(start) : -1]  # the first may be cut off
     except OSError:
         return []
-    return _valid(lines, path)
+    return _read(lines, path)[0]
 
 
-def _valid(lines: Iterable[bytes], path: Path) -> list[dict[str, Any]]:
-    records, needed = map(control.parse_object, lines), NEEDED.get(path.name, frozenset())
-    return [r for r in records if r and type(r.get("step")) is int and r.keys() >= needed]
+def _read(lines: Iterable[bytes], path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the valid lines, with the keys of their kind, and why each other one is not."""
+    kind: type = EvaluationLine if path.name == VALIDATION else StepLine
+    valid, refused = list[dict[str, Any]](), list[str]()
+    for number, line in enumerate(lines, start=1):
+        try:
+            valid.append(decode(kind, line))
+        except ValueError as error:
+            refused.append(f"line {number}: {error}")
+    return valid, refused
 
 
 def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import json
 import os
 
 import pytest
 
+from data_prep.common.files import read_bytes
 from pretrain.config.run import Sizes
 from pretrain.config.sections import FaultConfig
 from pretrain.data.batches import PretrainingBatches
@@ -120,6 +122,11 @@ def step_record(step, loss=5.0, gradient_norm=1.0, seed=1, **more):
         loss, gradient_norm=gradient_norm, **{name: fields.pop(name) for name in of_result}
     )
     return StepRecord(step, result, **fields)
+
+
+def lines_of(path):
+    """Every line of metrics.jsonl or validation.jsonl, with the keys that nothing reads."""
+    return [*map(json.loads, read_bytes(path).splitlines())]
 
 
 def one_update(built, micro_batches, objective, learning_rate, step):

@@ -16,7 +16,7 @@ from pretrain.config.load import load
 from pretrain.data.batches import PretrainingBatches
 from pretrain.records import checkpoints, ledger, metrics, segments
 from pretrain.records import folder as run_folder
-from tests.pretrain.builders import main, short, slow
+from tests.pretrain.builders import lines_of, main, short, slow
 
 SETTINGS = [*short(14, 3), "schedule.name=constant"]
 
@@ -89,14 +89,14 @@ def same(left, right):
 
 
 def test_every_step_has_the_settings_of_its_phase(straight):
-    lines = metrics.read_metrics(straight / metrics.METRICS)
+    lines = lines_of(straight / metrics.METRICS)
     assert [line["step"] for line in lines] == list(range(14))
     assert [line["learning_rate"] for line in lines[1:11]] == [3e-3] * 10
     assert lines[12]["learning_rate"] > lines[13]["learning_rate"]
     shares = [line["targets"] / line["tokens"] for line in lines]
     assert min(shares[5:9]) > max(*shares[:5], *shares[9:])
     assert max(line["tokens"] for line in lines[5:9]) <= 4 * 48
-    measured = metrics.read_metrics(straight / metrics.VALIDATION)
+    measured = lines_of(straight / metrics.VALIDATION)
     # A boundary is measured in both ways, so that either side has something to compare with.
     assert [line["step"] for line in measured] == [3, 5, 5, 6, 8, 9, 9, 12, 14]
     assert ["corpora" in line for line in measured] == [False] * 2 + [True] * 4 + [False] * 3
@@ -127,7 +127,7 @@ def test_a_model_is_evaluated_on_the_blocks_of_the_phase_that_it_comes_from(
     assert main("export", straight, "--step", "9", "--output", model)[0] == 0
     succeeded(main("evaluate", model, "--data", corpus, "--json", results))
     (found,) = json.loads(results.read_text())
-    lines = metrics.read_metrics(straight / metrics.VALIDATION)
+    lines = lines_of(straight / metrics.VALIDATION)
     (own,) = (line["corpora"]["first"] for line in lines if line["step"] == 9 and "corpora" in line)
     assert (found["length"], found["total"]["targets"]) == (48, own["targets"])
     assert found["total"]["loss"] == pytest.approx(own["loss"], rel=1e-6)
@@ -135,7 +135,7 @@ def test_a_model_is_evaluated_on_the_blocks_of_the_phase_that_it_comes_from(
 
 def surviving(name, *runs):
     """The lines of a file of each run, without those of steps that were done again."""
-    return [metrics.surviving(metrics.read_metrics(run / name)) for run in runs]
+    return [metrics.surviving(lines_of(run / name)) for run in runs]
 
 
 @pytest.mark.parametrize("fails_at", [10, *slow([4], [5], [6])])
@@ -297,7 +297,7 @@ def test_each_corpus_has_one_name(straight, tmp_path):
     text = (run / "report.md").read_text()
     for name, total in totals.items():
         assert f"    {name}: {total} blocks drawn" in text
-    lines = metrics.read_metrics(run / metrics.METRICS)
+    lines = lines_of(run / metrics.METRICS)
     drawn = {name: [line[f"blocks/{name}"] for line in lines] for name in totals}
     assert drawn["first@64"] == [8] * 5 + [0] * 4 + [8] * 5
     assert {name: sum(counts) for name, counts in drawn.items()} == totals

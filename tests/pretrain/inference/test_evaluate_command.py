@@ -19,6 +19,7 @@ from pretrain.inference.command import add_evaluate_arguments
 from pretrain.model.language_model import LanguageModel
 from pretrain.records import metrics
 from pretrain.train import __main__ as train
+from tests.pretrain.builders import lines_of
 from tests.pretrain.convert.contents import random_contents
 
 
@@ -250,7 +251,7 @@ def compared(run_ranks, recipe, tmp_path, capsys):
         words = ["--data", str(corpus), "--json", str(written)]
         assert command_line.main(["evaluate", model, *words]) == 0
         (found,) = json.loads(written.read_text())
-        return metrics.read_metrics(tmp_path / "run" / metrics.VALIDATION)[-1], found
+        return lines_of(tmp_path / "run" / metrics.VALIDATION)[-1], found
 
     return both
 

@@ -12,6 +12,7 @@ from pretrain.inference.evaluate import evaluate_blocks, evaluate_lengths, valid
 from pretrain.loop.protocols import TermLoss
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.records import metrics
+from tests.pretrain.builders import lines_of
 from tests.pretrain.engine.test_engine import (
     VOCABULARY,
     assert_like_plain,
@@ -70,7 +71,7 @@ def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
     monkeypatch.setitem(SETTINGS_BY_NAME, "toy", ToyConfig)
     run = tmp_path / "run"
     assert [code for code, *_ in train_ranks(run, *SHORT)] == [0, 0]
-    lines = metrics.read_metrics(run / metrics.METRICS)
+    lines = lines_of(run / metrics.METRICS)
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line in lines:
         tokens, parity = line["terms"]["tokens"], line["terms"]["parity"]
@@ -78,7 +79,7 @@ def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
         assert line["targets"] == tokens["targets"] + parity["targets"]
         assert parity["targets"] <= 8
 
-    validation = metrics.read_metrics(run / metrics.VALIDATION)[-1]
+    validation = lines_of(run / metrics.VALIDATION)[-1]
     assert validation["terms"].keys() == {"tokens", "parity"}
     assert validation["targets"] == sum(t["targets"] for t in validation["terms"].values())
     export_checkpoint(run, tmp_path / "model")

@@ -12,20 +12,13 @@ def test_every_kind_of_record_that_is_written_has_its_sentence():
     numbers += ("learning_rate_factor", "learning_rate_steps")
     words = ("host", "run", "channel", "reason", "recipe")
     everything = {**dict.fromkeys(numbers, 3), **dict.fromkeys(words, "why"), "skip": [1, 3]}
-    kinds = [
-        *("attempt", "suspect", "healed", "new-level", "spike", "crash", "reject"),
-        *("hang", "discontinuity", "preempted", "gave-up"),
-        "done",
-    ]
-    for kind in kinds:
-        text = history.describe({"kind": kind, **everything})
-        assert text != kind
-    of_why = {
-        why: history.describe({"kind": "segment", "why": why, **everything})
-        for why in ("spike", "user", "fork")
-    }
-    assert len({*of_why.values()}) == 3
-    assert "with 3 times the learning rate until step 6" in of_why["spike"]
+    kinds = "attempt suspect healed new-level spike crash reject hang discontinuity preempted"
+    for kind in (*kinds.split(), "gave-up", "done"):
+        assert history.describe({"kind": kind, **everything}) != kind
+    segments = ({"kind": "segment", "why": why} for why in ("spike", "user", "fork"))
+    spike, user, fork = (history.describe(segment | everything) for segment in segments)
+    assert len({spike, user, fork}) == 3
+    assert "with 3 times the learning rate until step 6" in spike
 
 
 @pytest.mark.parametrize("kind", ["suspect", "healed", "new-level", "spike"])

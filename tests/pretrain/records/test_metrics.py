@@ -1,5 +1,6 @@
 """The records of a run's measurements, through crashes and rollbacks."""
 
+import json
 import re
 
 import pytest
@@ -13,18 +14,22 @@ def record(step, loss=2.0):
     return step_record(step, loss)
 
 
+STEP = metrics.line_of(record(1))
+SCORE = {"attempt": 1, "step": 2, "loss": 1.5, "perplexity": 4.5, "targets": 9, "subsets": {}}
+
+
 def lines(*steps, attempt=1):
     return [{"attempt": attempt, "step": step} for step in steps]
 
 
 def test_records_come_back_as_they_were_written(tmp_path):
-    path = tmp_path / "deep" / "a.jsonl"
-    written = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": None, "text": "a\nb"}]
+    path = tmp_path / "deep" / metrics.METRICS
     writer = metrics.JsonLines(path)
-    for line in written:
+    for line in ({**STEP, "loss": None}, {**STEP, "text": "a\nb"}):
         writer.write(line)
-        assert metrics.read_metrics(path)[-1] == line  # without closing: a kill loses nothing
-    assert metrics.read_metrics(path) == written
+        read = metrics.read_metrics(path)[-1]  # without closing: a kill loses nothing
+        assert read == {name: line[name] for name in read}
+    assert len(metrics.read_metrics(path)) == 2
     assert metrics.read_metrics(tmp_path / "none.jsonl") == []
 
 
@@ -34,37 +39,32 @@ def test_progress_says_which_numbers_are_not_finite():
 
 
 def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(tmp_path):
-    path = tmp_path / "a.jsonl"
-    for before in ([], [{"step": 1}]):
-        for torn in (b"", b"{", b'{"step": 2', b'{"step": 2}'):
-            path.write_bytes(b'{"step": 1}\n' * len(before) + torn)
-            assert metrics.read_metrics(path) == before
-            metrics.JsonLines(path).write({"step": 3})
-            assert metrics.read_metrics(path) == [*before, {"step": 3}]
+    path, whole = tmp_path / metrics.METRICS, json.dumps(STEP).encode()
+    for before in (0, 1):
+        for torn in (b"", b"{", whole[:-1], whole):
+            path.write_bytes((whole + b"\n") * before + torn)
+            assert len(metrics.read_metrics(path)) == before
+            metrics.JsonLines(path).write(STEP)
+            assert len(metrics.read_metrics(path)) == before + 1
 
 
 @pytest.mark.parametrize(
-    "spoiled",
-    [b"nonsense", b"\0\0\0", b"\xff", b"7", b'{"step": "2"}', b'{"loss": 1}', b"[" * 9999],
+    ("usual", "spoiled", "reason"),
+    [
+        *((STEP, text, "is not valid JSON: ") for text in (b"{", b"\0\0\0", b"\xff", b"[" * 9999)),
+        (STEP, b"7", "7 is not accepted; it must be a mapping"),
+        (STEP, {"step": "2"}, "step: '2' is not accepted; it must be a whole number"),
+        (STEP, {"seconds": 0}, "seconds: 0 is not accepted; it must be above 0"),
+        (STEP, {"terms": {"masked": {}}}, "terms.masked.loss: is missing"),
+        (SCORE, {"subsets": {"a": {**SCORE, "loss": "x"}}}, "subsets.a.loss: 'x' is not accepted"),
+    ],
 )
-def test_a_spoiled_line_is_left_out_and_counted(spoiled, tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"step": 1}\n' + spoiled + b'\n{"step": 3}\n{"st')
-    told = []
-    assert metrics.read_metrics(path, told.append) == [{"step": 1}, {"step": 3}]
-    assert told == [f"{path}: 1 lines are not valid and are left out"]
-
-
-def test_a_line_of_metrics_without_what_readers_need_is_left_out_with_a_warning(tmp_path):
-    writer = metrics.JsonLines(tmp_path / metrics.METRICS)
-    for step in range(3):
-        writer.write(metrics.line_of(record(step)))
-    path, told = tmp_path / metrics.METRICS, []
-    assert len(metrics.read_metrics(path, told.append)) == 3
-    assert told == []
-    path.write_text(path.read_text().replace('"tokens"', '"tokenr"', 1))
-    assert [line["step"] for line in metrics.read_metrics(path, told.append)] == [1, 2]
-    assert len(told) == 1
+def test_a_spoiled_line_is_left_out_and_told_with_its_key(usual, spoiled, reason, tmp_path):
+    path, told = tmp_path / (metrics.METRICS if usual is STEP else metrics.VALIDATION), []
+    line = spoiled if isinstance(spoiled, bytes) else json.dumps({**usual, **spoiled}).encode()
+    path.write_bytes(b"\n".join([json.dumps(usual).encode(), line, line, b'{"st']))
+    assert len(metrics.read_metrics(path, told.append)) == 1
+    assert f"{path}: 2 lines left out as not valid, the first is line 2: {reason}" in told[0]
 
 
 def test_a_link_is_refused_and_its_target_keeps_its_last_line(tmp_path):
@@ -76,8 +76,8 @@ def test_a_link_is_refused_and_its_target_keeps_its_last_line(tmp_path):
     assert target.read_text() == "mine"
 
 
-def evaluation(step, loss, validation_id, attempt=1):
-    return {"step": step, "loss": loss, "validation_id": validation_id, "attempt": attempt}
+def evaluation(step, loss, name, attempt=1):
+    return {"step": step, "loss": loss, "validation_id": name, "attempt": attempt}
 
 
 def test_the_best_is_among_those_that_measured_the_same_as_the_newest():

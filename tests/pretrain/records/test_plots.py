@@ -74,7 +74,10 @@ def test_abandoned_steps_are_drawn_and_do_not_flatten_the_rest(history, drawn):
 def test_terms_have_a_panel_each_and_their_sum_has_none(history, drawn):
     for line in history.lines:
         line |= {"loss": 99.0, "terms": {"masked": {"loss": 4.0}, "sop": {"loss": 0.7}}}
-    terms = {"masked": {"loss": 4.5}, "sop": {"loss": 0.5}}
+    terms = {
+        name: {"loss": loss, "perplexity": 1.0, "targets": 9}
+        for name, loss in (("masked", 4.5), ("sop", 0.5))
+    }
     for step in (5, 10):
         history.measure(step, terms=terms)
     values = {

@@ -151,8 +151,9 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path, capsys):
 
 def validate(run, *losses):
     """Write measurements after 3, 6, 9, ... steps, by the first attempt."""
+    line = {"attempt": 1, "targets": 9, "subsets": {}}
     lines = [
-        {"attempt": 1, "step": 3 * n, "loss": loss, "perplexity": math.exp(loss), "subsets": {}}
+        {**line, "step": 3 * n, "loss": loss, "perplexity": math.exp(loss)}
         for n, loss in enumerate(losses, start=1)
     ]
     (run / metrics.VALIDATION).write_bytes(json_lines(lines))

@@ -78,7 +78,7 @@ class Run:
                 "loss": validation_after(done),
                 "validation_id": "a",
             }
-            self.validation.write({**line, "perplexity": 1.0, "masked_tokens": 1, "subsets": {}})
+            self.validation.write({**line, "perplexity": 1.0, "targets": 1, "subsets": {}})
             return verdict or self.watch.evaluated(done, validation_after(done), "a")
         return verdict
 

@@ -145,7 +145,7 @@ def test_a_run_folder_gives_what_its_surviving_attempts_judged_live(write):
         metrics_line(2, attempt=2, loss=5.0, **odd, scale_exhausted=True),
     ]
     path = write("".join(json.dumps(line) + "\n" for line in lines), f"run/{metrics.METRICS}")
-    made = {"perplexity": 1.0, "subsets": {}, "validation_id": "a"}
+    made = {"perplexity": 1.0, "targets": 9, "subsets": {}, "validation_id": "a"}
     measured = [(1, 2, 7.5), (2, 2, 6.5), (2, 3, None)]
     text = "".join(
         json.dumps({"attempt": a, "step": s, "loss": x, **made}) + "\n" for a, s, x in measured

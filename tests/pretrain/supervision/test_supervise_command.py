@@ -141,7 +141,8 @@ from pretrain.records import segments
 segments.begin(check_run(load(str(run / "supervised.yaml"))))
 shutil.copy(run / "supervised.yaml", run / "run.yaml")
 from pretrain.records import metrics
-line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": 0, "skipped": False}
+from tests.pretrain.builders import step_record
+line = metrics.line_of(step_record(0))
 (run / "metrics.jsonl").write_text(json.dumps(line) + chr(10))
 record("attempt")
 """

@@ -24,7 +24,7 @@ from pretrain.records import checkpoints, control, failures, heartbeat, ledger, 
 from pretrain.records import folder as run_folder
 from pretrain.supervision import launch, supervisor
 from pretrain.supervision.decide import Problem
-from tests.pretrain.builders import commit_checkpoint, failing
+from tests.pretrain.builders import commit_checkpoint, failing, step_record
 from tests.running import python
 
 ROOT = Path(__file__).parents[3]
@@ -185,7 +185,7 @@ def test_an_error_without_a_supervisor_is_read_by_the_next_one(stage, monkeypatc
 
 
 def line_of(step):
-    return json.dumps({**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": step})
+    return json.dumps(metrics.line_of(step_record(step)))
 
 
 def test_progress_is_printed_once_for_a_step_and_an_adopted_launcher_has_no_exit_code(
@@ -224,7 +224,7 @@ def test_a_launcher_that_fails_at_every_start_is_given_up_and_told_with_the_end_
 
 
 def test_each_validation_is_printed_with_the_best_one(stage):
-    line = {"attempt": 1, "perplexity": 20.0, "subsets": {}}
+    line = {"attempt": 1, "perplexity": 20.0, "targets": 9, "subsets": {}}
     script = "record('attempt')\nwith (run / 'validation.jsonl').open('a') as file:\n" + "".join(
         f"    file.write({json.dumps({**line, 'step': step, 'loss': loss})!r} + chr(10))\n"
         "    file.flush()\n    time.sleep(0.5)\n"

@@ -15,6 +15,7 @@ from pretrain.records import control, metrics
 from pretrain.records.control import ControlFile
 from pretrain.records.heartbeat import SAVE, STEP, Heartbeat
 from pretrain.supervision.watch import StoppedProcesses, Watch
+from tests.pretrain.builders import step_record
 
 CONFIG = SupervisionConfig(hang_seconds=10, init_seconds=100)
 ATTEMPT = ControlFile("t", 1, control.RUN)
@@ -34,11 +35,9 @@ def watch(tmp_path, now):
 
 def record(run, *steps, attempt=1):
     """Write lines of metrics: the number of a step and its seconds."""
-    line = dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1)
-    line["attempt"] = attempt
+    line = metrics.line_of(step_record(0), attempt)
     lines = [{**line, "step": step, "seconds": seconds} for step, seconds in steps]
     (run / metrics.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return lines
 
 
 def test_silence_is_accepted_for_as_long_as_the_stage_may_take(tmp_path, now, watch):
@@ -79,10 +78,10 @@ def test_the_steps_of_a_phase_say_how_long_its_next_one_may_take(
     record(tmp_path, *lines, attempt=2)
     assert watch.silence() == ""
     assert watch.lines == [], "another attempt's do not count"
-    written = record(tmp_path, *lines)
+    record(tmp_path, *lines)
     Heartbeat(tmp_path, "t").beat(STEP, step)
     assert watch.silence() == ""
-    assert watch.lines == written
+    assert [(line["step"], line["seconds"]) for line in watch.lines] == lines
     pass_(now, watch, limit)
     now[0] += 1
     assert f"for {limit} s in stage step, step {step}" in watch.silence()

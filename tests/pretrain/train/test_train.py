@@ -31,7 +31,7 @@ from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import read_curve
 from pretrain.train import __main__ as train
 from pretrain.train import setup
-from tests.pretrain.builders import short, weights_of
+from tests.pretrain.builders import lines_of, short, weights_of
 
 SHORT = short(6, 3)
 
@@ -111,7 +111,7 @@ def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
     results = attempt(tmp_path / "run", sabotage=sabotage)
     text = "WARNING: rank 1 on node-1 is slow and every step waits for it"
     assert [(code, output.count(text)) for code, output, _ in results] == [(0, 1), (0, 0)]
-    first, *lines = metrics.read_metrics(tmp_path / "run" / metrics.METRICS)
+    first, *lines = lines_of(tmp_path / "run" / metrics.METRICS)
     assert "slowest_rank" not in first  # a rank tells in a step how long the one before took
     assert [line["slowest_rank"] for line in lines] == [1] * 5
     assert all(line["slowest_rank_seconds"] > 0.5 for line in lines)
@@ -186,7 +186,7 @@ def interrupted(run, folder, after=4):
 def assert_same_run(left, right, step=6):
     mine, others = weights_of(left, step), weights_of(right, step)
     assert all(mine[name].equal(others[name]) for name in others)
-    kept = [metrics.surviving(metrics.read_metrics(run / metrics.METRICS)) for run in (left, right)]
+    kept = [metrics.surviving(lines_of(run / metrics.METRICS)) for run in (left, right)]
     of_machine = {"attempt", "seconds", "data_seconds", "tokens_per_second", "memory_bytes"}
     of_machine |= {"slowest_rank", "slowest_rank_seconds", "other_ranks_seconds"}
     mine, others = (
@@ -240,11 +240,11 @@ def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(attempt, tmp_path)
     assert attempt(straight, phases, sabotage=leaving_after(None, noted[0]))[0][0] == 0
     code, _, _ = attempt(stopped, phases, sabotage=leaving_after(3, noted[1]))[0]
     assert code == EXIT_PREEMPTED
-    assert metrics.read_metrics(stopped / metrics.VALIDATION) == []
+    assert lines_of(stopped / metrics.VALIDATION) == []
     assert attempt(stopped, phases, sabotage=leaving_after(None, noted[1]))[0][0] == 0
     assert [record["step"] for record in records(stopped, "attempt")] == [0, 3]
     assert committed(stopped) == [2, 4, 6], "one of a stop is kept only while it is the newest"
-    measured = [metrics.read_metrics(run / metrics.VALIDATION) for run in (straight, stopped)]
+    measured = [lines_of(run / metrics.VALIDATION) for run in (straight, stopped)]
     assert [line["step"] for line in measured[1]] == [3, 4, 4, 6]
     for line in sum(measured, []):
         del line["attempt"]
@@ -332,7 +332,7 @@ def test_an_evaluation_that_a_stop_left_out_is_judged_before_the_next_step(attem
     broken = broken_evaluations(2, 4, stop_after=4)
     assert attempt(tmp_path, *OFTEN, ranks=1, sabotage=broken)[0][0] == EXIT_PREEMPTED
     assert attempt(tmp_path, *OFTEN, ranks=1, sabotage=broken)[0][0] == EXIT_SPIKE
-    lines = metrics.read_metrics(tmp_path / metrics.METRICS)
+    lines = lines_of(tmp_path / metrics.METRICS)
     assert [line["step"] for line in lines] == list(range(4))
     assert found_live(tmp_path)[-1] == ("spike", "validation", 3, 0)
 
@@ -350,7 +350,7 @@ def test_a_checkpoint_describes_itself_without_its_run(straight):
     assert manifest["architecture"]["position"] == "alibi"
     assert manifest["corpus"]["vocab_size"] == 400
     assert manifest["environment"]["versions"]["deepspeed"]
-    line = metrics.read_metrics(straight / metrics.METRICS)[4]
+    line = lines_of(straight / metrics.METRICS)[4]
     assert manifest["position"]["blocks"] == 4 * 8
     assert manifest["position"]["epoch"] == line["epoch"]
     assert manifest["position"]["learning_rate"] == line["learning_rate"]
@@ -482,9 +482,9 @@ def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path)
 
     assert attempt(tmp_path, sabotage=sabotage)[0][0] == 0
     for step in (2, 4, 6):
-        lines = metrics.read_metrics(tmp_path / f"step-{step:08d}-{metrics.METRICS}")
+        lines = lines_of(tmp_path / f"step-{step:08d}-{metrics.METRICS}")
         assert [line["step"] for line in lines] == list(range(step))
-        lines = metrics.read_metrics(tmp_path / f"step-{step:08d}-{metrics.VALIDATION}")
+        lines = lines_of(tmp_path / f"step-{step:08d}-{metrics.VALIDATION}")
         assert [line["step"] for line in lines] == [s for s in (3, 6) if s <= step]
 
 
@@ -578,9 +578,7 @@ def test_a_run_resumes_on_another_number_of_ranks(straight, attempt, tmp_path):
     run = interrupted(straight, tmp_path / "run")
     assert attempt(run, ranks=1)[0][0] == 0
     assert records(run, "discontinuity") == []
-    again, before = (
-        metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (run, straight)
-    )
+    again, before = (metrics.surviving(lines_of(r / metrics.METRICS)) for r in (run, straight))
     for line, other in zip(again, before, strict=True):
         assert line["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
