@@ -30,14 +30,7 @@ from typing import TYPE_CHECKING
 from data_prep.common.wording import count
 from data_prep.compressed import DamagedInput, beginning, kind_of, open_stream
 from data_prep.fields import MISSING, UNKNOWN_SUBSET, Fields
-from data_prep.inputs import (
-    ACCEPTED,
-    Input,
-    naming_input,
-    split_dataset,
-    split_prefix,
-    suffix,
-)
+from data_prep.inputs import ACCEPTED, Input, naming_input, split_dataset, split_prefix, suffix
 from data_prep.manifest import BLANK_LINES, NO_SEPARATOR, Settings
 
 if TYPE_CHECKING:

@@ -14,12 +14,7 @@ from tqdm import tqdm
 from data_prep.common.records import check_value
 from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer
-from pretrain.data.batches import (
-    check_targets,
-    evenly_spaced,
-    validation_batches,
-    validation_note,
-)
+from pretrain.data.batches import check_targets, evenly_spaced, validation_batches, validation_note
 from pretrain.data.blocks import Blocks
 from pretrain.data.windows import Windows
 from pretrain.loop.protocols import MicroBatch

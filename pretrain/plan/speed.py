@@ -151,11 +151,7 @@ def measure_launch(recipe: RunConfig, ranks: int, seconds: float, most: int) -> 
 
 
 def _be_rank(
-    rank: int,
-    ranks: int,
-    port: int,
-    found: SimpleQueue[Speed],
-    asked: tuple[RunConfig, float, int],
+    rank: int, ranks: int, port: int, found: SimpleQueue[Speed], asked: tuple[RunConfig, float, int]
 ) -> None:
     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
     os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)))

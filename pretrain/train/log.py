@@ -210,9 +210,7 @@ class RunLog:
 
 
 def recorded_loss(
-    lines: Sequence[Mapping[str, Any]],
-    records: Sequence[ledger.Record],
-    start: ResumeState,
+    lines: Sequence[Mapping[str, Any]], records: Sequence[ledger.Record], start: ResumeState
 ) -> float:
     """Return the loss that the attempt's first step had before; NaN if it had none that is finite.
 
