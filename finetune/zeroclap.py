@@ -8,7 +8,7 @@ import sys
 from functools import partial
 
 from data_prep import command as data_prep
-from data_prep.common.arguments import Command, program, run_command
+from data_prep.common.arguments import Command, Groups, run_command
 from finetune import command, demo
 from finetune.birthplaces import command as birthplaces
 from finetune.studies import command as studies
@@ -32,15 +32,13 @@ _GROUPS: dict[str, dict[str, Command]] = {
 }
 _SPECIALISTS = ("replay", "bench", "submit", "birthplaces")
 """Commands that a first run, and a first use of its model, do without."""
-GROUPS = {
+GROUPS: Groups = {
     title: {name: each for name, each in commands.items() if name not in _SPECIALISTS}
     for title, commands in _GROUPS.items()
 } | {"for specialists": {n: c[n] for c in _GROUPS.values() for n in c if n in _SPECIALISTS}}
 """Every command, in the order of the work, and at the end those for specialists."""
 
-_description = "Pretrain and fine-tune language models, from raw text to a GLUE table."
-_parser = partial(program, "zeroclap", _description, "demo", GROUPS)
-main = partial(run_command, _parser)
+main = partial(run_command, GROUPS)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.common.arguments import Parser, parse_arguments
+from data_prep.common.arguments import Parser, parse_arguments, program
 from data_prep.common.records import keys
 from finetune.studies import study
-from finetune.zeroclap import _parser
+from finetune.zeroclap import GROUPS
 from pretrain.config.load import load
 from pretrain.config.run import RunConfig
 from pretrain.objectives.registry import SETTINGS_BY_NAME
@@ -54,19 +54,19 @@ def called(text: str) -> Iterator[list[str]]:
 def test_a_command_of_a_block_is_accepted(page: Path) -> None:
     for _, text in blocks(page):
         for words in called(text):
-            parse_arguments(_parser(), words)
+            parse_arguments(program(GROUPS), words)
 
 
 @EACH_PAGE
 def test_commands_and_options_in_sentences_exist(page: Path) -> None:
-    program = _parser()
-    (commands,) = program._get_positional_actions()
+    zeroclap = program(GROUPS)
+    (commands,) = zeroclap._get_positional_actions()
     assert isinstance(commands.choices, dict)
     for text in spans(page):
         for name, *words in called(text):
-            command = commands.choices.get(name, program)
+            command = commands.choices.get(name, zeroclap)
             assert isinstance(command, Parser)
-            assert command is not program or name.startswith("--"), text
+            assert command is not zeroclap or name.startswith("--"), text
             command.load()
             options = {word.partition("=")[0] for word in words if word.startswith("--")}
             assert options <= command._option_string_actions.keys(), text

@@ -4,12 +4,12 @@ import argparse
 
 import pytest
 
-from data_prep.common.arguments import Parser, parse_arguments
+from data_prep.common.arguments import Parser, parse_arguments, program
 from finetune import zeroclap
 
 
 def options():
-    parser = zeroclap._parser()
+    parser = program(zeroclap.GROUPS)
     (choices,) = [a.choices for a in parser._actions if isinstance(a.choices, dict)]
     for name, command in choices.items():
         command.load()
@@ -58,7 +58,7 @@ def test_a_repeated_option_adds_or_is_refused(parser, name, command, option, cap
 
 
 def test_key_value_overrides_may_repeat():
-    found = parse_arguments(zeroclap._parser(), ["plan", "demo", "a=1", "--gpus", "2", "a=2"])
+    found = parse_arguments(program(zeroclap.GROUPS), ["plan", "demo", "a=1", "--gpus", "2", "a=2"])
     assert found.overrides == ["a=1", "a=2"]
 
 

@@ -1,6 +1,6 @@
-"""Command lines: the parser and the way to run a command that all programs of the project share.
+"""The command line: the parser of `zeroclap` and the way to run a command.
 
-A program is a table of commands, in groups that `--help` shows in this order. A command is a
+The program is a table of commands, in groups that `--help` shows in this order. A command is a
 function that adds its arguments, which is called when the command is parsed, and one that runs it.
 """
 
@@ -25,6 +25,9 @@ a line that says what it does, and at the end an example. `options.parser.prog` 
 the user called it. It raises ValueError or OSError for errors that the user can correct, and
 CommandFailed for work that did not succeed."""
 Command = tuple[AddArguments, Run]
+Groups = Mapping[str, Mapping[str, Command]]
+"""Commands by name, by title of the group."""
+_NAME = "zeroclap"
 _MOST_NUMBERS = 1000
 """Of an option that names several."""
 
@@ -123,31 +126,22 @@ def version() -> str:
         return f"of unknown version: not installed, run from {Path(__file__).parents[2]}"
 
 
-def program(
-    name: str, description: str, example: str, groups: Mapping[str, Mapping[str, Command]]
-) -> Parser:
-    """Return the parser of a program.
-
-    Args:
-        name: As a user calls it, such as "zeroclap".
-        description: One sentence.
-        example: Arguments of a useful call.
-        groups: Commands by name, by title of the group.
-    """
-    lines = [description]
-    usage = f"{name} [-h] [--version] COMMAND ..."
-    parser = Parser(prog=name, usage=usage, epilog=f"example: {name} {example}")
-    parser.add_argument("--version", action="version", version=f"zeroclap {version()}")
+def program(groups: Groups) -> Parser:
+    """Return the parser of the program with these commands."""
+    lines = ["Pretrain and fine-tune language models, from raw text to a GLUE table."]
+    usage, example = f"{_NAME} [-h] [--version] COMMAND ...", f"example: {_NAME} demo"
+    parser = Parser(prog=_NAME, usage=usage, epilog=example)
+    parser.add_argument("--version", action="version", version=f"{_NAME} {version()}")
     # argparse itself would list the commands without groups.
     added = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", prog=name, help=argparse.SUPPRESS
+        dest="command", required=True, metavar="COMMAND", prog=_NAME, help=argparse.SUPPRESS
     )
     for title, commands in groups.items():
         lines += ["", f"{title}:"]
-        for command_name, (add_arguments, run) in commands.items():
-            command = add_command(added, command_name, run, add_arguments)
+        for name, (add_arguments, run) in commands.items():
+            command = add_command(added, name, run, add_arguments)
             summary = str(command.description).partition("\n")[0]
-            lines.append(f"  {command_name:<16} {summary.rstrip('.')}")
+            lines.append(f"  {name:<16} {summary.rstrip('.')}")
     parser.description = "\n".join(lines)
     return parser
 
@@ -191,21 +185,14 @@ def parse_arguments(
 
 
 @console.survive_broken_pipe()
-def run_command(
-    program: Callable[[], argparse.ArgumentParser], arguments: Sequence[str] | None = None
-) -> int:
-    """Parse a command line, run its command and return the exit code.
+def run_command(groups: Groups, arguments: Sequence[str] | None = None) -> int:
+    """Parse a command line, by default this process's, run its command and return the exit code.
 
     An error that the user can correct, or a failure, is reported in one line.
-
-    Args:
-        program: Returns the parser, as `program` does.
-        arguments: By default those of this process.
     """
-    parser = program()
-    name = parser.prog
+    name = _NAME
     try:
-        options = parse_arguments(parser, arguments)  # may import what the command needs
+        options = parse_arguments(program(groups), arguments)  # may import what the command needs
         name = options.parser.prog
         code: int = options.run_command(options) or EXIT_DONE
         if code == EXIT_DONE:

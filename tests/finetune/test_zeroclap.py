@@ -16,6 +16,10 @@ ROOT = Path(__file__).parents[2]
 NAMES = [name for commands in zeroclap.GROUPS.values() for name in commands]
 
 
+def parsed(words):
+    return arguments.parse_arguments(arguments.program(zeroclap.GROUPS), words)
+
+
 def help_of(main, words, capsys):
     with pytest.raises(SystemExit) as end:
         main([*words, "--help"])
@@ -41,7 +45,7 @@ def test_help_of_each_command_has_an_example_that_parses(capsys):
         assert not found("default: (?:None|False)", shown)
         (example,) = found("^example: (.*)$", shown)
         assert example.startswith(" ".join(["zeroclap", *words]))
-        options = arguments.parse_arguments(zeroclap._parser(), shlex.split(example)[1:])
+        options = parsed(shlex.split(example)[1:])
         assert not words or [options.command] == words
 
 
@@ -78,7 +82,7 @@ def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
         command.add_argument("run")
 
     commands = {"go": (add_go, add_go), "stay": (add_stay, add_stay)}
-    parser = arguments.program("x", "", "", {"commands": commands})
+    parser = arguments.program({"commands": commands})
     assert parser.parse_args(["go", "a"]).overrides == []
     for words in (
         ["go", "a", "b=1", "c=2", "--count", "3"],
@@ -90,10 +94,11 @@ def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
     for words in (["go", "a", "--no"], ["stay", "run", "b=1"]):
         with pytest.raises(SystemExit):
             arguments.parse_arguments(parser, words)
-        error = f"x {words[0]}: error: unrecognized arguments: {words[-1]} (see x {words[0]} -h)\n"
+        name = f"zeroclap {words[0]}"
+        error = f"{name}: error: unrecognized arguments: {words[-1]} (see {name} -h)\n"
         assert capsys.readouterr().err == error
     words = ["evaluate", "a", "--data", "c", "b"]
-    assert arguments.parse_arguments(zeroclap._parser(), words).model == [Path("a"), Path("b")]
+    assert parsed(words).model == [Path("a"), Path("b")]
 
 
 def test_the_demo_runs_the_program_that_it_shows(tmp_path, monkeypatch, capsys):

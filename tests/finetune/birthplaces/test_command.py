@@ -8,11 +8,11 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from data_prep.common.arguments import parse_arguments
+from data_prep.common.arguments import parse_arguments, program
 from data_prep.manifest import load_manifest
 from finetune.birthplaces import rows, training
 from finetune.birthplaces.rows import read_rows
-from finetune.zeroclap import _parser
+from finetune.zeroclap import GROUPS
 from pretrain.convert.model_folder import load_model
 from tests.finetune.birthplaces.conftest import TINY
 
@@ -46,7 +46,7 @@ ASSIGNMENT = [
 
 @pytest.mark.parametrize("words", ASSIGNMENT)
 def test_a_command_of_the_assignment_is_that_of_its_model(words):
-    options = parse_arguments(_parser(), ["birthplaces", *shlex.split(words)])
+    options = parse_arguments(program(GROUPS), ["birthplaces", *shlex.split(words)])
     assert options.function == words.split()[0]
     options.overrides = []
     config = training.recipe(options)
@@ -153,7 +153,7 @@ def test_every_epoch_is_read_in_an_order_of_the_seed_and_few_rows_are_one_batch(
     words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} --epochs 3 {TINY}"
     for output, seed in (("a", 1), ("b", 1), ("c", 2)):
         more = f"--seed {seed} --writing_params_path {output}"
-        training.finetune(parse_arguments(_parser(), f"birthplaces {words} {more}".split()))
+        training.finetune(parse_arguments(program(GROUPS), f"birthplaces {words} {more}".split()))
     assert first[0] == first[1] != first[2]
     assert load_model(Path("c")).contents.provenance["steps"] == steps
 
