@@ -126,7 +126,6 @@ def pretrain(options: argparse.Namespace) -> int:
     example: zeroclap birthplaces pretrain vanilla wiki.txt --writing_params_path before
     """
     from pretrain.convert.export import export_checkpoint
-    from pretrain.processes.gpus import visible_gpus
     from pretrain.supervision.run import run_supervised
 
     text, output, rate = options.corpus, options.writing_params_path, options.pretrain_lr
@@ -139,7 +138,7 @@ def pretrain(options: argparse.Namespace) -> int:
         f"schedule.minimum_learning_rate={rate / 10}",
         f"training.seed={options.seed}",
         # The model is small: more processes would wait for each other.
-        f"supervision.processes_per_node={min(2, len(visible_gpus()) or 2)}",
+        f"supervision.processes_per_node={min(2, len(gpus.visible_gpus()) or 2)}",
     ]
     batch = recipe(options, *settings).batch.global_batch_size
     epochs = EPOCHS if options.epochs is None else options.epochs

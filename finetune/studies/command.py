@@ -18,6 +18,7 @@ from data_prep.common.wording import count, duration, in_short
 from finetune.studies import job
 from finetune.studies.job import EVALUATION, Ended, Stage
 from pretrain.checks.devices import DEVICES
+from pretrain.processes import gpus
 
 if TYPE_CHECKING:
     from finetune.studies.study import Arm, Checked, Run, Study
@@ -58,14 +59,13 @@ def study(options: argparse.Namespace) -> None:
     from finetune.studies.checks import check_arms
     from finetune.studies.report import write_report
     from finetune.studies.results import collect
-    from pretrain.processes.gpus import device_type
 
     check_least("--jobs", options.jobs, 0)
     check_least("--glue-jobs", options.glue_jobs)
     chosen = studies.load(options.study, toy=options.toy)
     chosen = dataclasses.replace(chosen, seeds=options.seeds or chosen.seeds)
     is_here = options.engine == "local" and not options.dry_run
-    device = device_type() if is_here else ""
+    device = gpus.device_type() if is_here else ""
     checked = check_arms(chosen, options.overrides, device, not options.dry_run)
     runs = studies.runs_of([*checked], chosen.seeds)
     if options.dry_run:
@@ -190,16 +190,15 @@ def _engine(
 ) -> Callable[[Sequence[Path], Ended], None]:
     """Return what executes a number of runs, each of so many ranks."""
     from finetune.starting import slots
-    from pretrain.processes.gpus import gpus_of, visible_gpus
 
     if options.engine == "ray":
         from data_prep.engines import import_ray
 
         import_ray()
         return partial(job.do_on_ray, ranks=ranks, jobs=options.jobs)
-    gpus_of(ranks)
+    gpus.gpus_of(ranks)
     cores = len(os.sched_getaffinity(0))
-    devices = slots(visible_gpus(), cores, options.jobs, ranks)[:runs]
+    devices = slots(gpus.visible_gpus(), cores, options.jobs, ranks)[:runs]
     threads = max(1, cores // (len(devices) * ranks * options.glue_jobs))
     return partial(job.do_here, devices=devices, threads=threads)
 

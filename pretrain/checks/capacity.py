@@ -4,8 +4,6 @@ Only what cannot possibly fit is refused: the bounds leave out activations, buff
 programs use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

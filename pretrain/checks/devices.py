@@ -1,7 +1,5 @@
 """GPUs by their data sheets."""
 
-from __future__ import annotations
-
 import dataclasses
 
 

@@ -4,8 +4,6 @@ Notation: P parameters as trained, w bytes per weight (2 in bf16 and fp16, 4 in 
 letters are those of pretrain/model.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

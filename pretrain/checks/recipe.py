@@ -1,7 +1,5 @@
 """Check a recipe before a run starts."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Compare a run that goes on with its past, and decide how it goes on."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

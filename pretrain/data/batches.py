@@ -7,8 +7,6 @@ Nothing here depends on what ran before: after a restart, or with another number
 batches are the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What the blocks of every packing have in common: how a split was cut is kept on disk."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from functools import cached_property, partial
 from typing import ClassVar
@@ -95,7 +93,7 @@ class Blocks(ABC):
         sizes[: None if self.documents_apart else 1] += 1
         return sizes
 
-    def __reduce__(self) -> tuple[type[Blocks], tuple[Corpus, int]]:
+    def __reduce__(self) -> tuple[type["Blocks"], tuple[Corpus, int]]:
         """Pickle without the tables."""
         return type(self), (self.corpus, self.sequence_length)
 

@@ -6,8 +6,6 @@ for any number of ranks. Which block a draw is, `Order` says (order.py). A run o
 mixture of one: place and draw are the same number.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import heapq
 import math
@@ -32,7 +30,7 @@ class _Node:
     weight: int
     corpus: int
     """Its number; of a pair the lower one, which decides between equal weights."""
-    parts: tuple[_Node, _Node] | None = None
+    parts: "tuple[_Node, _Node] | None" = None
     """The heavier node first; None for a corpus."""
 
     def drawn_left(self, counts: Indices) -> Indices:
@@ -76,7 +74,7 @@ class Mixture:
     @classmethod
     def by_step(
         cls, weights: Sequence[tuple[int, Sequence[float]]], first_block: Callable[[int], int]
-    ) -> Mixture:
+    ) -> "Mixture":
         """The mixture of weights that change at steps.
 
         Args:
@@ -96,7 +94,7 @@ class Mixture:
         return cls(tuple(stages))
 
     @classmethod
-    def of_run(cls, segments: Segments) -> Mixture:
+    def of_run(cls, segments: Segments) -> "Mixture":
         """Which of `segments.sources` each place of a run reads.
 
         Raises:

@@ -6,8 +6,6 @@ launches kernels. Results arrive through the pool's own thread, so that a step w
 work nor for the pipe.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor

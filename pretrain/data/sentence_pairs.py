@@ -1,7 +1,5 @@
 """Blocks of consecutive sentences of one document, for objectives of pairs of segments."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

@@ -6,8 +6,6 @@ way to cut is a class and a line in SOURCES. Blocks of sentences are in sentence
 classes have in common is in blocks.py.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import itertools
@@ -202,12 +200,12 @@ SOURCES: Mapping[str, type[Blocks]] = {
 """The values of `data.packing` in a recipe."""
 
 
-def algorithms(sources: Iterable[BlockSource]) -> list[str]:
+def algorithms(sources: Iterable["BlockSource"]) -> list[str]:
     """Name the algorithm that cuts each source, as the ledger does: its packing and version."""
     return [f"{source.packing}-{SOURCES[source.packing].algorithm}" for source in sources]
 
 
-def open_source(source: BlockSource, split: str) -> Blocks:
+def open_source(source: "BlockSource", split: str) -> Blocks:
     """Return the blocks of one split of a corpus, cut in one way.
 
     Raises:

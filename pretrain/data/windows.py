@@ -9,8 +9,6 @@ L - 1 - stride tokens of its window stand before it. With a stride of L - 1 or m
 overlap. (Press et al. 2022, appendix B, whose windows have no `<s>`.)
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property

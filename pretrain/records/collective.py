@@ -1,7 +1,5 @@
 """Collective actions, which succeed on all ranks or fail on all."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait

@@ -1,7 +1,5 @@
 """The commands that read the folders of runs: status, diff and audit."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

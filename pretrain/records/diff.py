@@ -1,7 +1,5 @@
 """Compare two runs: `zeroclap diff RUN RUN`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ connection. So a rank that fails writes its error to a control file, and the sup
 them after the attempt has ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -4,8 +4,6 @@ Everything is computed on rank 0 from a finished record: nothing here waits for 
 other ranks. What ranks measure reaches it with the counts of the batch (`StepRecord.measured`).
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Everything here is done by rank 0, or by the supervisor.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -5,8 +5,6 @@ step, a save or an evaluation in which another rank does not take part. A reader
 of the file and by its own monotonic clock, so other nodes' clocks and clock jumps do not matter.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -3,8 +3,6 @@
 The status, the report, the log and the supervisor use the same sentences.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

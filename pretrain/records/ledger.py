@@ -9,8 +9,6 @@ While an attempt lives, only its rank 0 appends; the supervisor appends when no 
 the run does next follows from the ledger alone: see `run_state`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

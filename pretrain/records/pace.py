@@ -6,8 +6,6 @@ before the next step, whose record names the slowest rank (figures.py). A rank t
 ends no step: the supervisor notices the silence.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """loss.png and loss.svg: the losses of a run, where it went back, and where its phases began."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,7 +50,7 @@ def _loss(term: str) -> Callable[[Line], float]:
     return lambda line: metrics.finite_or_nan(line.get("terms", {}).get(term, {}).get("loss"))
 
 
-def _draw(axes: Axes, seen: RunView, loss: Callable[[Line], float]) -> None:
+def _draw(axes: "Axes", seen: RunView, loss: Callable[[Line], float]) -> None:
     """Draw training and validation loss, and the training loss of the abandoned steps.
 
     Args:
@@ -96,7 +94,7 @@ def _marks(seen: RunView) -> Iterator[tuple[int, str, str]]:
         yield part.first_step, part.name or "another recipe", pictures.GREY
 
 
-def smoothed(values: Sequence[float], width: int) -> npt.NDArray[np.float64]:
+def smoothed(values: Sequence[float], width: int) -> "npt.NDArray[np.float64]":
     """The mean of up to `width` finite values around each one, an odd number; NaN without any."""
     import pandas
 

@@ -1,7 +1,5 @@
 """Where a run is: the line that a terminal or a log shows."""
 
-from __future__ import annotations
-
 import shutil
 import statistics
 import sys

@@ -3,8 +3,6 @@
 `supervise` writes them when it ends.
 """
 
-from __future__ import annotations
-
 import statistics
 import textwrap
 from collections.abc import Sequence

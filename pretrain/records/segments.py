@@ -8,8 +8,6 @@ recipe itself is in the run's folder. Every setting of a step follows from these
 step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -46,7 +44,7 @@ class Source:
     """Folder of another run, of which the step is a checkpoint."""
 
     @classmethod
-    def parse(cls, text: str) -> Source:
+    def parse(cls, text: str) -> "Source":
         """Read `STEP` or `RUN@STEP`.
 
         Raises:

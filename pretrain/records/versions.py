@@ -4,8 +4,6 @@ Ranks with different code compute different numbers, or fail to communicate. A r
 not tell two checkouts apart, so zeroclap's version is a hash of its source files.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

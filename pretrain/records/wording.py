@@ -1,7 +1,5 @@
 """Format the numbers and measurements of a run as text."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Channels of the spike detector that have a history of their own: `drift` and `validation`."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The command `replay`: run the spike detector over recorded curves."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

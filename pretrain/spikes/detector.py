@@ -35,8 +35,6 @@ The detector is a fold over its records: after a restart it is fed the surviving
 the same state as before.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

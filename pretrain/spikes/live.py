@@ -4,8 +4,6 @@ The detector keeps no state on disk. An attempt first feeds it the surviving ste
 restart changes no decision.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

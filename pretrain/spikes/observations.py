@@ -1,7 +1,5 @@
 """Input and events of the spike detector."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable

@@ -15,8 +15,6 @@ A checkpoint of step n has seen the steps below n, so one with n <= onset has se
 spike.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -7,8 +7,6 @@ does not increase marks a restart from a checkpoint; later records replace earli
 be missing: many logs keep one in five.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import math

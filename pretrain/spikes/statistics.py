@@ -4,8 +4,6 @@ Each value costs a few microseconds: windows are kept sorted by bisection, and t
 moving window is the head of a monotonic queue.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """The command that trains a run to its end: supervise."""
 
-from __future__ import annotations
-
 import argparse
 import os
 

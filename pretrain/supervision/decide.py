@@ -5,8 +5,6 @@ may end without progress, and how long to wait before the next one. Progress is 
 later step than any before.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """Call the user's program at a rollback, on a full disk, when giving up, and at a run's end."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Watch a running attempt: silence, and processes that were stopped."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path
