@@ -54,8 +54,8 @@ class ControlFile:
     port: int = 0
     device: str = ""
     """What the ranks of this node use, "cpu" or "cuda"."""
-    threads: int = 1
-    """Of each rank on a CPU, with several nodes."""
+    threads: str = "1"
+    """OMP_NUM_THREADS of each rank on a CPU, with several nodes."""
     code: int = 0
     """Exit code of the agents in state `exit`."""
     start: str = ""

@@ -82,6 +82,7 @@ def next_control_file(
     recorded = ledger.run_state(records).next_attempt
     before = control.read_control_file(Path(config.folder))
     count = gpus.ranks_here(config.supervision.processes_per_node)
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
     return ControlFile(
         token=secrets.token_hex(8),
         attempt=max(recorded, before.attempt + 1 if before else 0),
@@ -91,15 +92,15 @@ def next_control_file(
         address=node.address,
         port=free_port(),
         device=gpus.device_type(),
-        threads=max(1, len(os.sched_getaffinity(0)) // count),
+        threads=os.environ.get("OMP_NUM_THREADS", str(threads)),
     )
 
 
 def environment(run: Path, control_file: ControlFile, node: int = 0) -> dict[str, str]:
     """Return the launcher's environment: this process's, and marks of the attempt's processes.
 
-    On several nodes, ranks on CPUs get as many threads each as those of node 0, so that a run on
-    other machines computes the same numbers.
+    On several nodes, ranks on CPUs get as many threads each as those of node 0, whatever a login
+    sets elsewhere, so that a run on other machines computes the same numbers.
 
     Raises:
         ValueError: Ranks of this node would use another device than those of node 0.
@@ -116,7 +117,7 @@ def environment(run: Path, control_file: ControlFile, node: int = 0) -> dict[str
     if device == "cpu":
         result["DS_ACCELERATOR"] = device  # DeepSpeed's own choice may be another
         if control_file.nodes > 1:
-            result.setdefault("OMP_NUM_THREADS", str(control_file.threads))
+            result["OMP_NUM_THREADS"] = control_file.threads
     return result
 
 

@@ -68,15 +68,17 @@ def test_the_launcher_gets_the_marks_and_ranks_of_several_nodes_equal_threads(
     run = tmp_path / "a run"
     marks = {"ZEROCLAP_RUN": str(run), "ZEROCLAP_ATTEMPT": "aa"}
     assert launch.environment(run, ONE).items() >= {"A": "1", **marks}.items()
-    several = dataclasses.replace(TWO, threads=3)
-    for threads, expected in (("7", "7"), (None, "3")):
-        if threads is None:
-            monkeypatch.delenv("OMP_NUM_THREADS")
-        else:
-            monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    config = RunConfig(folder=str(run), supervision=SupervisionConfig(processes_per_node=1))
+    cores = str(len(os.sched_getaffinity(0)))
+    for of_node_0, expected in ("7", "7"), (None, cores):
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        if of_node_0:
+            monkeypatch.setenv("OMP_NUM_THREADS", of_node_0)
+        several = launch.next_control_file(config, Node(0, 2), [])
+        monkeypatch.setenv("OMP_NUM_THREADS", "5")  # as a login of node 1 may do
         found = launch.environment(run, several, 1)
         assert (found["OMP_NUM_THREADS"], found["ZEROCLAP_RUN"]) == (expected, f"{run}#1")
-    assert "OMP_NUM_THREADS" not in launch.environment(run, ONE)
+    assert launch.environment(run, ONE)["OMP_NUM_THREADS"] == "5"
 
 
 def test_a_node_whose_ranks_would_use_another_device_is_refused(tmp_path, machine):
