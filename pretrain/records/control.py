@@ -52,7 +52,7 @@ class ControlFile:
     address: str = "127.0.0.1"
     """Of the node of rank 0."""
     port: int = 0
-    device: str = ""
+    device: str = "cpu"
     """What the ranks of this node use, "cpu" or "cuda"."""
     threads: str = "1"
     """OMP_NUM_THREADS of each rank on a CPU, with several nodes."""

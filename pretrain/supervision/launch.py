@@ -96,6 +96,24 @@ def next_control_file(
     )
 
 
+def check_device(of_node_0: str) -> str:
+    """Return the device of this machine's ranks, "cpu" or "cuda".
+
+    Args:
+        of_node_0: that of node 0's ranks.
+
+    Raises:
+        ValueError: They differ.
+    """
+    device = gpus.device_type()
+    if device != of_node_0:
+        raise ValueError(
+            f"ranks here would use the {device}, those of node 0 the {of_node_0}; "
+            "does nvidia-smi list the GPUs of both machines?"
+        )
+    return device
+
+
 def environment(run: Path, control_file: ControlFile, node: int = 0) -> dict[str, str]:
     """Return the launcher's environment: this process's, and marks of the attempt's processes.
 
@@ -105,12 +123,7 @@ def environment(run: Path, control_file: ControlFile, node: int = 0) -> dict[str
     Raises:
         ValueError: Ranks of this node would use another device than those of node 0.
     """
-    device = gpus.device_type()
-    if device != (control_file.device or device):
-        raise ValueError(
-            f"ranks here would use the {device}, those of node 0 the {control_file.device}; "
-            "does nvidia-smi list the GPUs of both machines?"
-        )
+    device = check_device(control_file.device)
     result = children.environment()
     result[processes.RUN_VARIABLE] = processes.mark(run, node)
     result[control.TOKEN_VARIABLE] = control_file.token

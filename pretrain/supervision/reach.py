@@ -23,8 +23,9 @@ from pathlib import Path
 from data_prep.common import children
 from data_prep.common.files import sha256_of, strict_json
 from pretrain.checks import capacity
+from pretrain.processes import gpus
 from pretrain.records.versions import versions
-from pretrain.supervision import hosts
+from pretrain.supervision import hosts, launch
 from pretrain.supervision.nodes import Node, addresses
 
 _CHECK_SECONDS = 60.0
@@ -69,6 +70,7 @@ def _is_local(name: str) -> bool:
 @children.stop_signals()  # one that ended this process would leave its file
 def connect(
     names: Sequence[str],
+    slots: int,
     run: Path,
     wait_seconds: float,
     write: Callable[[str], object],
@@ -78,19 +80,20 @@ def connect(
 
     Args:
         names: the machines, this one first.
+        slots: ranks on each of them.
         run: the run's folder, which all of them must have; it need not exist yet.
         wait_seconds: how long to wait for machines that cannot be reached.
         write: receives messages, without line ends.
         files: paths of files that all of them must have, such as manifests of corpora.
 
     Raises:
-        ValueError: A machine is unknown, refuses the login, has other code, files or another
+        ValueError: A machine is unknown, refuses the login, has other code, files, GPUs or another
             file system, or was not reached in time. The message names it.
     """
     check_first_machine(names)
     if len(names) == 1:
         return Node()
-    expected = strict_json([versions(), _hashes(files)])
+    expected = strict_json([versions(), _hashes(files), gpus.device_type(), slots])
     near, deadline, printed = capacity.existing_folder(run), time.monotonic() + wait_seconds, ""
     with tempfile.NamedTemporaryFile("w", prefix=".hosts-", dir=near) as file:
         token = secrets.token_hex(8)
@@ -152,7 +155,12 @@ def _hashes(files: Iterable[str]) -> dict[str, str]:
 
 
 def _difference(
-    file: Path, content: str, expected: Mapping[str, str], files: Mapping[str, str]
+    file: Path,
+    content: str,
+    expected: Mapping[str, str],
+    files: Mapping[str, str],
+    device: str,
+    slots: int,
 ) -> str:
     """Describe how this machine differs from the one that asks, if it does; see `main`."""
     if not file.is_file() or file.read_text() != content:
@@ -175,6 +183,11 @@ def _difference(
                 f"has {what} {own.get(what, 'no')}, and this machine {version}; install the same "
                 "environment on all machines"
             )
+    try:
+        launch.check_device(device)
+        gpus.gpus_of(slots, "supervision.hostfile slots")
+    except ValueError as error:
+        return f"cannot take part: {error}"
     return ""
 
 
@@ -182,8 +195,8 @@ def main(arguments: Sequence[str]) -> int:
     """Print the address of the machine that asks, and how this one differs, as a line of JSON.
 
     Args:
-        arguments: a file in the folder that both should have, its content, and JSON with the
-            `versions` of the machine that asks and the `_hashes`.
+        arguments: a file in the folder that both should have, its content, and JSON with what the
+            machine that asks has: `versions`, `_hashes`, device and slots.
     """
     file, content, expected = arguments
     client = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]

@@ -73,7 +73,8 @@ def run_supervised(
         wait = config.supervision.node_wait_seconds
         files = [str(path_of(config.training.deepspeed))]
         files += [os.path.join(corpus, manifest.FILE_NAME) for corpus in course.manifests]
-        node = connect(machines, run, wait, partial(print, flush=True), files)
+        slots = config.supervision.processes_per_node
+        node = connect(machines, slots, run, wait, partial(print, flush=True), files)
     folder.check_corpora(course.manifests)
     if course.why in (USER, FORK):  # before the supervisor prints what is new in the ledger
         with folder.lock(run, folder.SUPERVISOR_LOCK), folder.lock(run):

@@ -1,7 +1,6 @@
 """The launcher's control file, command line, environment and process."""
 
 import base64
-import dataclasses
 import json
 import multiprocessing.spawn  # noqa: F401 - remembers the Python of its first import
 import os
@@ -183,17 +182,19 @@ def test_more_ranks_than_visible_gpus_are_refused_before_a_launch(machine):
         launch.command(RUN, ONE)
 
 
-def test_the_cpu_is_chosen_where_no_gpu_is_visible(machine, monkeypatch):
+def test_the_cpu_is_chosen_where_no_gpu_is_visible(tmp_path, machine, monkeypatch):
     """DeepSpeed's own choice may be another; that of the user counts. A CPU has two ranks."""
+    config = RunConfig(folder=str(tmp_path))
     for present, visible, chosen, ranks in (
         *((0, None, "cpu", 2), (3, "", "cpu", 2), (3, "-1", "cpu", 2)),
         *((3, None, None, 3), (3, "0,2", None, 2), (3, "0", None, 1)),
     ):
         machine(present, visible)
-        assert launch.environment(RUN, ONE).get("DS_ACCELERATOR") == chosen
+        own = launch.next_control_file(config, Node(), [])
+        assert launch.environment(RUN, own).get("DS_ACCELERATOR") == chosen
         assert launch.world_size(SupervisionConfig(), 1) == ranks
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
-    assert launch.environment(RUN, ONE)["DS_ACCELERATOR"] == "cuda"
+    assert launch.environment(RUN, own)["DS_ACCELERATOR"] == "cuda"
 
 
 # --- the launcher's process: started, found again, ended --------------------------------------

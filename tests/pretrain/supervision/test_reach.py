@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from pretrain.processes import gpus
 from pretrain.supervision import reach
 from pretrain.supervision.nodes import Node
 
@@ -18,7 +19,7 @@ def test_a_run_is_supervised_from_the_first_machine(tmp_path):
     for name in ("192.0.2.1", "x..y"):
         with pytest.raises(ValueError, match=f"its first machine is {name}, and this is {own}"):
             reach.check_first_machine([name, own])
-    assert reach.connect([own], tmp_path, 0.0, print) == Node()  # asks nobody
+    assert reach.connect([own], 1, tmp_path, 0.0, print) == Node()  # asks nobody
 
 
 INTERRUPTED = """
@@ -28,7 +29,7 @@ from pretrain.supervision import reach
 names, number = ["localhost", "down"], getattr(signal, sys.argv[2])
 signal.signal(number, signal.SIG_DFL)  # nohup may have made this one ignore it
 try:
-    reach.connect(names, Path(sys.argv[1]), 60, lambda text: os.kill(os.getpid(), number))
+    reach.connect(names, 1, Path(sys.argv[1]), 60, lambda text: os.kill(os.getpid(), number))
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -67,7 +68,8 @@ def ssh(tmp_path, monkeypatch):
     def connect(*names):
         said = []
         try:
-            return reach.connect(["localhost", *names], tmp_path / "runs" / "a", 0.0, said.append)
+            run = tmp_path / "runs" / "a"
+            return reach.connect(["localhost", *names], 1, run, 0.0, said.append)
         finally:
             assert [path.name for path in tmp_path.iterdir()] == ["ssh"]
 
@@ -107,7 +109,20 @@ def test_what_will_not_go_away_by_waiting_is_not_waited_for(said, permanent):
     assert bool(reach._PERMANENT.search(said)) == permanent
 
 
-def test_other_versions_are_refused(ssh, monkeypatch):
-    monkeypatch.setattr(reach, "versions", lambda: {"Python": "3.99", "torch": "1"})
-    with pytest.raises(ValueError, match=r"good has Python 3\.\d+\.\d+, and this machine 3\.99"):
-        ssh("good")
+def test_other_versions_another_device_and_fewer_gpus_than_slots_are_refused(
+    ssh, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(reach, "versions", lambda: {"Python": "3.99", "torch": "1"})
+        with pytest.raises(ValueError, match=r"good has Python 3.*, and this machine 3\.99"):
+            ssh("good")
+    (tmp_path / "x").write_text("token")
+    monkeypatch.setattr(gpus, "visible_gpus", lambda *_: ["0", "1"])
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    for device, slots, said in (
+        ("cuda", 2, ""),
+        ("cuda", 3, "cannot take part: supervision.hostfile slots: 3 ranks on a machine with 2 "),
+        ("cpu", 2, "cannot take part: ranks here would use the cuda, those of node 0 the cpu"),
+    ):
+        found = reach._difference(tmp_path / "x", "token", {}, {}, device, slots)
+        assert (found[: len(said)], bool(found)) == (said, bool(said))
