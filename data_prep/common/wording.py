@@ -24,11 +24,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
-def few(values: Iterable[object], most: int = 8) -> str:
+def few(values: Iterable[object], most: int = 8, comma: str = ", ") -> str:
     """The values with commas; of more than `most`, the first ones and the number of the others."""
     texts = [str(value) for value in values]
     more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
-    return ", ".join(texts[:most]) + more
+    return comma.join(texts[:most]) + more
 
 
 def in_short(number: float) -> str:

@@ -23,6 +23,7 @@ import psutil
 
 from data_prep.common import children
 from data_prep.common.files import named_errors, strict_json
+from data_prep.common.wording import few
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching
 from pretrain.supervision import nodes
@@ -217,8 +218,9 @@ class Agents:
 
     def last_lines(self, silent: Collection[int]) -> str:
         """Return what the agents on these nodes printed last, if they are ours."""
-        ours = [node for node in silent if node in self._begins]
-        return "".join(f"; {self._names[n]} printed last: {self._last_line(n)}" for n in ours)
+        ours = {self._names[node]: node for node in silent if node in self._begins}
+        said = (f"; {name} printed last: {self._last_line(node)}" for name, node in ours.items())
+        return few(said, comma="")
 
     def close(self, seconds: float) -> None:
         """Give the agents, which were told to exit, this time to do so."""

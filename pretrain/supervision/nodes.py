@@ -20,6 +20,7 @@ from typing import Any
 
 from data_prep.common import files
 from data_prep.common.records import check_value
+from data_prep.common.wording import few
 from pretrain.records import control, heartbeat
 from pretrain.records.folder import SUPERVISOR_LOCK, sign_of
 from pretrain.supervision.decide import CRASH, HANG, Problem
@@ -266,8 +267,8 @@ class OtherNodes:
 
     def refusals(self) -> str:
         """Return why nodes cannot take part at all, with their names; "" if there are none."""
-        refused = self._in_state(REFUSED)
-        return "; ".join(f"node {self.name(n)} {self._reports[n]['problem']}" for n in refused)
+        reports = {n: self._reports[n] for n in self._in_state(REFUSED)}
+        return few((f"node {self.name(n)} {r['problem']}" for n, r in reports.items()), comma="; ")
 
     def busy(self) -> list[int]:
         """Read the reports; return the nodes that are alive and run processes of an attempt."""
@@ -281,7 +282,7 @@ class OtherNodes:
     def problem(self, token: str) -> Problem | None:
         """Return why another node ends the attempt with this token, from the last reports read."""
         if silent := self.silent():
-            nodes = ", ".join(map(self.name, silent))
+            nodes = few(map(self.name, silent))
             return Problem(CRASH, f"node {nodes} was silent for {SILENCE_SECONDS:.0f} s")
         for node in self._in_state(RUNNING, ENDED):  # the others are from before the attempt
             report = self._reports[node]

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from data_prep.common import children
 from data_prep.common.files import sha256_of, strict_json
+from data_prep.common.wording import few
 from pretrain.checks import capacity
 from pretrain.processes import gpus
 from pretrain.records.versions import versions
@@ -103,7 +104,7 @@ def connect(
             with ThreadPoolExecutor(len(names)) as pool:
                 words = itertools.repeat([file.name, token, expected])
                 clients, problems = zip(*pool.map(_ask, names[1:], words), strict=True)
-            if not (text := "; ".join(filter(None, problems))):
+            if not (text := few(filter(None, problems), comma="; ")):
                 return Node(0, len(names), clients[0])
             if time.monotonic() >= deadline:
                 raise ValueError(f"supervision.hostfile: {text}")

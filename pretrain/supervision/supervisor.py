@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
-from data_prep.common.wording import count
+from data_prep.common.wording import count, few
 from pretrain.checks import capacity
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
@@ -198,7 +198,7 @@ class Supervisor:
         port = "port {port} of {address}".format(**self._endpoint)
 
         def names() -> str:
-            return ", ".join(map(others.name, others.unavailable()))
+            return few(map(others.name, others.unavailable()))
 
         if missing := names():
             said = f"waiting for node {missing} to connect to {port}, for up to {seconds:.0f} s"

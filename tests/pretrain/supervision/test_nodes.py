@@ -192,6 +192,8 @@ def test_a_new_supervisor_gives_the_other_nodes_time_to_report(tmp_path, now, ot
     pass_(now, others, 60)
     assert problem(others, "t") == Problem(CRASH, "node 1, 2 was silent for 60 s")
     assert problem(OtherNodes(1, "", None), "t") is None
+    pass_(now, many := OtherNodes(1024, "", None), 60)
+    assert problem(many, "t").reason.endswith("7, 8 and 1,015 more was silent for 60 s")
 
 
 def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(
