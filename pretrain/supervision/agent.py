@@ -26,7 +26,7 @@ from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
 from pretrain.records.folder import SUPERVISED
 from pretrain.supervision import decide, launch, nodes
-from pretrain.supervision.nodes import Node, Report, SupervisorLiveness
+from pretrain.supervision.nodes import Report, SupervisorLiveness
 from pretrain.supervision.watch import StoppedProcesses
 
 MODULE = "pretrain.supervision.agent"
@@ -39,12 +39,12 @@ _POLL_SECONDS = 0.5
 class Agent:
     """Runs the attempts of one run on one node."""
 
-    def __init__(self, config: RunConfig, node: Node, start: str = "") -> None:
+    def __init__(self, config: RunConfig, node: int, start: str = "") -> None:
         """Lock this node of the run.
 
         Args:
             config: the recipe.
-            node: this node.
+            node: number of this node.
             start: token of the supervisor's start that it serves; "" to serve any. It takes over a
                 running attempt of another start.
 
@@ -52,7 +52,7 @@ class Agent:
             ValueError: This node has an agent already.
         """
         self._settings = config.supervision
-        self._config, self._run, self._node = config, Path(config.folder), node.rank
+        self._config, self._run, self._node = config, Path(config.folder), node
         self._stop_requests = control.StopRequests()
         folder = control.folder_of(self._run)
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,19 +202,19 @@ class Agent:
         print(f"[node {self._node}] {text}", flush=True)
 
 
-def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
+def tell_refusal(config: RunConfig, node: int, reason: str) -> None:
     """Report why this node cannot take part, until the supervisor exits or stops waiting.
 
     Args:
         config: the recipe.
-        node: this node.
+        node: number of this node.
         reason: why it is refused.
     """
     run, before = Path(config.folder), control.try_read(Path(config.folder))
     stop = "reporting to node 0 (Ctrl-C to stop)"
-    print(f"[node {node.rank}] refused; {stop}: {reason}", flush=True)
+    print(f"[node {node}] refused; {stop}: {reason}", flush=True)
     deadline = time.monotonic() + config.supervision.node_wait_seconds
-    reporter = nodes.Reporter(run, node.rank)
+    reporter = nodes.Reporter(run, node)
     report = Report("", nodes.REFUSED, f"is refused: {reason}")
     while time.monotonic() < deadline:
         reporter.send(report)
@@ -229,18 +229,16 @@ def main(arguments: Sequence[str]) -> int:
     """Run the agent that `hosts.Agents` starts on another machine of a hostfile.
 
     Args:
-        arguments: the run's folder, the node's number, the number of nodes, and the token of the
-            supervisor's start.
+        arguments: the run's folder, the node's number, and the token of the supervisor's start.
     """
     from pretrain.config.load import load
 
-    folder, rank, count, start = arguments
-    _end_predecessors(folder, rank)
-    config = load(str(Path(folder) / SUPERVISED))
-    return Agent(config, Node(int(rank), int(count)), start=start).run()
+    folder, node, start = arguments
+    _end_predecessors(folder, node)
+    return Agent(load(str(Path(folder) / SUPERVISED)), int(node), start).run()
 
 
-def _end_predecessors(folder: str, rank: str) -> None:
+def _end_predecessors(folder: str, node: str) -> None:
     """Kill other agents of a node, which no longer report; a new one takes over their ranks.
 
     They may be stopped, or their ssh may have ended.
@@ -249,7 +247,7 @@ def _end_predecessors(folder: str, rank: str) -> None:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            is_agent = MODULE in words and words[words.index(MODULE) + 1 :][:2] == [folder, rank]
+            is_agent = MODULE in words and words[words.index(MODULE) + 1 :][:2] == [folder, node]
             if is_agent and process.pid != os.getpid():
                 process.kill()
                 found.append(process)

@@ -185,8 +185,7 @@ class Agents:
             self._start(node)
 
     def _start(self, node: int) -> None:
-        numbers = str(node), str(len(self._names))
-        words = ("pretrain.supervision.agent", str(self._run), *numbers, self.start)
+        words = ("pretrain.supervision.agent", str(self._run), str(node), self.start)
         log = self._log(node)
         log.parent.mkdir(exist_ok=True)
         # In memory: with a full /tmp no agent would be started.

@@ -60,13 +60,13 @@ def run_supervised(
         course = _check(config, source, node)
     except ValueError as error:
         if node.rank and not is_dry_run:
-            tell_refusal(config, node, str(error))
+            tell_refusal(config, node.rank, str(error))
         raise
     if is_dry_run:
         sys.stdout.write(forecast(config, node))
         return EXIT_DONE
     if node.rank:
-        return _agent(config, node).run()
+        return _agent(config, node.rank).run()
     run = Path(config.folder)
     state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
     if machines and (course.why or not state.is_done(config.training.steps)):
@@ -86,7 +86,7 @@ def run_supervised(
     return code
 
 
-def _agent(config: RunConfig, node: Node) -> Agent:
+def _agent(config: RunConfig, node: int) -> Agent:
     """Return the agent of this node; report to node 0 if the folder cannot be written."""
     try:
         return Agent(config, node)

@@ -30,9 +30,11 @@ def filled(path, count=5):
     return ledger.read_ledger(path)
 
 
-def test_what_is_appended_is_read_back_in_order(path):
+def test_what_is_appended_is_read_back_in_order(path, monkeypatch):
     assert ledger.read_ledger(path) == []
+    monkeypatch.setattr(ledger.files, "fsync", (synced := []).append)
     records = filled(path)
+    assert synced == [path.parent], "the name of a new file is on disk"
     assert [record["step"] for record in records] == [0, 10, 20, 30, 40]
     assert [record["number"] for record in records] == [0, 1, 2, 3, 4]
     assert len({record["previous"] for record in records}) == 5

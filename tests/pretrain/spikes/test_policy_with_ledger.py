@@ -55,16 +55,12 @@ def test_a_spike_is_answered_once_and_climbs_the_ladder_when_it_recurs():
         events.append(as_record(answer, 130))
         assert answer_to_spike(records(*events), CONFIG) is None
         events.append(spike(130))
-    assert [answer.rung for answer in answers] == [1, 2, 3]
-    assert [answer.seed for answer in answers] == [2, 3, 4]
+    assert [(answer.rung, answer.seed) for answer in answers] == [(1, 2), (2, 3), (3, 4)]
     end = answer_to_spike(records(*events), CONFIG)
     assert isinstance(end, GiveUp)
-    assert "structural" in end.reason
     fresh = [*events, ("gave-up", {"reason": end.reason})]
     again = answer_to_spike(records(*fresh), CONFIG)
-    assert isinstance(again, Rollback), "starting the run again grants new budgets"
-    assert again.rung == 1
-    assert again.seed == 5
+    assert (again.rung, again.seed) == (1, 5), "starting the run again grants new budgets"
 
 
 def test_budgets_count_rollbacks_since_the_run_was_last_given_up():

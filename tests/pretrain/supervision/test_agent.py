@@ -51,7 +51,7 @@ class Stage:
         return RunConfig(folder=str(self.run), supervision=supervision)
 
     def start(self, token="", **limits):
-        self.agent = Agent(self.config(**limits), Node(1, 2), token)
+        self.agent = Agent(self.config(**limits), 1, token)
         self.thread = threading.Thread(target=self.work, daemon=True)
         self.thread.start()
 
@@ -250,7 +250,7 @@ def test_an_agent_of_an_earlier_start_leaves_and_starts_nothing(stage, state):
     control.write(stage.run, ControlFile("a", 1, state, nodes=2, start="s2"))
     assert stage.join() == EXIT_DONE
     assert processes.members(stage.run, 1) == []
-    Agent(stage.config(), Node(1, 2), "s2")._lock.close()
+    Agent(stage.config(), 1, "s2")._lock.close()
 
 
 @pytest.mark.parametrize("state", ["", control.EXIT])
@@ -283,7 +283,7 @@ def test_an_agent_that_cannot_connect_to_node_0_says_so_and_tries_again(stage, m
 def test_a_node_has_only_one_agent(stage):
     stage.start()
     with pytest.raises(ValueError, match=r"node 1 has an agent already"):
-        Agent(stage.config(), Node(1, 2))
+        Agent(stage.config(), 1)
 
 
 def test_a_supervisor_waits_for_the_agents_ends_attempts_on_all_nodes_and_releases_them(stage):
@@ -299,9 +299,8 @@ def test_a_supervisor_waits_for_the_agents_ends_attempts_on_all_nodes_and_releas
     assert stage.join() == 0
     records = ledger.read_ledger(stage.run / "ledger.jsonl")
     assert [record["kind"] for record in records] == ["attempt", "crash", "attempt", "done"]
-    assert (
-        records[1]["reason"] == f"node 1 ({socket.gethostname()}): its launcher ended with code 9"
-    )
+    reason = f"node 1 ({socket.gethostname()}): its launcher ended with code 9"
+    assert records[1]["reason"] == reason
     assert processes.members(stage.run, 1) == []
 
 
@@ -335,7 +334,7 @@ def test_a_supervisor_gives_up_if_a_node_does_not_come(stage):
 
 def test_a_node_that_is_refused_ends_the_run_at_once_and_leaves(stage):
     supervisor, begun = stage.supervisor(), time.monotonic()
-    refused = stage.config(), Node(1, 2), "no such corpus"
+    refused = stage.config(), 1, "no such corpus"
     node = threading.Thread(target=agent.tell_refusal, args=refused, daemon=True)
     node.start()
     assert supervisor.run() == EXIT_FAILED

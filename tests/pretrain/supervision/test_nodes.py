@@ -81,24 +81,14 @@ def pass_(now, others, seconds):
         others.read()
 
 
-def test_a_node_that_has_not_reported_is_not_available(tmp_path, others):
-    assert others.unavailable() == [1, 2]
-    for node in (1, 2):
-        send(tmp_path, node, Report("", READY))
-    assert others.unavailable() == []
-
-
-def test_a_node_with_processes_of_the_last_attempt_is_not_available(tmp_path, others):
-    send(tmp_path, 1, Report("t", RUNNING))
-    send(tmp_path, 2, Report("t", READY))
-    assert others.busy() == others.unavailable() == [1]
-
-
-def test_an_agent_of_an_earlier_start_is_not_available(tmp_path, listener):
-    others = OtherNodes(4, "s2", listener)
+def test_a_node_is_available_that_reports_to_this_start_and_runs_nothing(tmp_path, listener):
+    others = OtherNodes(5, "s2", listener)
+    assert others.unavailable() == [1, 2, 3, 4]
     for node, start in ((1, "s1"), (2, "s2"), (3, "")):
         send(tmp_path, node, Report("", READY, start=start))
-    assert others.unavailable() == [1]
+    send(tmp_path, 4, Report("t", RUNNING, start="s2"))
+    assert others.unavailable() == [1, 4]
+    assert others.busy() == [4]
 
 
 def test_a_node_that_is_refused_is_not_available_and_says_why(tmp_path, others):

@@ -243,10 +243,8 @@ def test_a_recipe_that_was_accepted_once_is_tried_again(stage):
     first = "record('attempt'); raise SystemExit(1)"
     assert stage.supervise(first, "raise SystemExit(2)", ENDS_WELL) == 0
     assert stage.kinds == ["attempt", "crash", "crash", "attempt", "done"]
-    logs = [f"attempt-{number:03d}.log" for number in (1, 2, 3)]
-    assert sorted(path.name for path in (stage.run / "logs").iterdir()) == logs, (
-        "one log for each launch"
-    )
+    logs = [f"attempt-{number:03d}.log" for number in (1, 2, 3)]  # one for each launch
+    assert sorted(path.name for path in (stage.run / "logs").iterdir()) == logs
 
 
 def test_a_silent_attempt_is_ended_and_launched_again(stage, monkeypatch):
