@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.common.files import FileRecord, write_atomically
+from data_prep.common.files import FileRecord, naming_damage, write_atomically
 from data_prep.manifest import LengthHistogram
 
 # Four buckets per octave up to 2^31 tokens. Powers of two are edges, so that the shares of
@@ -40,11 +40,9 @@ def count_ids(prefixes: Iterable[Path], vocab_size: int) -> npt.NDArray[np.int64
     """
     counts = np.zeros(vocab_size, dtype=np.int64)
     for file in (Path(f"{prefix}.counts") for prefix in prefixes):
-        try:
+        with naming_damage(file):
             ids, numbers = np.fromfile(file, dtype="<i8").reshape(-1, 2).T
             counts[ids] += numbers
-        except (ValueError, IndexError) as error:
-            raise ValueError(f"{file}: is damaged: {error}") from None
     return counts
 
 

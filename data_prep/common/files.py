@@ -321,6 +321,15 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Raise ValueError with the name of a file that is not as this program has written it."""
+    try:
+        yield
+    except MALFORMED as error:
+        raise ValueError(f"{path}: is damaged: {error!r}") from None
+
+
+@contextmanager
 def named_errors(source: object, separator: str = ": ") -> Iterator[None]:
     """Put the name of what is read or checked before the message of a ValueError; "" adds none."""
     try:

@@ -35,7 +35,6 @@ def birthplaces(options: argparse.Namespace) -> None:
 
     example: zeroclap birthplaces pretrain vanilla wiki.txt --writing_params_path before
     """
-    raise AssertionError("a function is required")
 
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {

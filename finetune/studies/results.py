@@ -5,8 +5,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -15,7 +14,7 @@ import numpy as np
 from pandas import DataFrame, Series
 from scipy.stats import t
 
-from data_prep.common.files import MALFORMED
+from data_prep.common.files import naming_damage
 from data_prep.common.wording import count
 from finetune.runs import RESULT, read_result, task_of
 from finetune.scores import mean
@@ -143,7 +142,7 @@ def _evaluated(folder: Path, subsets: bool) -> Figures:
     found = Figures()
     for path in sorted(folder.glob(f"{EVALUATION}*.json")):
         on = unquote(path.stem.removeprefix(EVALUATION).replace("-", " on ", 1))
-        with _damage_named(path):
+        with naming_damage(path):
             for each in json.loads(path.read_text(encoding="utf-8")):
                 perplexity = _finite(each["total"]["perplexity"])
                 found[f"perplexity{on}, {each['length']:,} tokens"] = perplexity
@@ -153,15 +152,6 @@ def _evaluated(folder: Path, subsets: bool) -> Figures:
                 for name, score in each.get("pairs", {}).items():
                     found[f"{name} accuracy{on}"] = score["accuracy"]
     return found
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Raise ValueError with the name of a file that is not as a command has written it."""
-    try:
-        yield
-    except MALFORMED as error:
-        raise ValueError(f"{path}: is damaged: {error!r}") from None
 
 
 def _finetuned(study: Study, run: Run, folder: Path) -> tuple[Read, str]:
@@ -191,7 +181,7 @@ def _scores(folder: Path) -> dict[int, Figures]:
     """
     found: dict[int, Figures] = {}
     for path in sorted(folder.glob(f"*/{RESULT}")):
-        with _damage_named(path):
+        with naming_damage(path):
             result = read_result(path.parent)
             figures = found.setdefault(result["seed"], {})
             figures[result["task"]] = 100 * mean(result["last"], task_of(result["plan"]).official)
