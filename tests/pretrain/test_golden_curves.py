@@ -2,7 +2,8 @@
 
 Text, vocabulary, weights and batches are functions of this file and of the project, so the curves
 say whether any number has changed: `make test` holds them to a tolerance that other processors
-meet. A refactoring has to reproduce them bit for bit on one machine:
+meet (torch before 2.13 draws ALBERT's weights otherwise). A refactoring has to reproduce them bit
+for bit on one machine:
 
     ZEROCLAP_CURVES=before.json python -m pytest tests/pretrain/test_golden_curves.py
 

@@ -1,9 +1,9 @@
 """The batch script for Slurm; small programs replace srun and scontrol."""
 
+import contextlib
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,8 @@ def submit(tmp_path):
         path.write_text(f"#!/bin/bash\ncd {tmp_path}\n{line}\n")
         path.chmod(0o755)
 
+    started = []
+
     def start(srun, zeroclap="", **given):
         program("srun", f'echo "$@" > arguments\n{srun}')
         program("scontrol", 'echo "$@" > requeued')
@@ -30,9 +32,17 @@ def submit(tmp_path):
         program("zeroclap", zeroclap)
         variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
         environment = os.environ | variables | given
-        return subprocess.Popen(["bash", SCRIPT, "demo", "folder=a b"], env=environment)
+        started.append(
+            subprocess.Popen(
+                ["bash", SCRIPT, "demo", "folder=a b"], env=environment, start_new_session=True
+            )
+        )
+        return started[-1]
 
-    return start
+    yield start
+    for script in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("code", [0, 1, 76])
@@ -110,24 +120,24 @@ def test_a_signal_to_the_shell_of_an_agent_alone_reaches_the_agent(submit, tmp_p
     assert script.wait(60) == 76
 
 
-def test_a_cancelled_job_waits_for_its_agents_and_stays_cancelled(submit, tmp_path):
-    """Slurm sends TERM to the agents itself; here they end when they like."""
-    script = submit("touch ready; sleep 1; exit 76")
-    _send(signal.SIGTERM, script, tmp_path)
-    assert script.returncode == 76
-    assert not (tmp_path / "requeued").exists()
-
-
-@pytest.mark.parametrize(("reason", "requeued"), [("None", False), ("TimeLimit", True)])
+@pytest.mark.parametrize(
+    ("numbers", "reason", "requeued"),
+    [
+        ([signal.SIGTERM], "None", False),
+        ([signal.SIGUSR1, signal.SIGTERM], "None", False),
+        ([signal.SIGUSR1, signal.SIGTERM], "TimeLimit", True),
+    ],
+)
 def test_a_job_that_was_asked_to_save_is_queued_again_at_its_limit_and_not_when_cancelled(
-    submit, tmp_path, reason, requeued
+    submit, tmp_path, numbers, reason, requeued
 ):
-    """Slurm sends TERM for both."""
-    script = submit("trap '' USR1 TERM; touch ready; /bin/sleep 2; exit 76", reason=reason)
+    """Slurm sends TERM for both, also to the agents; here they end when they like."""
+    agents = "trap '' USR1 TERM; touch ready; until [ -e told ]; do sleep 0.05; done; exit 76"
+    script = submit(agents, reason=reason)
     wait_until((tmp_path / "ready").exists)
-    script.send_signal(signal.SIGUSR1)
-    time.sleep(0.2)
-    script.send_signal(signal.SIGTERM)
+    for number in numbers:
+        script.send_signal(number)
+    (tmp_path / "told").touch()
     assert script.wait(60) == 76
     assert (tmp_path / "requeued").exists() == requeued
 
