@@ -12,10 +12,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, cast
+
+from typing_extensions import TypedDict
 
 from data_prep.common.files import check_new, named_errors, read_json, sha256_of, write_json
-from data_prep.common.records import decode
+from data_prep.common.records import OneOf, check_value, decode
 from data_prep.common.wording import changes
 from finetune import examples, tasks
 from finetune.config import FinetuneConfig
@@ -36,11 +38,39 @@ DATA = "data"
 WEIGHTS = ("pretrained", "random")
 """Initial weights; random ones show the gain of pretraining."""
 
-RESULT_KEYS = frozenset(
-    {"plan", "task", "weights", "seed", "best", "last", "epochs", "constant", "device"}
-    | {"dev_examples", "train_examples", "seconds", "tokens_per_second"}
-)
-"""The keys of a result that its readers rely on."""
+
+class _Settings(TypedDict):
+    """What is read of the settings in a result."""
+
+    best_epoch_by: Literal["benchmark", "published"]
+
+
+class _Plan(TypedDict):
+    """What is read of the plan in a result."""
+
+    task: str
+    protocol: Annotated[str, OneOf(PROTOCOLS)]
+    config: _Settings
+    own: NotRequired[dict[str, Any] | None]
+    data: NotRequired[str]
+
+
+class Result(TypedDict):
+    """What is read of result.json."""
+
+    plan: _Plan
+    task: str
+    weights: str
+    seed: int
+    best: dict[str, Any]
+    last: dict[str, Any]
+    epochs: list[dict[str, Any]]
+    constant: dict[str, Any]
+    device: str
+    dev_examples: int
+    train_examples: int
+    seconds: float
+    tokens_per_second: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,15 +164,17 @@ def read_result(folder: Path) -> dict[str, Any]:
         ValueError: it is damaged, or an older version wrote it, which did not judge each epoch.
     """
     path = folder / RESULT
-    result = read_json(path)
     try:
-        names = {"collapsed", *task_of(result["plan"]).score_names}
+        result = cast(dict[str, Any], decode(Result, path.read_bytes()))
+        names = task_of(result["plan"]).score_names
         found = [result["best"], result["last"], *result["epochs"]]
-        fits = result.keys() >= RESULT_KEYS and all(each.keys() >= names for each in found)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise ValueError(f"{path}: not a result of this version; delete it to repeat the run")
+        for scores in (*found, {**result["constant"], "collapsed": True}):
+            for name in ("collapsed", *names):
+                value = scores.get(name, "")
+                check_value(name, value, isinstance(value, float | int | None), "a number")
+    except (LookupError, ValueError) as error:
+        reason = f"not a result of this version, {error}"
+        raise ValueError(f"{path}: {reason}; delete it to repeat the run") from None
     for scores in found:
         scores |= {key: math.inf for key, value in scores.items() if value is None}
     return result

@@ -181,11 +181,10 @@ def _scores(folder: Path) -> dict[int, Figures]:
     """
     found: dict[int, Figures] = {}
     for path in sorted(folder.glob(f"*/{RESULT}")):
-        with naming_damage(path):
-            result = read_result(path.parent)
-            figures = found.setdefault(result["seed"], {})
-            figures[result["task"]] = 100 * mean(result["last"], task_of(result["plan"]).official)
-            figures[COLLAPSED] = figures.get(COLLAPSED, 0.0) + result["last"]["collapsed"]
+        result = read_result(path.parent)
+        figures = found.setdefault(result["seed"], {})
+        figures[result["task"]] = 100 * mean(result["last"], task_of(result["plan"]).official)
+        figures[COLLAPSED] = figures.get(COLLAPSED, 0.0) + result["last"]["collapsed"]
     return found
 
 

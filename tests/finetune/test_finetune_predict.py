@@ -12,13 +12,12 @@ import pytest
 from finetune import classifiers, predict, tasks
 from finetune.examples import Example
 from finetune.protocols import PROTOCOLS
-from finetune.runs import RESULT_KEYS
 from finetune.zeroclap import main
 from pretrain.convert.model_folder import build, load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
 from pretrain.model.classification import ClassificationHead
-from tests.finetune.conftest import QUICK, plans, train_on, write_tsv
+from tests.finetune.conftest import QUICK, plans, result_like, train_on, write_tsv
 from tests.pretrain.convert.contents import random_contents
 
 
@@ -168,9 +167,8 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
         head = classifiers.head_config(PROTOCOLS["default"].config(task), task)
         made = random_contents("zero-clap", vocabulary, head, {"task": task.name})
         save_model(run / "model", made)
-        best = dict.fromkeys((*task.score_names, "collapsed"), 0.5)
-        result = {**dict.fromkeys(RESULT_KEYS, best), "task": task.name, "weights": "pretrained"}
-        result |= {"plan": {"task": task.name, "data": str(data)}, "epochs": [best]}
+        result = result_like(task.name)
+        result["plan"]["data"] = str(data)
         (run / "result.json").write_text(json.dumps(result))
         for split in task.test:
             texts = ("the old dog",) * len(task.texts)

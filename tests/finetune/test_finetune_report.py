@@ -10,27 +10,21 @@ from data_prep.common.files import write_json
 from finetune import report
 from finetune.report import CONSTANT, UNCOLLAPSED, collect, summary
 from finetune.zeroclap import main
+from tests.finetune.conftest import result_like
 
 
 def write_run(
-    folder, weights, seed, best, last, *, collapsed=False, task="CoLA", best_epoch_by="x"
+    folder, weights, seed, best, last, *, collapsed=False, task="CoLA", best_epoch_by="published"
 ):
     run = folder / f"{task}-{weights}-seed{seed}"
     run.mkdir(parents=True)
-    result = {
-        "plan": {"task": task, "protocol": "default", "config": {"best_epoch_by": best_epoch_by}},
-        "task": task,
+    result = result_like(task, seed) | {
         "weights": weights,
-        "seed": seed,
         "best": {"epoch": 1, "accuracy": best, "matthews": best - 0.5, "collapsed": collapsed},
         "last": {"epoch": 2, "accuracy": last, "matthews": last - 0.5, "collapsed": True},
         "constant": {"accuracy": 0.6, "matthews": 0.0},
-        "train_examples": 1000,
-        "dev_examples": 200,
-        "seconds": 10.0,
-        "tokens_per_second": 5000.0,
-        "device": "cpu",
     }
+    result["plan"]["config"]["best_epoch_by"] = best_epoch_by
     if task == "STS-B":
         scores = {"epoch": 1, "published_loss": best, "pearson": 0.5, "spearman": 0.25}
         scores |= {"collapsed": collapsed}

@@ -22,7 +22,7 @@ from finetune.runs import PLAN, read_plan
 from finetune.zeroclap import main
 from pretrain.convert.model_folder import load_model
 from pretrain.processes import gpus
-from tests.finetune.conftest import plans, train_on
+from tests.finetune.conftest import plans, result_like, train_on
 from tests.hub import hub_of
 
 ROOT = Path(__file__).parents[2]
@@ -317,11 +317,7 @@ def finish(output, plan, model, collapsed=False):
     """Write a run's folder as if it had been done."""
     plan.write(output / plan.name)
     shutil.copytree(model, output / plan.name / "model")
-    scores = {"epoch": 1, **dict.fromkeys(runs.task_of({"task": plan.task}).score_names, 0.5)}
-    scores["collapsed"] = collapsed
-    result = {**dict.fromkeys(runs.RESULT_KEYS), "seed": plan.seed, "best": scores}
-    result |= {"last": scores, "plan": {"task": plan.task}, "epochs": [scores]}
-    write_json(output / plan.name / "result.json", result)
+    write_json(output / plan.name / "result.json", result_like(plan.task, plan.seed, collapsed))
 
 
 def test_a_run_starts_from_the_model_of_another_task_s_first_run_that_did_not_collapse(
@@ -380,10 +376,18 @@ def test_a_plan_of_another_version_an_invalid_one_and_none_are_refused(
         (tmp_path / PLAN).write_text(json.dumps(changed))
         with pytest.raises(ValueError, match=rf"run\.json: not a plan that .*{message}"):
             read_plan(tmp_path)
-    torn = {**dict.fromkeys(runs.RESULT_KEYS, {}), "plan": {"task": "CoLA"}, "epochs": []}
-    for result in {"collapsed": "always the same answer", "best": {}}, {"last": {}}, torn:
-        write_json(tmp_path / "result.json", result)
-        with pytest.raises(ValueError, match=r"result\.json: not a result .*; delete it"):
+    for key, value, message in (
+        ("best", {}, "collapsed: '' is not accepted; it must be a number"),
+        ("last", {"matthews": "x"}, "matthews: 'x' is not accepted"),
+        ("plan", {"task": "CoLa"}, "'CoLa'"),
+        ("plan", {"config": {"best_epoch_by": "x"}}, "it must be one of benchmark or published"),
+    ):
+        damaged = result_like("CoLA")
+        damaged[key] = value and {**damaged[key], **value}
+        write_json(tmp_path / "result.json", damaged)
+        with pytest.raises(
+            ValueError, match=rf"result\.json: not a result .*{message}.*; delete it"
+        ):
             runs.read_result(tmp_path)
 
 

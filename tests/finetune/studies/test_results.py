@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 from scipy import stats
 
-from finetune.runs import RESULT_KEYS
 from finetune.studies import report, results
 from finetune.studies.checks import check_arms
 from finetune.studies.results import LOSS, Curve, Results
@@ -21,6 +20,7 @@ from finetune.studies.study import (
     runs_of,
 )
 from pretrain.records import ledger, status
+from tests.finetune.conftest import result_like
 
 PLAIN = SimpleNamespace(finetune=None, best="", subsets=False)
 OURS, THEIRS = Arm((("head", "RoBERTa"),), {}), Arm((("head", "CLAP"),), {})
@@ -131,16 +131,13 @@ def view(monkeypatch, tmp_path):
 @pytest.mark.parametrize("seeds", [[1], [1, 2]])
 def test_a_row_of_scores_is_a_seed_of_fine_tuning_where_pretraining_has_one(view, tmp_path, seeds):
     """So a study with one pretrained model an arm has intervals."""
-    score = dict.fromkeys(("accuracy", "matthews"))
     for arm, of_arm in ((OURS, {1: 0.5, 2: 0.6}), (THEIRS, {1: 0.7, 2: 0.6, 3: 0.8})):
         for seed, value in of_arm.items():
             folder = tmp_path / f"{arm.folder}-seed1" / "scores" / "all" / f"CoLA-{seed}"
             folder.mkdir(parents=True)
-            last = {**dict.fromkeys(score, value), "collapsed": seed > 1}
+            result = result_like("CoLA", seed, collapsed=seed > 1, value=value)
             # Of another epoch, which the study does not report.
-            best = {**dict.fromkeys(score, 0.9), "collapsed": False}
-            result = {"task": "CoLA", "seed": seed, "last": last, "best": best, "epochs": [last]}
-            result = {**dict.fromkeys(RESULT_KEYS), "plan": {"task": "CoLA"}, **result}
+            result["best"] = result_like("CoLA", value=0.9)["best"]
             (folder / "result.json").write_text(json.dumps(result))
     runs = runs_of([OURS, THEIRS], [1])
     view({run.name: True for run in runs})
@@ -189,7 +186,7 @@ def test_a_damaged_result_of_a_fine_tuning_is_named(tmp_path):
     path.parent.mkdir()
     for damage in ('{"plan": {}, "best": {}, "last": {}, "epochs": []}', "{", "[]"):
         path.write_text(damage)
-        with pytest.raises(ValueError, match=re.escape(f"{path}: is damaged: ")):
+        with pytest.raises(ValueError, match=re.escape(f"{path}: not a result of ")):
             results._scores(tmp_path)
 
 
