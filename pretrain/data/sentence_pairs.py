@@ -119,7 +119,7 @@ def sentence_runs(
     """Cut documents into runs of at least two consecutive sentences; see `SentencePairs`.
 
     A pure function of its arguments. All documents are cut side by side, so that the time in Python
-    depends on the number of runs of the longest document alone.
+    depends on the number of runs of the longest document alone. Takes about 10 bytes a sentence.
 
     Args:
         lengths: tokens of each sentence, [sentences].
@@ -131,27 +131,27 @@ def sentence_runs(
         [runs]. In the order of the sentences.
     """
     draw = np.random.RandomState(_SEED)
-    number = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    places = np.arange(len(lengths))
-    # Of a document that is cut from its end, sentence i stands in the place of the i-th last.
-    places = np.where(number % 2, bounds[number] + bounds[number + 1] - 1 - places, places)
-    ends = np.concatenate([[0], np.cumsum(lengths[places], dtype=np.int64)])
+    ends = np.append(0, np.cumsum(lengths, dtype=np.int64))
     documents = np.flatnonzero(np.diff(bounds) > 1)
     first, last = bounds[documents], bounds[documents + 1]
     rounds = [np.empty((0, 3), dtype=np.int64)]
     while len(first):
         is_short, share = draw.random_sample((2, len(first)))
         target = np.where(is_short < _SHORT_SHARE, 2 + (share * (room - 1)).astype(int), room)
-        fit = np.searchsorted(ends, ends[first] + target, side="right") - 1
-        end = np.clip(fit, first + 2, last)
+        from_end = documents % 2 == 1
+        fit = np.where(
+            from_end,
+            last - np.searchsorted(ends, ends[last] - target),
+            np.searchsorted(ends, ends[first] + target, side="right") - 1 - first,
+        )
+        size = np.clip(fit, 2, last - first)
         # A last sentence that would be alone takes one from a run of three or more, or joins.
-        end += (end == last - 1) * np.where(end - first > 2, -1, 1)
-        rounds.append(np.column_stack([first, end, documents]))
-        more = end < last
-        first, last, documents = end[more], last[more], documents[more]
+        size += (size == last - first - 1) * np.where(size > 2, -1, 1)
+        begin = np.where(from_end, last - size, first)
+        rounds.append(np.column_stack([begin, begin + size, documents]))
+        first, last = np.where(from_end, first, first + size), np.where(from_end, begin, last)
+        more = first < last
+        first, last, documents = first[more], last[more], documents[more]
     runs = np.concatenate(rounds)
-    mirrored = runs[:, 2] % 2 == 1
-    both_bounds = (bounds[runs[:, 2]] + bounds[runs[:, 2] + 1])[mirrored, None]
-    runs[mirrored, :2] = both_bounds - runs[mirrored, 1::-1]
     runs = runs[np.argsort(runs[:, 0])]
     return runs[:, :2], runs[:, 2]
