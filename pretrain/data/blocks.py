@@ -118,6 +118,12 @@ class Blocks(ABC):
         """Number of ids of a block, found without reading them."""
         return int(self._sizes(index).sum())
 
+    def tokens(self, index: int) -> int:
+        """Number of ids of a block but `<s>`, found without reading them."""
+        sizes = self._sizes(index)
+        starts = len(sizes) if self.documents_apart else int(not self.pairs)
+        return int(sizes.sum()) - starts
+
     def subsets(self, index: int) -> Ids:
         """[n]: the subset of each id's document, an index into the manifest's names."""
         documents, _ = self.parts(index)

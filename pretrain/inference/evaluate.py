@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from data_prep.common.records import check_value
 from data_prep.corpus import Corpus
-from data_prep.tokenizer import Tokenizer
 from pretrain.data.batches import check_targets, evenly_spaced, validation_batches, validation_note
 from pretrain.data.blocks import Blocks
 from pretrain.data.windows import Windows
@@ -183,9 +182,7 @@ def evaluate_blocks(
         pairs[name] = found.terms.get(name, found.total)
     # The objective truncates longer pairs.
     most = source.sequence_length - PAIR_SPECIAL_TOKENS if source.pairs else source.sequence_length
-    # Text never encodes to <s>.
-    sizes = (int((source[index].ids != Tokenizer.bos_id).sum()) for index in chosen)
-    tokens = sum(min(size, most) for size in sizes)
+    tokens = sum(min(source.tokens(index), most) for index in chosen)
     return LengthScores(
         **vars(scores),
         length=source.sequence_length,
