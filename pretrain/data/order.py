@@ -3,8 +3,6 @@
 A `Mixture` says from which corpus a place draws, and the corpus's `Lineage` which block a draw is.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -32,7 +30,7 @@ class Order:
     """(first place, seed), ascending."""
 
     @classmethod
-    def begin(cls, mixture: Mixture, totals: Sequence[int], seed: int) -> Order:
+    def begin(cls, mixture: Mixture, totals: Sequence[int], seed: int) -> "Order":
         """The order of a run that was never rolled back.
 
         Args:
@@ -42,7 +40,7 @@ class Order:
         """
         return cls(mixture, (), ((0, seed),)).continued(mixture, totals, same=0)
 
-    def rolled_back(self, place: int, seed: int, skip: tuple[int, int] | None = None) -> Order:
+    def rolled_back(self, place: int, seed: int, skip: tuple[int, int] | None = None) -> "Order":
         """The order that follows this one up to `place`, then continues with `seed`.
 
         Of each corpus, only the blocks that it has not drawn before `place` are permuted anew. What
@@ -66,7 +64,7 @@ class Order:
         kept = tuple((first, old) for first, old in self.seeds if first < place)
         return Order(self.mixture, lineages, (*kept, (place, seed)))
 
-    def continued(self, mixture: Mixture, totals: Sequence[int], same: int) -> Order:
+    def continued(self, mixture: Mixture, totals: Sequence[int], same: int) -> "Order":
         """The order with other weights from some place on, and with other corpora behind its first.
 
         Args:

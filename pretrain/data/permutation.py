@@ -1,7 +1,5 @@
 """A pseudo-random permutation of 0 .. count - 1 that needs no memory. Imports numpy only."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

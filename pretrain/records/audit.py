@@ -5,8 +5,6 @@ they name. Both name blocks by number. That a number stands for the same text is
 start (see `folder.check_corpora`); `compare_contents` reads the corpora and checks it in full.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ MANIFEST.json and renames the folder. A folder without a manifest is not a check
 checkpoint is loaded before its hashes are verified.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

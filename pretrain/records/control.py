@@ -13,8 +13,6 @@ A network file system may refuse to read a file while it is being replaced. Read
 they knew and try again later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

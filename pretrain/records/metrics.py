@@ -4,8 +4,6 @@ metrics.jsonl has a line for each step, in the order in which the steps were don
 the steps repeat under a higher attempt number. `surviving` selects the lineage that counts.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import math

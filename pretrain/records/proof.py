@@ -6,8 +6,6 @@ did read. A step without a line is unchecked: only the ledger says what it read.
 rewritten together, no comparison can show it. Start with `examine`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence

@@ -1,7 +1,5 @@
 """History and current state of a run: `zeroclap status RUN`."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 import time

@@ -6,8 +6,6 @@ launcher, so that no processes are left on a machine that has lost its connectio
 system.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

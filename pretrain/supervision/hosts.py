@@ -5,8 +5,6 @@ with --node-rank instead: they follow the control file and end their processes b
 only starts them. `pretrain.supervision.reach` checks the machines first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -3,8 +3,6 @@
 A new supervisor or agent adopts an attempt that outlived the one before, so no step is lost.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

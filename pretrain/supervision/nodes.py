@@ -6,8 +6,6 @@ alive while its reports arrive, the supervisor while that file changes, by the c
 them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -3,8 +3,6 @@
 `connect` queries each of them over ssh, in seconds, before anything is started there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A supervised run on one node: checks before the start, then the supervisor or an agent."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

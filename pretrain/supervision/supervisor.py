@@ -6,8 +6,6 @@ early with code 0 look like success. watch.py notices problems, and agent.py act
 nodes. Read `Supervisor._next` first, then `_run_to_end`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno
