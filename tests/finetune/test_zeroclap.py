@@ -13,11 +13,8 @@ from finetune import zeroclap
 from pretrain.config.settings import add_recipe
 
 ROOT = Path(__file__).parents[2]
+PARSER = arguments.program(zeroclap.GROUPS)
 NAMES = [name for commands in zeroclap.GROUPS.values() for name in commands]
-
-
-def parsed(words):
-    return arguments.parse_arguments(arguments.program(zeroclap.GROUPS), words)
 
 
 def help_of(main, words, capsys):
@@ -45,7 +42,7 @@ def test_help_of_each_command_has_an_example_that_parses(capsys):
         assert not found("default: (?:None|False)", shown)
         (example,) = found("^example: (.*)$", shown)
         assert example.startswith(" ".join(["zeroclap", *words]))
-        options = parsed(shlex.split(example)[1:])
+        options = arguments.parse_arguments(PARSER, shlex.split(example)[1:])
         assert not words or [options.command] == words
 
 
@@ -94,11 +91,10 @@ def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
     for words in (["go", "a", "--no"], ["stay", "run", "b=1"]):
         with pytest.raises(SystemExit):
             arguments.parse_arguments(parser, words)
-        name = f"zeroclap {words[0]}"
-        error = f"{name}: error: unrecognized arguments: {words[-1]} (see {name} -h)\n"
-        assert capsys.readouterr().err == error
+        error = f"error: unrecognized arguments: {words[-1]} (see zeroclap {words[0]} -h)\n"
+        assert capsys.readouterr().err == f"zeroclap {words[0]}: {error}"
     words = ["evaluate", "a", "--data", "c", "b"]
-    assert parsed(words).model == [Path("a"), Path("b")]
+    assert arguments.parse_arguments(PARSER, words).model == [Path("a"), Path("b")]
 
 
 def test_the_demo_runs_the_program_that_it_shows(tmp_path, monkeypatch, capsys):
