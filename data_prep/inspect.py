@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.common import pictures
+from data_prep.common.arguments import at_least
 from data_prep.corpus import Corpus
 from data_prep.manifest import ROLES, SPLITS, CorpusManifest, LengthHistogram, load_manifest
 from data_prep.summary import table_of_kept, table_of_sizes, unknown_tokens
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("folder", type=Path, metavar="DIR")
     samples = "decoded documents of each split (default: %(default)s)"
-    parser.add_argument("--samples", type=int, default=2, help=samples)
+    parser.add_argument("--samples", type=at_least(0), default=2, help=samples)
     plot = pictures.HELP.format("the lengths of documents")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=plot)
 

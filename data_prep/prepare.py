@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+from data_prep.common.arguments import at_least
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.engines import ENGINES
 from data_prep.fields import add_reading_arguments, parse_key
@@ -55,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--valid-fraction", type=float, help=f"{share}{Settings.valid_fraction})")
     valid = "inputs of the validation split, in place of a fraction of --input"
     add("--valid-input", metavar="GLOB", help=valid, **several)
-    add("--workers", type=int, help="shards written in parallel (default: 1; on Ray, all inputs)")
+    workers = "shards written in parallel (default: 1; on Ray, all inputs)"
+    add("--workers", type=at_least(1), help=workers)
     engines = "processes of this machine, or a Ray cluster (default: local)"
     add("--engine", choices=tuple(ENGINES), default="local", help=engines)
     add(

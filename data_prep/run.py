@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import manifest as records
-from data_prep.common.arguments import check_least
 from data_prep.common.files import NO_LOCKS, PARTIAL_SUFFIX, check_new, lock, read_json
 from data_prep.common.wording import few
 from data_prep.documents import reader_of
@@ -67,7 +66,6 @@ def prepare(
             other settings, another prepare is running, or no document was kept.
         WorkerDied: The worker process of the first input that failed was killed.
     """
-    check_least("--workers", workers)
     for name in settings.filters:
         own_filter(name)  # refuses before anything is written
     _check_output(output, overwrite)

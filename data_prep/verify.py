@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import cache, contents
-from data_prep.common.arguments import check_least
+from data_prep.common.arguments import at_least
 from data_prep.common.exit_codes import EXIT_FAILED
 from data_prep.corpus import open_shard, subset_numbers, unsigned
 from data_prep.indexed import IndexedReader, import_megatron
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("folder", type=Path, metavar="DIR")
     workers = "shards checked at once (default: %(default)s)"
-    parser.add_argument("--workers", type=int, default=1, help=workers)
+    parser.add_argument("--workers", type=at_least(1), default=1, help=workers)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,9 +64,8 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
         workers: Number of shards checked at once.
 
     Raises:
-        ValueError: There is no manifest, or `workers` is not positive.
+        ValueError: There is no manifest.
     """
-    check_least("--workers", workers)
     manifest = load_manifest(folder)
     for check in (_check_tokenizer, _check_totals, _check_tally):
         try:

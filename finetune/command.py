@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.common.arguments import Command, CommandFailed, check_least, numbers
+from data_prep.common.arguments import Command, CommandFailed, at_least, numbers
 from pretrain.config.settings import add_device
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def _run_arguments(command: argparse.ArgumentParser, default_seeds: str) -> None
     add("--weights", choices=kinds, default="pretrained", help=weights)
     jobs = "runs at once (default: what the GPUs' memory and two cores for each allow, or one per "
     jobs += "core without GPUs)"
-    add("--jobs", type=int, default=0, metavar="N", help=jobs)
+    add("--jobs", type=at_least(0), default=0, metavar="N", help=jobs)
     size = "processes, and GPUs, per run (default: 1)"
-    add("--world-size", type=int, default=1, metavar="N", help=size)
+    add("--world-size", type=at_least(1), default=1, metavar="N", help=size)
     add("--no-models", action="store_true", help="do not keep the best model of each run")
     add_device(command)
     overrides = "settings to change, such as learning_rate=2e-5 or pooling=mean"
@@ -111,8 +111,6 @@ def _run(
     from finetune.starting import run_all
     from pretrain.processes import gpus
 
-    check_least("--jobs", options.jobs, 0)
-    check_least("--world-size", options.world_size)
     gpus.select(options.device)
     gpus.gpus_of(options.world_size, "--world-size")
     plans, loaded = plan_runs(

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
@@ -28,6 +28,7 @@ Command = tuple[AddArguments, Run]
 Groups = Mapping[str, Mapping[str, Command]]
 """Commands by name, by title of the group."""
 _NAME = "zeroclap"
+N = TypeVar("N", int, float)
 _MOST_NUMBERS = 1000
 """Of an option that names several."""
 
@@ -227,7 +228,14 @@ def numbers(text: str, least: int = 0) -> list[int]:
     return named
 
 
-def check_least(option: str, value: int, least: int = 1) -> None:
-    """Raise ValueError if the value of an option is lower than the least that is accepted."""
-    if value < least:
-        raise ValueError(f"{option} {value}: accepted: {least} or more")
+def at_least(least: int, kind: type[N] = int) -> Callable[[str], N]:
+    """Return the type of an option that is a number of `least` or more."""
+
+    def number(text: str) -> N:
+        value = kind(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text}: accepted: {least} or more")
+        return value
+
+    number.__name__ = kind.__name__  # argparse names it where `text` is no number
+    return number

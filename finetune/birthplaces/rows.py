@@ -28,6 +28,8 @@ def documents(path: Path) -> list[str]:
     Raises:
         ValueError: there is no text, or a line is not UTF-8; the line is named.
     """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
     texts = list[str]()
     for record in read_documents(f"lines:{path}"):
         if not isinstance(record, Reject):

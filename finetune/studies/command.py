@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from data_prep.common.arguments import CommandFailed, check_least, numbers
+from data_prep.common.arguments import CommandFailed, at_least, numbers
 from data_prep.common.files import check_new, lock, read_json, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
 from finetune.studies import job
@@ -36,9 +36,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--toy", action="store_true", help="at the small size that the study names, for CPU cores")
     add("--seeds", type=numbers, help="such as 1-5; more may be added later (default: the study's)")
     add("--data", default="", help="GLUE's data, as for glue; needed where models are fine-tuned")
-    add("--jobs", type=int, default=0, help="runs at once (default: as the devices allow)")
+    add("--jobs", type=at_least(0), default=0, help="runs at once (default: as the devices allow)")
     at_once = "fine-tunings of a run at once, which share its device (default: %(default)s)"
-    add("--glue-jobs", type=int, default=1, metavar="N", help=at_once)
+    add("--glue-jobs", type=at_least(1), default=1, metavar="N", help=at_once)
     engine = "on this machine, or each run as a task of a Ray cluster (default: %(default)s)"
     add("--engine", choices=("local", "ray"), default="local", help=engine)
     add("--dry-run", action="store_true", help="print arms, runs and costs, and do nothing")
@@ -60,8 +60,6 @@ def study(options: argparse.Namespace) -> None:
     from finetune.studies.report import write_report
     from finetune.studies.results import collect
 
-    check_least("--jobs", options.jobs, 0)
-    check_least("--glue-jobs", options.glue_jobs)
     chosen = studies.load(options.study, toy=options.toy)
     chosen = dataclasses.replace(chosen, seeds=options.seeds or chosen.seeds)
     is_here = options.engine == "local" and not options.dry_run

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from data_prep.common.arguments import check_least
+from data_prep.common.arguments import at_least
 from data_prep.common.files import check_writable, write_json
 from pretrain.checks.devices import DEVICES
 from pretrain.config.settings import add_recipe
@@ -62,7 +62,7 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
         "total number of GPUs (default: the most, up to 8, that share an update's micro-batches "
         f"evenly; with --kind {_HERE} the ranks that `supervise` starts on this machine)"
     )
-    add("--gpus", type=int, help=gpus)
+    add("--gpus", type=at_least(1), help=gpus)
     kind = f"type of GPU (default: %(default)s); {_HERE}: measure this machine for some seconds"
     add("--kind", default="h100", choices=(*DEVICES, _HERE), help=kind)
     add("--json", type=Path, help="also write the figures to this file")
@@ -83,7 +83,6 @@ def plan(options: argparse.Namespace) -> None:
     gpus = options.gpus
     if gpus is None:
         gpus = here if is_here else planning.most_gpus(config)
-    check_least("--gpus", gpus)
     corpora = [Path(source.path) for source in config.segments.sources]
     missing = [str(corpus) for corpus in corpora if not corpus.exists()]
     if missing:
@@ -111,7 +110,7 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add = command.add_argument
     seconds = "seconds to train after two updates of warm-up (default: %(default)s)"
-    add("--seconds", type=float, default=10.0, help=seconds)
+    add("--seconds", type=at_least(0, float), default=10.0, help=seconds)
     add("--json", type=Path, help="also write the figures to this file")
 
 

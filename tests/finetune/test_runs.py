@@ -198,7 +198,6 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
         (["start_from=MNIL"], "unknown task 'MNIL' (did you mean MNLI?)"),
         (["start_from=all"], "start_from 'all': name one task"),
         (["start_from=MNLI"], "CoLA starts from the model of MNLI (start_from)"),
-        *(([option, "-1"], f"{option} -1: ") for option in ("--jobs", "--world-size")),
         (["--data", "nowhere"], "--data nowhere: no such folder; hub is accepted"),
         (["--tasks", "SST-2,CoLA,MRPC"], "data hub would do as well); GLUE/MRPC: has no train.tsv"),
         (["--tasks", "SST-2,CoLA,MRPC"], "GLUE/mrpc or --data hub would do"),

@@ -27,6 +27,8 @@ def test_a_file_has_answers_in_every_row_or_in_none(tmp_path):
     assert read_rows(path, with_answers=False) == [["Where was A?"], ["Where was B?"]]
     with pytest.raises(ValueError, match=r"row 'Where was A\?': must be question<TAB>answer"):
         read_rows(path)
+    with pytest.raises(ValueError, match=r"none\.tsv: no such file\Z"):  # no other format is read
+        read_rows(tmp_path / "none.tsv")
 
 
 @pytest.mark.parametrize(
