@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from data_prep import cache
+from data_prep.common import children
 from data_prep.common.files import AtomicFile, sha256_of, write_atomically
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.manifest import (
@@ -445,7 +446,7 @@ def test_killed_run_ends_its_workers(inputs, tmp_path, tokenizer_folder, victim,
     run = subprocess.Popen(
         [sys.executable, str(script), *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=children.environment(),
         stderr=subprocess.PIPE,
         text=True,
         # Processes that a shell runs in the background ignore interrupts.
@@ -454,8 +455,8 @@ def test_killed_run_ends_its_workers(inputs, tmp_path, tokenizer_folder, victim,
     first = output / "shards" / "shard-00000.json"
     wait_until(lambda: first.exists() or run.poll() is not None)
     assert run.poll() is None
-    children = psutil.Process(run.pid).children()
-    (worker,) = (child for child in children if "spawn_main" in " ".join(child.cmdline()))
+    started = psutil.Process(run.pid).children()
+    (worker,) = (child for child in started if "spawn_main" in " ".join(child.cmdline()))
     if victim == "interrupt":
         run.send_signal(signal.SIGINT)
     else:

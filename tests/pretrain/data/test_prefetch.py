@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from data_prep.common import children
 from data_prep.corpus import Corpus
 from pretrain.config.sections import BatchConfig
 from pretrain.data.batches import segmented_batches
@@ -140,19 +141,18 @@ if __name__ == "__main__":
 def test_workers_end_when_their_rank_is_killed(tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(RANK.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
-    root = Path(__file__).parents[3]
     with subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env=children.environment(),
     ) as rank:
         assert rank.stdout.readline() == "ready\n"
-        children = psutil.Process(rank.pid).children(recursive=True)
-        assert len(children) >= 2
+        started = psutil.Process(rank.pid).children(recursive=True)
+        assert len(started) >= 2
         rank.kill()
-    wait_until(lambda: not any(alive(child) for child in children))
+    wait_until(lambda: not any(alive(child) for child in started))
 
 
 @pytest.mark.parametrize(
