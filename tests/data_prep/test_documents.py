@@ -326,19 +326,10 @@ def test_lines_are_documents_including_blank_ones(tmp_path):
 def test_articles_begin_at_titles_between_blank_lines(tmp_path):
     file = tmp_path / "wiki.train.tokens.gz"
     first = " = One ( a = b ) = \n \n Text . \n \n = = Part = = \n \n More . \n"
-    first += " = not one = \n Text . \n"
+    first += " = not one = \n \n Text . \n \n = nor this = \n Text . \n"
     second = " = Two = \n \n\n Text . \n"
     file.write_bytes(gzip.compress(f" \n{first} \n{second}".encode()))
-    assert outcomes(f"wikitext:{file}") == [(first.strip(), 2), (second.strip(), 12)]
-
-
-@pytest.mark.parametrize(("split", "articles"), [("valid", 60), ("test", 60)])
-def test_wikitext_has_the_published_number_of_articles(split, articles, shared):
-    file = shared / "data" / "wikitext-2" / f"wiki.{split}.tokens"
-    found = texts_of(f"wikitext:{file}")
-    assert len(found) == articles
-    words = [word for text in found for word in text.split()]
-    assert words == file.read_text(encoding="utf-8").split()
+    assert outcomes(f"wikitext:{file}") == [(first.strip(), 2), (second.strip(), 16)]
 
 
 def test_dataset_of_a_local_folder_is_read_by_name(tmp_path):

@@ -320,12 +320,6 @@ def test_filler_words_of_a_dictionary_have_ids_that_no_text_encodes_to(tokenizer
     assert ids.max() < tokenizer.mask_id
 
 
-def test_a_folder_s_tokenizer_json_comes_before_other_layouts(tokenizer, tmp_path):
-    folder = write_gpt2(train(iter(["other"]), 261), tmp_path / "both")
-    tokenizer.save(folder / "tokenizer.json")
-    assert load(folder).digest() == tokenizer.digest()
-
-
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [

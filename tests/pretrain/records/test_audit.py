@@ -265,10 +265,6 @@ def test_one_block_too_few_or_too_many_is_found_whichever_it_is():
         ]
 
 
-def test_a_run_that_was_only_created_has_nothing_to_prove_but_its_chain():
-    assert problems(History()) == []
-
-
 def test_a_launch_that_failed_before_the_run_was_created_does_no_harm():
     history = finished()
     history.records.insert(0, {"kind": "crash", "attempt": 1, "reason": "no such file"})

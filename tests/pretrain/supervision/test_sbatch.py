@@ -32,11 +32,8 @@ def submit(tmp_path):
         program("zeroclap", zeroclap)
         variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
         environment = os.environ | variables | given
-        started.append(
-            subprocess.Popen(
-                ["bash", SCRIPT, "demo", "folder=a b"], env=environment, start_new_session=True
-            )
-        )
+        words = ["bash", SCRIPT, "demo", "folder=a b"]
+        started.append(subprocess.Popen(words, env=environment, start_new_session=True))
         return started[-1]
 
     yield start
