@@ -1,9 +1,9 @@
 """ledger.jsonl: what happened to a run, append-only and hash-chained.
 
-Each line is a JSON object with `number`, `time`, `kind`, `previous` (the hash of the line before)
-and the fields of its kind. A last line that a crash left incomplete is ignored, and cut off at the
-next append; if it lacks nothing but its line feed, it counts. Any other line that does not verify
-is an error.
+Each line is a JSON object with `number`, `time`, `kind`, the fields of its kind, `previous` (the
+hash of the line before) and `hash` (of the line itself up to it; earlier versions wrote none). A
+last line that a crash left incomplete is ignored, and cut off at the next append; if it lacks
+nothing but its line feed, it counts. Any other line that does not verify is an error.
 
 While an attempt lives, only its rank 0 appends; the supervisor appends when no rank is left. What
 the run does next follows from the ledger alone: see `run_state`.
@@ -37,6 +37,8 @@ _FIRST = "0" * 32
 """In place of a hash of the line before."""
 _BEGINNING = b'{"number": '
 """Of every line."""
+_OWN = b', "hash": '
+"""Before the hash of a line, which is its last field."""
 _EDITED = re.compile(rb"\A\xef\xbb\xbf|\r\n|^\n", re.MULTILINE)
 """What editors and transfers leave: a byte-order mark, line ends of Windows, empty lines."""
 
@@ -61,7 +63,9 @@ def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
         lacks = b"" if line.endswith(b"\n") else b"\n"
         try:
             record = json.loads(line)
+            text, is_hashed, _ = line.rpartition(_OWN)
             valid = record["previous"] == previous and record["number"] == len(records)
+            valid = valid and (not is_hashed or record["hash"] == _hash(text))
         except files.MALFORMED:
             valid = False
         if not valid and lacks and _is_torn(line):
@@ -71,15 +75,19 @@ def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
             edited = f"`sed -i '1s/^\\xef\\xbb\\xbf//; s/\\r$//; /^$/d' {shlex.quote(str(path))}`"
             way = f"{edited} undoes it" if _EDITED.search(data) else "put a backup in its place"
             raise ValueError(
-                f"{path}: line {len(records) + 1} does not follow from the line before it; the "
-                f"ledger was changed by something other than zeroclap; {way}"
+                f"{path}: line {len(records) + 1} does not follow from the line before it, or is "
+                f"not as written; the ledger was changed by something other than zeroclap; {way}"
             )
         if not records:
             files.check_format(record.get("format_version", 1), FORMAT_VERSION, path)
         records.append(record)
-        previous = hashlib.blake2b(line + lacks, digest_size=16).hexdigest()
+        previous = _hash(line + lacks)
         size += len(line)
     return records, size, lacks, previous
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _is_torn(line: bytes) -> bool:
@@ -99,7 +107,8 @@ def append(path: Path, kind: str, **fields: object) -> Record:
         fields = {"format_version": FORMAT_VERSION, **fields}
     head = {"number": len(records), "time": round(time.time(), 3), "kind": kind}
     record = {**head, **fields, "previous": previous}
-    line = lacks + files.strict_json(record).encode() + b"\n"
+    text = files.strict_json(record).removesuffix("}").encode()
+    line = lacks + text + _OWN + f'"{_hash(text)}"}}\n'.encode()
     with files.naming(path):
         try:
             with path.open("ab") as file:

@@ -322,7 +322,7 @@ def test_a_folder_without_a_ledger_and_a_ledger_that_was_changed_are_refused(tmp
     path = tmp_path / "run" / ledger.FILE_NAME
     path.write_bytes(path.read_bytes().replace(b'"seed": 5', b'"seed": 6', 1))
     assert command_line.main(["audit", str(tmp_path / "run")]) == 2
-    assert "line 2 does not follow" in capsys.readouterr().err
+    assert "line 1 does not follow" in capsys.readouterr().err
 
 
 @pytest.fixture
