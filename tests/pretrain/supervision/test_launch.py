@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from pretrain.records import control
 from pretrain.records.control import ControlFile
 from pretrain.supervision import launch
 from pretrain.supervision.nodes import Node
+from tests.running import wait_until
 
 RUN = Path("/runs/a")
 ONE = ControlFile("aa", 3, control.RUN, nodes=1, processes_per_node=2, port=999)
@@ -263,11 +263,9 @@ def test_the_launcher_of_the_current_attempt_is_found_again_and_no_other(run, mo
 
 
 def test_a_zombie_launcher_has_ended(run):
-    child = subprocess.Popen([sys.executable, "-c", ""], env={**os.environ})
+    child = subprocess.Popen([sys.executable, "-c", ""])
     job = launch.Job(run, STARTED, 0, psutil.Process(child.pid))
-    waiting = threading.Event()
-    while not job.ended():
-        waiting.wait(0.02)
+    wait_until(job.ended)
     child.wait()
     assert job.ended()
 
