@@ -1,5 +1,6 @@
 """What rank 0 writes while an attempt runs."""
 
+import errno
 import json
 import math
 from types import SimpleNamespace
@@ -14,11 +15,12 @@ from pretrain.data.lineage import Lineage
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
 from pretrain.loop.protocols import MicroBatch
-from pretrain.records import ledger, metrics
+from pretrain.records import checkpoints, ledger, metrics
 from pretrain.records.checkpoints import ResumePoint
 from pretrain.records.figures import PAIRS
 from pretrain.records.segments import Course
 from pretrain.train import setup
+from pretrain.train.attempt import Attempt
 from pretrain.train.log import RunLog, discontinuity, recorded_loss
 from pretrain.train.measurements import Measurements
 from pretrain.train.setup import ResumeState
@@ -178,3 +180,16 @@ def test_the_loss_to_repeat_is_that_of_the_same_seed_micro_batches_and_kernels(
 )
 def test_a_first_loss_that_differs_from_the_recorded_one_is_named(loss, recorded, reason):
     assert discontinuity(loss, recorded) == reason
+
+
+def test_a_commit_counts_though_older_checkpoints_cannot_be_deleted_now(monkeypatch):
+    def fails(step):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    said = []
+    monkeypatch.setattr(checkpoints, "manifest_hash", lambda run, step: "hash")
+    log = SimpleNamespace(record=lambda kind, **_: said.append(kind), warn_once=said.append)
+    run, group = SimpleNamespace(run_folder=""), SimpleNamespace(world_size=1)
+    Attempt._commit(SimpleNamespace(setup=run, group=group, log=log, _delete_old=fails), 5)
+    assert said[0] == "commit"
+    assert "older checkpoints are not deleted for now: [Errno 116] Stale file handle" in said[1]
