@@ -1,6 +1,7 @@
 """The command `verify`: check a corpus folder against its manifest."""
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,9 @@ def _check_totals(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         by_shard = (sum(s.documents for s in shards), sum(s.tokens for s in shards))
         if by_subset != total or by_shard != (total.documents, total.tokens):
             yield f"{folder}: the totals of the {split} split are not the sums of its shards"
+    every = itertools.chain(*manifest.shards.values())
+    if manifest.subsets != sorted({name for files in every for name in files.subsets}):
+        yield f"{folder}: 'subsets' of its manifest are not those of its shards"
 
 
 def _check_tally(folder: Path, manifest: CorpusManifest) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.common.files import strict_json
+from data_prep.common.files import naming_damage, strict_json
 from data_prep.common.markup import text_table
 from data_prep.common.wording import changes
 from pretrain.config.settings import flatten
@@ -79,7 +79,8 @@ def machine(seen: RunView) -> dict[str, Any]:
     newest = next((r for r in reversed(seen.records) if r["kind"] == "attempt"), {})
     found = read_json(seen.folder / ENVIRONMENT) or {}  # the ledger has the versions as well
     found.pop("started", None)
-    versions = {**found.pop("versions", {}), **newest.get("versions", {})}
+    with naming_damage(seen.folder / ENVIRONMENT):
+        versions = {**found.pop("versions", {}), **newest.get("versions", {})}
     return {**versions, **found, **{k: newest[k] for k in ("ranks", "hosts") if k in newest}}
 
 

@@ -71,9 +71,11 @@ def test_wrong_totals_are_detected(copy):
     file = copy / "manifest.json"
     content = json.loads(file.read_text())
     content["totals"]["valid"]["text_bytes"] += 1
+    content["subsets"].append("Other")
     file.write_text(json.dumps(content))
-    problem = "the totals of the valid split are not the sums of its shards"
-    assert list(verify(copy)) == [f"{copy}: {problem}"]
+    totals = f"{copy}: the totals of the valid split are not the sums of its shards"
+    subsets = f"{copy}: 'subsets' of its manifest are not those of its shards"
+    assert list(verify(copy)) == [totals, subsets]
 
 
 @pytest.mark.parametrize("name", ["rejects", "kept", "cut"])

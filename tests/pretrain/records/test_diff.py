@@ -103,3 +103,10 @@ def test_a_run_that_has_not_begun_is_compared_by_its_settings(tmp_path, capsys):
     found = cells(shown(capsys, make_run(tmp_path / "a"), str(tmp_path / "new")))
     assert found["steps"] == ("6", "0")
     assert found["last validation loss"] == ("4.0000 after 6", "-")
+
+
+def test_an_environment_of_another_form_is_named(tmp_path, capsys):
+    runs = [make_run(tmp_path / name) for name in "ab"]
+    (path := tmp_path / "b" / "environment.json").write_text('{"versions": 5}')
+    assert command_line.main(["diff", *runs]) == 2
+    assert f"{path}: is damaged: " in capsys.readouterr().err
