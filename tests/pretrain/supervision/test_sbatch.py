@@ -98,12 +98,15 @@ SAVES = "trap 'exit {}' USR1; touch ready; for i in {{1..999}}; do sleep 0.05; d
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (76, True), (137, True)])
-def test_the_signal_before_the_time_limit_reaches_the_agents(submit, tmp_path, code, requeued):
+def test_the_signal_before_the_time_limit_reaches_the_agents(
+    submit, tmp_path, capfd, code, requeued
+):
     """Sent again and again, at every moment of the script's wait for their end."""
     script = submit(SAVES.format(code))
     _send(signal.SIGINT if code == 1 else signal.SIGUSR1, script, tmp_path)
     assert script.returncode == code
     assert (tmp_path / "requeued").exists() == requeued
+    assert ("is --time longer than the time in --signal?" in capfd.readouterr().err) == requeued
 
 
 def test_a_signal_to_the_shell_of_an_agent_alone_reaches_the_agent(submit, tmp_path):
