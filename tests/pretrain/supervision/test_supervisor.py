@@ -36,6 +36,9 @@ from pretrain.records import ledger
 from pretrain.records import control
 from pretrain.records import failures, heartbeat
 run, token = Path({run!r}), os.environ["ZEROCLAP_ATTEMPT"]
+def wait_until_shown(text, times):
+    while run.with_name("shown").read_text().count(text) < times:
+        time.sleep(0.05)
 def record(kind, **fields):
     number = control.read_control_file(run).attempt
     defaults = {{"token": token, "step": 0, "attempt": number, "ranks": 2, "seed": 1}}
@@ -56,6 +59,7 @@ class Stage:
         self.told = run.with_name("told")
         self.listen = lambda text: None
         run.mkdir()
+        run.with_name("shown").touch()
         monkeypatch.setattr(launch, "command", self.command)
         monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.05)
         monkeypatch.setattr(progress.ProgressPrinter, "_write", lambda _, text: self.write(text))
@@ -67,6 +71,7 @@ class Stage:
 
     def write(self, text):
         self.output.append(text)
+        self.run.with_name("shown").write_text(self.text)
         self.listen(text)
 
     def open(self, **settings):
@@ -205,9 +210,9 @@ def test_progress_is_printed_once_for_a_step_and_an_adopted_launcher_has_no_exit
 def test_the_last_step_is_printed_at_once_and_before_the_end_of_the_run(stage):
     script = (
         "record('attempt')\nwith (run / 'metrics.jsonl').open('a') as file:\n"
-        f"    for line in {[line_of(7), line_of(STEPS - 1)]!r}:\n"
-        "        file.write(line + chr(10)); file.flush(); time.sleep(0.5)\n"
-        "record('done'); time.sleep(0.5)"
+        f"    for times, line in enumerate({[line_of(7), line_of(STEPS - 1)]!r}, start=1):\n"
+        "        file.write(line + chr(10)); file.flush(); wait_until_shown('] step', times)\n"
+        "record('done')"
     )
     assert stage.supervise(script) == 0
     told = [text.split()[1] for text in stage.output if text.split()[1] in ("step", "done:")]
@@ -227,7 +232,7 @@ def test_each_validation_is_printed_with_the_best_one(stage):
     line = {"attempt": 1, "perplexity": 20.0, "targets": 9, "subsets": {}}
     script = "record('attempt')\nwith (run / 'validation.jsonl').open('a') as file:\n" + "".join(
         f"    file.write({json.dumps({**line, 'step': step, 'loss': loss})!r} + chr(10))\n"
-        "    file.flush()\n    time.sleep(0.5)\n"
+        f"    file.flush(); wait_until_shown('validation after {step} ', 1)\n"
         for step, loss in ((100, 3.0), (200, 3.1))
     )
     assert stage.supervise(script + "record('done')") == 0
