@@ -382,10 +382,12 @@ def test_a_recipe_that_was_changed_or_gives_other_batches_than_the_ledger_is_fou
     history.write(tmp_path / "run")
     (path,) = (tmp_path / "run" / RECIPES).iterdir()
     text = path.read_text()
-    path.write_text(text.replace("learning_rate: 0.0006", "learning_rate: 0.0007"))
-    for content in (False, True):
-        found = audit.audit(tmp_path / "run", content=content)
-        assert f"{path}: was changed" in " ".join(found.problems)
+    for old, new in (("learning_rate: 0.0006", "learning_rate: 0.0007"), ("  corpus: ", "  # ")):
+        path.write_text(text.replace(old, new))
+        assert text != path.read_text()
+        for content in (False, True):
+            found = audit.audit(tmp_path / "run", content=content)
+            assert f"{path}: was changed" in " ".join(found.problems)
     path.write_text(text)
     segments = audit.audit(tmp_path / "run").segments
     assert [line.strip().split("  ")[0] for line in segments] == [
