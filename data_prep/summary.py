@@ -113,8 +113,8 @@ def warnings(manifest: CorpusManifest) -> Iterator[str]:
     if low := [f"{name} {each:.2f}" for name, each in sizes if each < LEAST_BYTES_PER_TOKEN]:
         yield (
             f"under {LEAST_BYTES_PER_TOKEN:g} bytes of text per token ({few(low)}): the "
-            "vocabulary has few words of this text and encodes the rest as bytes. Train one on "
-            "such text with train-tokenizer to need fewer tokens"
+            "vocabulary has few words of this text and encodes the rest in small pieces. Train one "
+            "on such text with train-tokenizer to need fewer tokens"
         )
 
 
