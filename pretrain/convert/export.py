@@ -109,7 +109,7 @@ def _initial(run: Path, config: RunConfig, created: ledger.Record | None) -> _Re
 def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Read:
     folder = checkpoints.folder_of(run, step)
     try:
-        manifest = checkpoints.read_manifest(folder)
+        manifest = checkpoints.read_manifest(folder, state.manifests[step])
     except ValueError as error:
         if not state.is_done(config.training.steps) or step != state.checkpoints[-1]:
             raise

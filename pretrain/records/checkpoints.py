@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,14 @@ def fingerprint(path: Path) -> dict[str, object]:
     return {"bytes": path.stat().st_size, "blake2b": digest}
 
 
-def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]:
+def read_manifest(
+    folder: Path, committed: str = "", part: int = 0, parts: int = 1
+) -> dict[str, Any]:
     """Verify the files of a checkpoint and return its manifest.
 
     Args:
         folder: the checkpoint.
+        committed: hash of its manifest, as the ledger has it; "" compares none.
         part: index of this rank's share of the files, every `parts`-th one, of which it compares
             size and hash.
         parts: number of ranks that share them.
@@ -143,6 +146,8 @@ def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]
         reason = f"not a checkpoint, {MANIFEST} cannot be read: {error}"
         raise ValueError(f"{folder}: {reason}") from None
     files.check_format(version, FORMAT_VERSION, folder / MANIFEST)
+    if committed not in ("", _hash(data)):
+        raise DamagedFile(f"{folder / MANIFEST}: is not what was committed, its hash differs")
     try:
         for name in sorted(fingerprints)[part::parts]:
             found = files.retried((folder / name).stat).st_size
@@ -168,12 +173,12 @@ class ResumePoint:
     """The rejected steps with proven damage; the others could not be read."""
 
 
-def find_resume_point(run: Path, steps: Sequence[int], group: Group) -> ResumePoint:
+def find_resume_point(run: Path, committed: Mapping[int, str], group: Group) -> ResumePoint:
     """Find the newest checkpoint that verifies; the ranks share its files.
 
     Args:
         run: the run's folder.
-        steps: of its checkpoints, oldest first.
+        committed: hashes of the manifests of its checkpoints, by step, oldest first.
         group: the ranks.
 
     Raises:
@@ -182,8 +187,9 @@ def find_resume_point(run: Path, steps: Sequence[int], group: Group) -> ResumePo
     """
     rejected: dict[int, str] = {}
     damaged: set[int] = set()
-    for step in reversed(steps):
-        manifest, *answer = _verify(folder_of(run, step), group.rank, group.world_size)
+    for step in sorted(committed, reverse=True):
+        part = group.rank, group.world_size
+        manifest, *answer = _verify(folder_of(run, step), committed[step], *part)
         reasons, are_damaged = zip(*group.gather(answer), strict=True)
         if not any(reasons):
             return ResumePoint(step, group.broadcast(manifest), rejected, frozenset(damaged))
@@ -195,18 +201,23 @@ def find_resume_point(run: Path, steps: Sequence[int], group: Group) -> ResumePo
     return ResumePoint(0, None, rejected)
 
 
-def _verify(folder: Path, part: int, parts: int) -> tuple[dict[str, Any] | None, str, bool]:
+def _verify(
+    folder: Path, committed: str, part: int, parts: int
+) -> tuple[dict[str, Any] | None, str, bool]:
     """Return the manifest, or why the checkpoint does not verify and whether damage is proven."""
     try:
-        return read_manifest(folder, part, parts), "", False
+        return read_manifest(folder, committed, part, parts), "", False
     except (OSError, ValueError) as error:
         return None, str(error) or type(error).__name__, isinstance(error, DamagedFile)
 
 
 def manifest_hash(run: Path, step: int) -> str:
     """Hash of a checkpoint's manifest, which contains the hashes of its files."""
-    data = files.retried((folder_of(run, step) / MANIFEST).read_bytes)
-    return hashlib.blake2b(data).hexdigest()[:32]
+    return _hash(files.retried((folder_of(run, step) / MANIFEST).read_bytes))
+
+
+def _hash(manifest: bytes) -> str:
+    return hashlib.blake2b(manifest).hexdigest()[:32]
 
 
 def size_of(manifest: Mapping[str, Any]) -> int:

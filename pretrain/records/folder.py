@@ -224,7 +224,7 @@ def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
         return ""
     step = state.checkpoints[-1]
     try:
-        checkpoints.read_manifest(checkpoints.folder_of(run, step))
+        checkpoints.read_manifest(checkpoints.folder_of(run, step), state.manifests[step])
     except ValueError as error:
         ledger.append(run / ledger.FILE_NAME, "reject", step=step, reason=str(error))
         return str(error)

@@ -139,6 +139,8 @@ class RunState:
     """The segments of every rollback."""
     seeds: frozenset[int]
     """Seeds used so far, on any lineage."""
+    manifests: Mapping[int, str]
+    """Hash of the manifest of each step's newest commit."""
     segments: tuple[Record, ...] = ()
     """The segments that hold, as they were recorded. A rollback ends those of rollbacks that begin
     at its step or later, another recipe those of recipes."""
@@ -243,6 +245,7 @@ def run_state(records: Sequence[Record]) -> RunState:
         spikes=tuple(r for r in records if r["kind"] == "spike"),
         rollbacks=tuple(rollbacks),
         seeds=frozenset(r["seed"] for r in (*segments(records, START), *rollbacks)),
+        manifests={r["step"]: r.get("manifest", "") for r in records if r["kind"] == "commit"},
     )
     for record in records:
         _apply(state, record)

@@ -119,15 +119,11 @@ def _bad_start(
         yield f"followed the lineage {record['lineage']}, but the ledger has another"
     if step == 0:
         return
-    if step not in ledger.run_state(earlier).checkpoints:
+    state = ledger.run_state(earlier)
+    if step not in state.checkpoints:
         yield f"began at step {step}, of which no committed checkpoint was left"
-    elif committed(earlier)[step] != record["manifest"]:
+    elif state.manifests[step] != record["manifest"]:
         yield f"loaded another checkpoint of step {step} than the one that was committed"
-
-
-def committed(records: Sequence[ledger.Record]) -> dict[int, str]:
-    """The manifest hash of each step's newest commit."""
-    return {r["step"]: r["manifest"] for r in records if r["kind"] == "commit"}
 
 
 def _bad_steps(

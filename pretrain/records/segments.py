@@ -225,9 +225,8 @@ def _copy(course: Course, run: Path) -> Path:
     checkpoint = checkpoints.folder_of(run, step)
     shutil.rmtree(checkpoint.parent, ignore_errors=True)  # of a copy that was interrupted
     shutil.copytree(checkpoints.folder_of(other, step), checkpoint)
-    checkpoints.read_manifest(checkpoint)
-    if checkpoints.manifest_hash(run, step) != records[-1]["manifest"]:
-        raise ValueError(f"{other}: its checkpoint of step {step} was changed after its commit")
+    with files.named_errors(f"--from {other}"):
+        checkpoints.read_manifest(checkpoint, records[-1]["manifest"])
     for name in (RECIPES, folder.INITIAL):
         if (other / name).is_dir():
             shutil.copytree(other / name, run / name, dirs_exist_ok=True)

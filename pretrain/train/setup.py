@@ -147,7 +147,8 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
         return None
     sources = tuple(open_source(each, "train") for each in course.segments.sources)
     hosts = group.gather(socket.gethostname())
-    point = checkpoints.find_resume_point(run, state.checkpoints, group)
+    committed = {step: state.manifests[step] for step in state.checkpoints}
+    point = checkpoints.find_resume_point(run, committed, group)
     size = checkpoints.BYTES_PER_PARAMETER * sum(each.numel() for each in model.parameters())
     begun = group.on_rank_0(lambda: begin(course, architecture, settings, point, token, size))
     supervisor.report_setup()

@@ -304,7 +304,7 @@ def test_a_checkpoint_that_is_another_or_not_on_disk_is_a_problem(tmp_path, caps
     assert "checkpoint of step 5" in capsys.readouterr().out
     commit_checkpoint(tmp_path / "run", 5, lambda folder: (folder / "weights").write_bytes(b"1"))
     assert command_line.main(["audit", str(tmp_path / "run")]) == 1
-    assert "step-00000005: is not the checkpoint that was committed" in capsys.readouterr().out
+    assert "step-00000005/MANIFEST.json: is not what was committed" in capsys.readouterr().out
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     ledger.append(tmp_path / "run" / ledger.FILE_NAME, "done", attempt=1, step=5)
     assert command_line.main(["audit", str(tmp_path / "run")]) == 0

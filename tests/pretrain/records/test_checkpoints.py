@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.records import checkpoints
+from pretrain.records.checkpoints import ResumePoint
 from pretrain.records.collective import Failure, Group
 from tests.pretrain.builders import ALONE, commit_checkpoint, failing
 
@@ -108,15 +109,15 @@ def test_ranks_that_share_the_files_compare_each_once(tmp_path, monkeypatch):
         checkpoints, "fingerprint", lambda path: hashed.append(path.name) or fingerprint(path)
     )
     for part in range(3):
-        checkpoints.read_manifest(folder, part, 3)
+        checkpoints.read_manifest(folder, "", part, 3)
     assert sorted(hashed) == sorted(FILES)
     last = folder / max(FILES)
     last.write_bytes(last.read_bytes() + b"more")
     owner = sorted(FILES).index(last.name) % 3
     for part in {*range(3)} - {owner}:
-        checkpoints.read_manifest(folder, part, 3)
+        checkpoints.read_manifest(folder, "", part, 3)
     with pytest.raises(ValueError, match=last.name):
-        checkpoints.read_manifest(folder, owner, 3)
+        checkpoints.read_manifest(folder, "", owner, 3)
 
 
 def test_a_checkpoint_of_another_format_is_refused_with_both(tmp_path):
@@ -231,15 +232,18 @@ def test_nothing_is_committed_before_the_slowest_rank_has_written(run_ranks, tmp
 
 
 def test_the_newest_intact_checkpoint_is_found_with_the_reasons_against_newer_ones(tmp_path):
-    folders = {step: committed(tmp_path, step) for step in (10, 20, 30)}
+    folders = {step: committed(tmp_path, step) for step in (10, 20, 30, 40)}
+    hashes = {step: checkpoints.manifest_hash(tmp_path, step) for step in folders}
+    manifest = folders[40] / checkpoints.MANIFEST
+    manifest.write_bytes(manifest.read_bytes() + b"\n")
     (folders[30] / min(FILES)).unlink()
     (folders[20] / max(FILES)).write_bytes(b"")
-    point = checkpoints.find_resume_point(tmp_path, [10, 20, 30], ALONE)
+    point = checkpoints.find_resume_point(tmp_path, hashes, ALONE)
     assert point.step == point.manifest["step"] == 10
-    assert list(point.rejected) == [30, 20]
-    assert point.damaged == {20}
-    assert "missing" in point.rejected[30]
-    assert "has 0 bytes" in point.rejected[20]
+    assert list(point.rejected) == [40, 30, 20]
+    assert point.damaged == {20, 40}
+    for step, reason in (40, "what was committed"), (30, "missing"), (20, "has 0 bytes"):
+        assert reason in point.rejected[step]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
@@ -249,7 +253,7 @@ def test_a_checkpoint_whose_files_cannot_be_read_for_a_moment_is_whole(
     committed(tmp_path, 10)
     hashed = failing(checkpoints.fingerprint, [number] * 3)
     monkeypatch.setattr(checkpoints, "fingerprint", hashed)
-    assert checkpoints.find_resume_point(tmp_path, [10], ALONE).step == 10
+    assert checkpoints.find_resume_point(tmp_path, {10: ""}, ALONE).step == 10
 
 
 def test_a_checkpoint_that_cannot_be_read_is_rejected_but_not_as_damaged(
@@ -259,7 +263,7 @@ def test_a_checkpoint_that_cannot_be_read_is_rejected_but_not_as_damaged(
         committed(tmp_path, step)
     hashed = failing(checkpoints.fingerprint, [errno.EIO] * 4)
     monkeypatch.setattr(checkpoints, "fingerprint", hashed)
-    point = checkpoints.find_resume_point(tmp_path, [10, 20], ALONE)
+    point = checkpoints.find_resume_point(tmp_path, {10: "", 20: ""}, ALONE)
     assert point.step == 10
     assert "Input/output error" in point.rejected[20]
     assert point.damaged == frozenset()
@@ -270,19 +274,15 @@ def test_a_checkpoint_that_one_rank_alone_finds_damaged_is_damaged(tmp_path):
         committed(tmp_path, step)
     others = iter([("hash differs", True), ("", False)])
     group = Group(0, 2, lambda mine: [mine, next(others)], ALONE.broadcast)
-    point = checkpoints.find_resume_point(tmp_path, [10, 20], group)
+    point = checkpoints.find_resume_point(tmp_path, {10: "", 20: ""}, group)
     assert (point.step, point.damaged) == (10, {20})
     assert point.rejected == {20: "hash differs (rank 1)"}
 
 
-def test_a_run_without_checkpoints_begins_at_0_but_not_one_whose_every_checkpoint_is_damaged(
-    tmp_path,
-):
-    assert checkpoints.find_resume_point(tmp_path, [], ALONE) == checkpoints.ResumePoint(
-        0, None, {}
-    )
+def test_a_run_begins_at_0_without_checkpoints_but_not_where_all_are_damaged(tmp_path):
+    assert checkpoints.find_resume_point(tmp_path, {}, ALONE) == ResumePoint(0, None, {})
     with pytest.raises(Failure, match="none of its checkpoints is intact.*step-00000020.*00000010"):
-        checkpoints.find_resume_point(tmp_path, [10, 20], ALONE)
+        checkpoints.find_resume_point(tmp_path, {10: "", 20: ""}, ALONE)
 
 
 def test_a_disk_without_room_is_refused_with_both_numbers(tmp_path, monkeypatch):

@@ -125,19 +125,14 @@ def test_outliers_do_not_widen_the_statistics():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_slow_rise_that_returns_heals(seed):
-    found = of(raised(decay(2000, seed), 1000, 1100, 0.2), SpikeConfig())
-    assert kinds(found) == [("suspect", "slow"), ("healed", "slow")]
-    assert abs(found[0].onset - 1000) <= 5
-    assert found[1].step <= 1100 + 32
-
-
-def test_a_slow_rise_that_becomes_fast_is_confirmed_like_a_fast_one():
-    losses = raised(raised(decay(2000), 1000, 2000, 0.2), 1100, 2000, 0.8)
-    found = of(losses, SpikeConfig())
-    assert kinds(found) == [("suspect", "slow"), ("spike", "slow")]
-    assert abs(found[0].onset - 1000) <= 5
-    assert found[1].step <= 1100 + 50 + 10
+def test_a_slow_rise_heals_where_it_returns_and_is_a_spike_where_it_becomes_fast(seed):
+    returning = raised(decay(2000, seed), 1000, 1100, 0.2)
+    fast = raised(returning, 1100, 2000, 1.0)
+    for losses, end, steps in (returning, "healed", 32), (fast, "spike", 60):
+        found = of(losses, SpikeConfig())
+        assert kinds(found) == [("suspect", "slow"), (end, "slow")]
+        assert abs(found[0].onset - 1000) <= 5
+        assert found[1].step <= 1100 + steps
 
 
 # --- new levels ----------------------------------------------------------------------------------

@@ -183,6 +183,15 @@ def interrupted(run, folder, after=4):
     return folder
 
 
+def recommit(run, step, change):
+    """Commit a checkpoint again, with a manifest that `change` has changed."""
+    path = checkpoints.folder_of(run, step) / checkpoints.MANIFEST
+    change(manifest := json.loads(path.read_text()))
+    write_json(path, manifest)
+    digest = checkpoints.manifest_hash(run, step)
+    ledger.append(run / ledger.FILE_NAME, "commit", attempt=1, step=step, manifest=digest)
+
+
 def assert_same_run(left, right, step=6):
     mine, others = weights_of(left, step), weights_of(right, step)
     assert all(mine[name].equal(others[name]) for name in others)
@@ -562,10 +571,8 @@ def test_a_changed_weight_under_a_consistent_hash_is_noticed_in_the_loss(
     name = next(name for name in states["module"] if "norm" in name and "weight" in name)
     states["module"][name] *= 1.1
     torch.save(states, path)
-    manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
-    manifest["files"][path.name] = checkpoints.fingerprint(path)
-    write_json(folder / checkpoints.MANIFEST, manifest)
-
+    changed = {path.name: checkpoints.fingerprint(path)}
+    recommit(run, 4, lambda found: found["files"].update(changed))
     code, output, _ = attempt(run)[0]
     assert code == 0
     assert "WARNING: the run does not continue from step 4: loss " in output
@@ -616,10 +623,7 @@ def test_a_run_of_a_later_version_is_refused_by_the_name_of_what_is_new(
     straight, attempt, tmp_path
 ):
     run = interrupted(straight, tmp_path / "run")
-    path = checkpoints.folder_of(run, 4) / checkpoints.MANIFEST
-    manifest = json.loads(path.read_text())
-    manifest["architecture"]["rope_theta"] = 1e4
-    write_json(path, manifest)
+    recommit(run, 4, lambda found: found["architecture"].update(rope_theta=1e4))
     answers = attempt(run)
     assert [code for code, _, _ in answers] == [2, 2]
     assert "unknown key 'rope_theta'" in answers[0][2]
