@@ -54,8 +54,11 @@ def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(tmp_path):
         *((STEP, text, "is not valid JSON: ") for text in (b"{", b"\0\0\0", b"\xff", b"[" * 9999)),
         (STEP, b"7", "7 is not accepted; it must be a mapping"),
         (STEP, {"step": "2"}, "step: '2' is not accepted; it must be a whole number"),
+        (STEP, {"tokens": True}, "tokens: True is not accepted; it must be a whole number"),
         (STEP, {"seconds": 0}, "seconds: 0 is not accepted; it must be above 0"),
+        (STEP, {"loss": [1]}, "loss: [1] is not accepted; it must be a number"),
         (STEP, {"terms": {"masked": {}}}, "terms.masked.loss: is missing"),
+        (SCORE, {"targets": None}, "targets: None is not accepted; it must be a whole number"),
         (SCORE, {"subsets": {"a": {**SCORE, "loss": "x"}}}, "subsets.a.loss: 'x' is not accepted"),
     ],
 )

@@ -105,11 +105,14 @@ def test_pauses_between_failures_grow_from_none_to_ten_seconds():
     ("recorded", "seen", "preempting", "kind"),
     [
         ({"attempt", "done"}, "crash", False, ""),
+        ({"attempt", "done"}, "hang", True, ""),
         ({"attempt", "spike"}, "crash", False, ""),
         ({"attempt", "preempted"}, "crash", True, ""),
+        ({"attempt", "commit"}, "crash", False, "crash"),
         (set(), "crash", False, "crash"),
         ({"attempt"}, "hang", False, "hang"),
         ({"attempt"}, "hang", True, "preempted"),
+        ({"attempt"}, "crash", True, "preempted"),
     ],
 )
 def test_record_of_an_attempt_s_end(recorded, seen, preempting, kind):

@@ -310,10 +310,7 @@ def test_a_spike_that_the_last_evaluation_confirms_is_rolled_back(attempt, tmp_p
     answers = attempt(tmp_path, *OFTEN, sabotage=broken_evaluations(4, 6))
     assert [code for code, _, _ in answers] == [EXIT_SPIKE] * 2
     suspect, spike = found_live(tmp_path)
-    assert (suspect, spike) == (
-        ("suspect", "validation", 3, 2),
-        ("spike", "validation", 5, 2),
-    )
+    assert (suspect, spike) == (("suspect", "validation", 3, 2), ("spike", "validation", 5, 2))
     assert committed(tmp_path) == [2, 4]
     assert records(tmp_path, "done") == []
     config = load(str(tmp_path / "run.yaml"))
@@ -500,25 +497,40 @@ def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path)
 # --- checkpoints that were touched ---------------------------------------------------------------
 
 
-def test_a_finished_run_with_a_damaged_checkpoint_is_finished_again(straight, attempt, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(straight, run)
-    path = touch(run, 6)
+def in_place_of(run, step, other):
+    """Put the files of another checkpoint of a run in the place of one's."""
+    folder = checkpoints.folder_of(run, step)
+    shutil.copytree(checkpoints.folder_of(run, other), folder, dirs_exist_ok=True)
+    return folder / checkpoints.MANIFEST
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_finished_run_with_a_damaged_checkpoint_is_finished_again(
+    straight, attempt, tmp_path, is_other
+):
+    run = shutil.copytree(straight, tmp_path / "run")
+    path = in_place_of(run, 6, other=4) if is_other else touch(run, 6)
     with pytest.raises(ValueError, match=r"its hash differs; `zeroclap supervise` with"):
         export_checkpoint(run, tmp_path / "model")
     answers = attempt(run)
     assert [code for code, _, _ in answers] == [0, 0]
     assert f"its steps are done again: {path}" in answers[0][1]
-    assert [record["kind"] for record in records(run)][-4:] == [
-        "reject",
-        "attempt",
-        "commit",
-        "done",
-    ]
+    kinds = [record["kind"] for record in records(run)]
+    assert kinds[-4:] == ["reject", "attempt", "commit", "done"]
     assert records(run, "reject")[0]["step"] == 6
     assert records(run, "discontinuity") == []
     assert_same_run(run, straight)
     assert audit.audit(run).problems == []
+
+
+def test_a_run_resumes_from_an_older_checkpoint_than_one_that_is_not_its_own(
+    straight, attempt, tmp_path
+):
+    run = interrupted(straight, tmp_path / "run")
+    path = in_place_of(run, 4, other=2)
+    output = attempt(run)[0][1]
+    assert f"checkpoint of step 4 rejected: {path}: is not what was committed" in output
+    assert_same_run(run, straight)
 
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_its_files_stay(
