@@ -20,13 +20,7 @@ from data_prep import cache
 from data_prep.common import children
 from data_prep.common.files import AtomicFile, sha256_of, write_atomically
 from data_prep.engines import ENGINES, WorkerDied
-from data_prep.manifest import (
-    Count,
-    Rejects,
-    Settings,
-    ShardManifest,
-    read_record,
-)
+from data_prep.manifest import Count, Rejects, Settings, ShardManifest, read_record
 from data_prep.run import merge, plan, prepare
 from data_prep.verify import verify
 from finetune.zeroclap import main

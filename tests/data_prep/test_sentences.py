@@ -97,6 +97,5 @@ def test_cutting_many_sentences_into_many_windows_takes_linear_time():
     count = 100_000
     started = time.process_time()
     assert len(cut_lengths([3] * count, [2] * (count * 3 // 2))) == count * 3 // 2
-    assert (
-        time.process_time() - started < 3
-    )  # 0.1 s; a look at all sentences for each, half an hour
+    # 0.1 s; a look at all sentences for each, half an hour
+    assert time.process_time() - started < 3

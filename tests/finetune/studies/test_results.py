@@ -11,14 +11,7 @@ from scipy import stats
 from finetune.studies import report, results
 from finetune.studies.checks import check_arms
 from finetune.studies.results import LOSS, Curve, Results
-from finetune.studies.study import (
-    Arm,
-    FineTuning,
-    comparisons,
-    finetuning_arms,
-    load,
-    runs_of,
-)
+from finetune.studies.study import Arm, FineTuning, comparisons, finetuning_arms, load, runs_of
 from pretrain.records import ledger, status
 from tests.finetune.conftest import result_like
 

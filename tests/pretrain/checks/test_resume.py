@@ -74,10 +74,7 @@ def test_what_decides_nothing_of_the_weights_may_change_at_any_start(began, corp
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        (
-            "optimizer.learning_rate=0.5",
-            r"learning_rate: .*, now 0.5; .*add `--from STEP`",
-        ),
+        ("optimizer.learning_rate=0.5", r"learning_rate: .*, now 0.5; .*add `--from STEP`"),
         ("training.steps=70", "training.steps: 60, now 70; .*--from STEP"),
         ("phases=[{steps: 30}, {}]", r"phases: \[\], now .*--from STEP"),
         ("model.size=small", "model.size: .*the weights have its shapes.*; name a new folder"),

@@ -5,12 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.deepspeed import (
-    DS_CONFIGS,
-    check_optimizer,
-    check_same_state,
-    compiles,
-)
+from pretrain.config.deepspeed import DS_CONFIGS, check_optimizer, check_same_state, compiles
 from pretrain.config.sections import BatchConfig
 from pretrain.engine import engine
 
@@ -156,11 +151,7 @@ def test_optimizers_by_parameter_are_refused_where_they_do_not_see_the_weights(z
         ("zero1_fp32", "zero1_bf16", "bf16.enabled: False, now True"),
         ("zero1_fp32", "zero1_fp16", "fp16.enabled: False, now True"),
         ("zero1_fp32", "zero3_fp32", "zero_optimization.stage: 1, now 3"),
-        (
-            "zero2_bf16",
-            "zero2_bf16_offload",
-            "data_types.grad_accum_dtype: 'fp32', now None",
-        ),
+        ("zero2_bf16", "zero2_bf16_offload", "data_types.grad_accum_dtype: 'fp32', now None"),
     ],
 )
 def test_an_edited_configuration_that_changes_numbers_or_files_is_refused(before, now, message):

@@ -5,12 +5,7 @@ import dataclasses
 import pytest
 
 from pretrain.config.run import RunConfig
-from pretrain.config.sections import (
-    BatchConfig,
-    ScheduleConfig,
-    SpikeConfig,
-    TrainingConfig,
-)
+from pretrain.config.sections import BatchConfig, ScheduleConfig, SpikeConfig, TrainingConfig
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Observation
 
@@ -48,11 +43,7 @@ def test_kept_checkpoints_reach_back_before_any_spike_or_the_recipe_is_refused(
     """
     training = TrainingConfig(checkpoint_interval=interval, checkpoints_kept=kept)
     spike = SpikeConfig(
-        window=512,
-        patience=patience,
-        confirm_steps=confirm,
-        gross_nats=gross,
-        margin_steps=margin,
+        window=512, patience=patience, confirm_steps=confirm, gross_nats=gross, margin_steps=margin
     )
     if (kept - 1) * interval < margin + max(confirm, patience + 1):
         with pytest.raises(ValueError, match="no checkpoint from before it would be left"):

@@ -181,9 +181,7 @@ def test_an_albert_without_a_pair_head_keeps_its_features_and_its_pooler(kind, t
 
 FIRST = {
     "XLMRoberta": ["<s>", "<pad>", "</s>", "<unk>"],
-    "Camembert": [
-        *("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"),
-    ],
+    "Camembert": [*("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>")],
     "Albert": ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
 }
 """The first ids of vocabularies of pieces."""

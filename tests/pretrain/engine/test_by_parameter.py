@@ -43,8 +43,7 @@ def train(kind, tensors, gradients_of, pieces=None):
 
 
 @pytest.mark.parametrize(
-    ("stage", "ranks"),
-    [(1, 1), (1, 3), (3, 2), (3, 7), *slow((1, 2), (1, 7), (3, 1), (3, 3))],
+    ("stage", "ranks"), [(1, 1), (1, 3), (3, 2), (3, 7), *slow((1, 2), (1, 7), (3, 1), (3, 3))]
 )
 def test_partitions_are_updated_like_whole_parameters(stage, ranks, run_ranks, monkeypatch):
     """Also where a parameter lies on all ranks, on one, or begins on one and ends on the next."""

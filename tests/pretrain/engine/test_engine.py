@@ -96,18 +96,11 @@ def batches(micro, growing=(), objective=MASKED):
 OUTSIDE_LAYERS = {
     "t5 bias": ("baseline", {"position": "t5-bias"}),
     "trained slopes": ("zero-clap", {"alibi_slopes": "trained"}),
-    "basis of latents": (
-        "char-perceiver",
-        {"latents": 8, "num_layers": 3, "position": "t5-bias"},
-    ),
+    "basis of latents": ("char-perceiver", {"latents": 8, "num_layers": 3, "position": "t5-bias"}),
 }
 """Variants with parameters outside the layers that act on them or within them."""
 FACTORISED = {"num_layers": 4, "embedding_size": 16, "pair_head": True}
-SHARED = {
-    "all": {},
-    "attention": {"layer_groups": 2},
-    "feed-forward": {"layer_groups": 2},
-}
+SHARED = {"all": {}, "attention": {"layer_groups": 2}, "feed-forward": {"layer_groups": 2}}
 """What the layers of a group of an ALBERT model share."""
 VARIANTS = OUTSIDE_LAYERS | {
     sharing: ("albert", {**FACTORISED, "sharing": sharing, **groups})
@@ -814,11 +807,7 @@ def test_a_nan_loss_or_gradient_is_recorded_and_detected(name, run_ranks, tmp_pa
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 @pytest.mark.parametrize(
-    ("name", "precision"),
-    [
-        ("zero0_fp32", None),
-        ("zero1_bf16", {"check_grad_overflow": False}),
-    ],
+    ("name", "precision"), [("zero0_fp32", None), ("zero1_bf16", {"check_grad_overflow": False})]
 )
 def test_an_applied_nan_update_is_a_spike_at_once(name, precision, what, run_ranks, tmp_path):
     """The weights are NaN afterwards, even if the loss of the step was finite."""

@@ -29,11 +29,7 @@ def published_count(size, **overrides):
 
 @pytest.mark.parametrize(
     ("size", "count"),
-    [
-        ("albert-large", 17_683_968),
-        ("albert-xlarge", 58_724_864),
-        ("albert-xxlarge", 222_595_584),
-    ],
+    [("albert-large", 17_683_968), ("albert-xlarge", 58_724_864), ("albert-xxlarge", 222_595_584)],
 )
 def test_named_sizes_have_the_published_number_of_parameters(size, count):
     assert published_count(size) == count

@@ -10,11 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLMConfig
-from pretrain.objectives.sentence_pairs import (
-    SentencePairsConfig,
-    SentencePairsLM,
-    _cut_second,
-)
+from pretrain.objectives.sentence_pairs import SentencePairsConfig, SentencePairsLM, _cut_second
 from pretrain.objectives.tokens import IGNORED, PAD_ID
 
 MASK_ID, END, LENGTH = 99_999, 90_000, 48

@@ -13,12 +13,7 @@ from pretrain.loop.protocols import TermLoss
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.records import metrics
 from tests.pretrain.builders import lines_of
-from tests.pretrain.engine.test_engine import (
-    VOCABULARY,
-    assert_like_plain,
-    batches,
-    train_and_save,
-)
+from tests.pretrain.engine.test_engine import VOCABULARY, assert_like_plain, batches, train_and_save
 from tests.pretrain.objectives.toy import Toy, ToyConfig
 
 TOY = Toy(ToyConfig(), VOCABULARY - 1)

@@ -342,9 +342,8 @@ def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
     assert " 50,265 ids, assumed: no corpus is on this machine" in printed  # `<mask>` is one
     assert written["reading"] is None
     assert "epochs       unknown: data.corpus is not a folder" in printed
-    assert (
-        f" on 16 h100, {written['tokens'] / written['seconds']:,.0f} tokens/s (padding" in printed
-    )
+    speed = written["tokens"] / written["seconds"]
+    assert f" on 16 h100, {speed:,.0f} tokens/s (padding" in printed
     assert list(written["memory"]) == ["1", "2", "3"]
     for stage, memory in written["memory"].items():
         assert re.search(rf"ZeRO {stage} .* {memory['activations'] / 1e9:.2f} GB ", printed)

@@ -196,6 +196,5 @@ def test_too_large_a_micro_batch_is_refused_by_name(monkeypatch):
 def test_what_supervise_refuses_is_refused(capsys):
     longer = ["model.variant=baseline", "model.overrides.max_positions=16"]
     assert main(["bench", "small", *TINY, *longer, "--seconds", "0"]) == 2
-    assert (
-        "data.sequence_length 32 is above the model's max_positions 16" in capsys.readouterr().err
-    )
+    said = "data.sequence_length 32 is above the model's max_positions 16"
+    assert said in capsys.readouterr().err

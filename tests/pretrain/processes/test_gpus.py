@@ -69,12 +69,7 @@ def test_without_the_variable_all_gpus_are_visible(four):
 
 @pytest.mark.parametrize(
     ("device", "accelerator", "shown"),
-    [
-        (None, "cpu", "1,3"),
-        ("cpu", "cpu", ""),
-        ("cuda", "cuda", "1,3"),
-        ("cuda:1", "cuda", "3"),
-    ],
+    [(None, "cpu", "1,3"), ("cpu", "cpu", ""), ("cuda", "cuda", "1,3"), ("cuda:1", "cuda", "3")],
 )
 def test_a_process_sees_the_devices_that_are_named(four, device, accelerator, shown):
     """Also where the environment names the CPU."""

@@ -449,9 +449,8 @@ def test_windows_of_a_few_records_work(window):
 
 
 def test_overflows_that_the_loss_scale_answers_cause_no_event():
-    assert (
-        events(observed(decay(600), skipped=lambda s: s % 3 == 0, loss_scale=lambda s: 8.0)) == []
-    )
+    seen = observed(decay(600), skipped=lambda s: s % 3 == 0, loss_scale=lambda s: 8.0)
+    assert events(seen) == []
 
 
 def test_a_loss_scale_that_keeps_falling_is_a_spike_and_one_that_settles_heals():

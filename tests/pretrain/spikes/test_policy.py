@@ -8,14 +8,7 @@ import pytest
 
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SpikeConfig, TrainingConfig
-from pretrain.spikes.policy import (
-    GiveUp,
-    Rollback,
-    max_checkpoints_kept,
-    old,
-    plan,
-    protected,
-)
+from pretrain.spikes.policy import GiveUp, Rollback, max_checkpoints_kept, old, plan, protected
 
 POLICY = SpikeConfig(margin_steps=100)
 HUNDREDS = tuple(range(100, 20_000, 100))

@@ -314,10 +314,7 @@ def test_a_ledger_that_does_not_verify_ends_the_agents_as_well(stage):
 
 
 def test_a_new_supervisor_makes_the_agents_end_the_last_attempt(stage):
-    stage.scripts = {
-        (2, 0): "record('attempt'); record('done')",
-        (2, 1): "time.sleep(60)",
-    }
+    stage.scripts = {(2, 0): "record('attempt'); record('done')", (2, 1): "time.sleep(60)"}
     stage.start_attempt()
     ledger.append(stage.run / "ledger.jsonl", "attempt", token="a", attempt=1, step=0)
     supervisor = stage.supervisor()
