@@ -107,7 +107,8 @@ def _run(
     """Execute the unfinished runs of tasks, and report; raise CommandFailed if one failed."""
     from finetune.batches import about_length
     from finetune.report import write_report
-    from finetune.runs import MODEL, RESULT, WEIGHTS, plan_runs, prepare
+    from finetune.result import RESULT
+    from finetune.runs import MODEL, WEIGHTS, plan_runs, prepare
     from finetune.starting import run_all
     from pretrain.processes import gpus
 

@@ -15,7 +15,8 @@ from pandas import DataFrame
 from data_prep.common.files import write_atomically
 from data_prep.common.markup import markdown_table
 from finetune.protocols import COLUMNS, PROTOCOLS, Protocol
-from finetune.runs import RESULT, WEIGHTS, read_result, task_of
+from finetune.result import RESULT, read_result, task_of
+from finetune.runs import WEIGHTS
 from finetune.scores import LOWER_IS_BETTER, mean
 from finetune.tasks import TASKS, Task
 

@@ -1,4 +1,4 @@
-"""Plan the runs of `glue` or `finetune`, and read what they leave in their folders.
+"""Plan the runs of `glue` or `finetune`.
 
 `plan_runs` lists them, and `prepare` refuses incompatible ones and skips finished ones; starting.py
 executes the others. A plan is everything that decides a run's outcome; it is written to the run's
@@ -9,19 +9,16 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, cast
-
-from typing_extensions import TypedDict
 
 from data_prep.common.files import check_new, named_errors, read_json, sha256_of, write_json
-from data_prep.common.records import OneOf, check_value, decode
+from data_prep.common.records import decode
 from data_prep.common.wording import changes
 from finetune import examples, tasks
 from finetune.config import FinetuneConfig
 from finetune.protocols import DEFAULT, PROTOCOLS
+from finetune.result import RESULT, read_result
 from finetune.tasks import BenchmarkTask, Task
 from pretrain.checks.recipe import check_precision
 from pretrain.config import deepspeed
@@ -30,47 +27,12 @@ from pretrain.convert.reading import located, weight_files
 from pretrain.processes.gpus import device_type
 
 PLAN = "run.json"
-RESULT = "result.json"
 MODEL = "model"
 """The subfolder for the fine-tuned model, if it is kept."""
 DATA = "data"
 """The subfolder for the examples of custom tasks, in folders named after their hashes."""
 WEIGHTS = ("pretrained", "random")
 """Initial weights; random ones show the gain of pretraining."""
-
-
-class _Settings(TypedDict):
-    """What is read of the settings in a result."""
-
-    best_epoch_by: Literal["benchmark", "published"]
-
-
-class _Plan(TypedDict):
-    """What is read of the plan in a result."""
-
-    task: str
-    protocol: Annotated[str, OneOf(PROTOCOLS)]
-    config: _Settings
-    own: NotRequired[dict[str, Any] | None]
-    data: NotRequired[str]
-
-
-class Result(TypedDict):
-    """What is read of result.json."""
-
-    plan: _Plan
-    task: str
-    weights: str
-    seed: int
-    best: dict[str, Any]
-    last: dict[str, Any]
-    epochs: list[dict[str, Any]]
-    constant: dict[str, Any]
-    device: str
-    dev_examples: int
-    train_examples: int
-    seconds: float
-    tokens_per_second: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,38 +114,6 @@ def read_plan(folder: Path) -> RunPlan:
     values = read_json(path)
     with named_errors(f"{path}: not a plan that this version can read"):
         return decode(RunPlan, values)
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """Read the result of a finished run.
-
-    JSON has null for a number that is not finite. Among the scores only the loss of a diverged run
-    can be null; it becomes infinity, so that it compares as the worst.
-
-    Raises:
-        ValueError: it is damaged, or an older version wrote it, which did not judge each epoch.
-    """
-    path = folder / RESULT
-    try:
-        result = cast(dict[str, Any], decode(Result, path.read_bytes()))
-        names = task_of(result["plan"]).score_names
-        found = [result["best"], result["last"], *result["epochs"]]
-        for scores in (*found, {**result["constant"], "collapsed": True}):
-            for name in ("collapsed", *names):
-                value = scores.get(name, "")
-                check_value(name, value, isinstance(value, float | int | None), "a number")
-    except (LookupError, ValueError) as error:
-        reason = f"not a result of this version, {error}"
-        raise ValueError(f"{path}: {reason}; delete it to repeat the run") from None
-    for scores in found:
-        scores |= {key: math.inf for key, value in scores.items() if value is None}
-    return result
-
-
-def task_of(plan: Mapping[str, Any]) -> Task:
-    """Return the task of a run, from the plan in its result."""
-    own = plan.get("own")
-    return decode(Task, own) if own else tasks.TASKS[plan["task"]]
 
 
 def is_finished(folder: Path, plan: RunPlan) -> bool:

@@ -14,7 +14,8 @@ from data_prep.common.wording import duration
 from finetune.batches import longest_input
 from finetune.config import FinetuneConfig
 from finetune.graphs import GRAPH_MULTIPLE, can_replay
-from finetune.runs import RunPlan, is_finished, read_result, task_of
+from finetune.result import read_result, task_of
+from finetune.runs import RunPlan, is_finished
 from pretrain.checks import needs
 from pretrain.checks.devices import HEADROOM
 from pretrain.config import deepspeed

@@ -24,7 +24,8 @@ from finetune import classifiers, examples, scores, tasks
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.graphs import can_replay, replay_passes
-from finetune.runs import MODEL, RESULT, RunPlan, model_digest, read_plan
+from finetune.result import RESULT
+from finetune.runs import MODEL, RunPlan, model_digest, read_plan
 from pretrain.config.deepspeed import stage_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.convert.model_folder import LoadedModel, load_model

@@ -16,7 +16,7 @@ from scipy.stats import t
 
 from data_prep.common.files import naming_damage
 from data_prep.common.wording import count
-from finetune.runs import RESULT, read_result, task_of
+from finetune.result import RESULT, read_result, task_of
 from finetune.scores import mean
 from finetune.studies.job import EVALUATION
 from finetune.studies.study import Arm, Run, Study, finetuning_arms
