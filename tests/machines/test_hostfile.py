@@ -48,8 +48,11 @@ def test_faults_of_processes_and_machines_strike_one_run(hostfile_run, chaos, cl
     time.sleep(4)  # long enough to notice, and to start an agent again
     cluster.kill(1, "tests.chaos.supervise")
     time.sleep(3)
+    before = {*cluster.processes(2, "chaos.agent")}
     supervisor = hostfile_run.start(*patient)
     chaos.wait_for(lambda: "attempt 1 still runs; watching it" in chaos.output())
+    wait_until(lambda: {*cluster.processes(2, "chaos.agent")} - before)
+    time.sleep(5)  # a launcher that ends before would be that of a lost agent
 
     def strike(number, reason, fault):
         """Act while an attempt pauses, and wait for the next one, which pauses, too."""
