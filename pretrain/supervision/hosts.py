@@ -153,14 +153,14 @@ class Agents:
     def _log(self, node: int) -> Path:
         return self._run / "logs" / f"agent-{node:03d}.log"
 
-    def keep(self, lost: Collection[int]) -> None:
+    def keep(self, others: nodes.OtherNodes) -> None:
         """Start an agent on each node where our last ssh has ended.
 
         A new agent ends one that still runs there, such as that of an earlier supervisor, and takes
         over its ranks.
 
         Args:
-            lost: nodes that count as dead. Their ssh is ended: its agent is stuck.
+            others: state of the nodes. The ssh of silent ones is ended: its agent is stuck.
 
         Raises:
             OSError: The log cannot be written now.
@@ -171,7 +171,7 @@ class Agents:
             if seconds < RETRY_SECONDS:
                 continue
             if child and child.poll() is None:
-                if node not in lost or seconds < nodes.SILENCE_SECONDS:
+                if node not in others.silent() or seconds < nodes.SILENCE_SECONDS:
                     continue
                 text = f"the agent on {self._names[node]} does not report; starting another"
                 self._write(f"{text}: {self._last_line(node)}")
@@ -180,6 +180,7 @@ class Agents:
             elif child:
                 self._report(node, child.returncode)
             self._started[node] = time.monotonic()
+            others.replace(node)
             self._start(node)
 
     def _start(self, node: int) -> None:

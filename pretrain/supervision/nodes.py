@@ -119,6 +119,7 @@ class Reporter:
     def __init__(self, run: Path, node: int) -> None:
         """Prepare the reports of a node without sending any."""
         self._sign, self._node = sign_of(run, SUPERVISOR_LOCK), node
+        self._agent = secrets.token_hex(8)
         self._next, self._last = Interval(), Report("", "")
         self._problem = ""
 
@@ -134,13 +135,13 @@ class Reporter:
         endpoint = control.read_json(self._sign) or {}
         if not endpoint.get("port"):  # no supervisor, or one without other nodes
             return ""
-        sender = {"host": socket.gethostname(), "node": self._node, "key": endpoint["key"]}
-        data = files.strict_json({**dataclasses.asdict(report), **sender}).encode()
+        sender = {"host": socket.gethostname(), "node": self._node, "agent": self._agent}
+        data = {**dataclasses.asdict(report), **sender, "key": endpoint["key"]}
         before, self._problem = self._problem, ""
         try:
             address = str(endpoint["address"]), int(endpoint["port"])
             with socket.create_connection(address, _CONNECT_SECONDS) as connection:
-                connection.sendall(data)
+                connection.sendall(files.strict_json(data).encode())
         except OSError as error:
             where = "node 0, port {port} of {address}".format(**endpoint)
             self._problem = f"cannot connect to {where}: {error.strerror or error}"
@@ -226,6 +227,11 @@ class OtherNodes:
         self._reports: dict[int, dict[str, Any]] = {node: {} for node in range(1, count)}
         self._read_at = self._looked = time.monotonic()
         self._heard = dict.fromkeys(self._reports, self._read_at)
+        self._replaced: dict[int, str] = {}
+
+    def replace(self, node: int) -> None:
+        """Expect another agent on a node: it will end the one that has reported so far."""
+        self._replaced[node] = self._reports[node].get("agent", "")
 
     def read(self) -> None:
         """Read the reports of all nodes."""
@@ -255,13 +261,16 @@ class OtherNodes:
     def unavailable(self) -> list[int]:
         """Return the nodes that cannot start an attempt: silent, refused, or busy with another.
 
-        Reads their reports. An agent of an earlier start does not count: this start's own agent
-        will end it.
+        Reads their reports. An agent of an earlier start, or one that is being replaced, does not
+        count: its successor will end it.
         """
         self.read()
-        ready = set(self._in_state(READY, ENDED)) - {*self.silent()}
-        starts = ("", self._start)
-        return [n for n, r in self._reports.items() if n not in ready or r["start"] not in starts]
+        ready = {*self._in_state(READY, ENDED)} - {*self.silent()}
+        for node in list(ready):
+            start, agent = self._reports[node]["start"], self._reports[node]["agent"]
+            if start not in ("", self._start) or agent == self._replaced.get(node):
+                ready.remove(node)
+        return [node for node in self._reports if node not in ready]
 
     def refusals(self) -> str:
         """Return why nodes cannot take part at all, with their names; "" if there are none."""

@@ -237,7 +237,7 @@ class Supervisor:
         self._check_not_replaced()
         self._other_nodes.read()
         with contextlib.suppress(OSError):  # tried again
-            self._agents.keep(self._other_nodes.silent())
+            self._agents.keep(self._other_nodes)
         time.sleep(_POLL_SECONDS)
 
     def _launch(self) -> int | None:

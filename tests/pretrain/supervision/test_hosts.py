@@ -9,7 +9,7 @@ import pytest
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SupervisionConfig
 from pretrain.supervision import hosts
-from pretrain.supervision.nodes import Node
+from pretrain.supervision.nodes import Node, OtherNodes
 
 
 @pytest.fixture
@@ -78,16 +78,19 @@ def test_only_what_the_newest_ssh_printed_is_quoted(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(hosts, "RETRY_SECONDS", 0.0)
     agents = hosts.Agents(["gpu-1", "gpu-2"], tmp_path, said.append)
+    others, replaced = OtherNodes(2, agents.start, None), []
+    monkeypatch.setattr(others, "replace", replaced.append)
     assert agents.last_lines([1]) == ""  # others start it
     for script in ("exit 255", "echo hallo; echo no room; exit 1", "exit 0"):
         ssh.write_text(f"#!/bin/sh\n{script}\n")
         ssh.chmod(0o755)
-        agents.keep(())
+        agents.keep(others)
         agents._children[1].wait(60)
     assert said == [
         "gpu-2 cannot be reached: nothing was printed; trying again",
         "the agent on gpu-2 ended with code 1: no room; trying again",
     ]
+    assert replaced == [1, 1, 1]  # each may end the one before
     log.write_bytes(log.read_bytes() + b"full\n")
     assert agents.last_lines([1]) == "; gpu-2 printed last: full"
 
@@ -98,6 +101,6 @@ def test_an_agent_gets_the_variables_without_a_folder_for_temporary_files(tmp_pa
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # as when /tmp is full
     agents = hosts.Agents(["gpu-1", "gpu-2"], tmp_path, print)
-    agents.keep(())
+    agents.keep(OtherNodes(2, agents.start, None))
     agents.close(60.0)
     assert (tmp_path / "logs" / "agent-001.log").read_bytes() == hosts.variables(os.environ)

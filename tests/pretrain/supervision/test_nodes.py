@@ -91,6 +91,18 @@ def test_a_node_is_available_that_reports_to_this_start_and_runs_nothing(tmp_pat
     assert others.busy() == [4]
 
 
+def test_a_node_whose_agent_is_being_replaced_is_available_with_the_next_one(tmp_path, others):
+    before, after = Reporter(tmp_path, 1), Reporter(tmp_path, 1)
+    others.replace(1)  # the first one replaces none
+    before.send(Report("", READY))
+    assert others.unavailable() == [2]
+    others.replace(1)
+    before.send(Report("t", ENDED, "its launcher ended"))  # its network is back
+    assert others.unavailable() == [1, 2]
+    after.send(Report("", READY))
+    assert others.unavailable() == [2]
+
+
 def test_a_node_that_is_refused_is_not_available_and_says_why(tmp_path, others):
     send(tmp_path, 1, Report("t", ENDED, "its launcher ended"))
     send(tmp_path, 2, Report("", REFUSED, "has no corpus"))
