@@ -49,8 +49,8 @@ class _Attend(torch.autograd.Function):
         signed = qkv.new_empty(batch, heads, length, length)  # weights, negative where dropped
         mixed = torch.empty_like(query)
         for tile in _tiles(batch, heads, length):
-            row = tile[0], tile[1]
-            weights = torch.bmm(query[tile], key[row].transpose(1, 2), out=signed[tile])
+            row = tile[:2]
+            weights = torch.matmul(query[tile], key[row].mT, out=signed[tile])
             weights.mul_(size**-0.5)
             for bias in biases:
                 weights.add_(bias[tile])
@@ -75,29 +75,35 @@ class _Attend(torch.autograd.Function):
         result = torch.zeros_like(qkv)
         of_query, of_key, of_value = result.permute(2, 0, 3, 1, 4)
         for tile in _tiles(batch, heads, length):
-            row = tile[0], tile[1]
+            row = tile[:2]
             kept = signed[tile].clamp(min=0)
-            of_value[row] += kept.transpose(1, 2) @ gradient[tile]
-            of_scores = (gradient[tile] @ value[row].transpose(1, 2)).mul_(kept)
+            of_value[row] += kept.mT @ gradient[tile]
+            of_scores = (gradient[tile] @ value[row].mT).mul_(kept)
             weights = torch.abs(signed[tile], out=kept)
             of_scores.addcmul_(weights, sums[tile], value=-1)
             of_query[tile] = of_scores @ key[row]
-            of_key[row] += of_scores.transpose(1, 2) @ query[tile]
+            of_key[row] += of_scores.mT @ query[tile]
         result[:, :, :2] *= size**-0.5
         return result, None, None
 
 
-def _tiles(batch: int, heads: int, length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield the row of the batch, the heads and the queries of each tile.
+def _tiles(batch: int, heads: int, length: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield the rows of the batch, the heads and the queries of each tile.
 
-    A tile covers several whole heads, or part of one head. It always has all keys, for the softmax.
+    A tile covers several rows, several heads of one row, or part of one head. It always has all
+    keys, for the softmax.
     """
-    tile_heads = max(1, _TILE // length**2)
+    tile_rows = max(1, _TILE // (heads * length**2))
+    tile_heads = max(1, min(heads, _TILE // length**2))
     tile_queries = max(1, min(length, _TILE // length))
-    for row in range(batch):
+    for row in range(0, batch, tile_rows):
         for head in range(0, heads, tile_heads):
             for query in range(0, length, tile_queries):
-                yield row, slice(head, head + tile_heads), slice(query, query + tile_queries)
+                yield (
+                    slice(row, row + tile_rows),
+                    slice(head, head + tile_heads),
+                    slice(query, query + tile_queries),
+                )
 
 
 def _noise(like: Tensor, dropped: int) -> Tensor:
