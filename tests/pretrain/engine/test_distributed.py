@@ -15,6 +15,7 @@ from pretrain.engine.distributed import (
     choose_device,
 )
 from pretrain.processes.launching import free_port
+from tests.running import python
 
 CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -168,6 +169,22 @@ def test_a_command_on_the_cpu_flushes_denormal_numbers(cuda):
         assert float(tiny * 1.0) == 0
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_a_command_on_the_cpu_keeps_the_memory_of_freed_tensors():
+    """The system clears the pages of few of the tensors."""
+    code = """
+import resource, torch
+from pretrain.engine.distributed import choose_device
+choose_device("cpu")
+for tensors in (1, 100):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(tensors):
+        torch.ones(12 * 2**20)  # 48 MB
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    one, hundred = map(int, python("-c", code).split())
+    assert hundred < 20 * one
 
 
 # --- the port where the ranks meet ---------------------------------------------------------------
