@@ -119,7 +119,7 @@ class Reporter:
     def __init__(self, run: Path, node: int) -> None:
         """Prepare the reports of a node without sending any."""
         self._sign, self._node = sign_of(run, SUPERVISOR_LOCK), node
-        self._agent = secrets.token_hex(8)
+        self._agent = secrets.token_hex(8)  # tells it from others of this node
         self._next, self._last = Interval(), Report("", "")
         self._problem = ""
 
@@ -227,7 +227,7 @@ class OtherNodes:
         self._reports: dict[int, dict[str, Any]] = {node: {} for node in range(1, count)}
         self._read_at = self._looked = time.monotonic()
         self._heard = dict.fromkeys(self._reports, self._read_at)
-        self._replaced: dict[int, str] = {}
+        self._replaced = dict.fromkeys(self._reports, "")
 
     def replace(self, node: int) -> None:
         """Expect another agent on a node: it will end the one that has reported so far."""
@@ -265,11 +265,12 @@ class OtherNodes:
         count: its successor will end it.
         """
         self.read()
-        ready = {*self._in_state(READY, ENDED)} - {*self.silent()}
-        for node in list(ready):
-            start, agent = self._reports[node]["start"], self._reports[node]["agent"]
-            if start not in ("", self._start) or agent == self._replaced.get(node):
-                ready.remove(node)
+        silent, ready = self.silent(), []
+        for node in self._in_state(READY, ENDED):
+            start, agent = self._reports[node]["start"], self._reports[node].get("agent")
+            is_ours = start in ("", self._start) and agent != self._replaced[node]
+            if is_ours and node not in silent:
+                ready.append(node)
         return [node for node in self._reports if node not in ready]
 
     def refusals(self) -> str:
