@@ -20,7 +20,7 @@ from tests.data_prep.conftest import make_texts, write_pile
 GOOD = b'{"text": "good", "meta": {"pile_set_name": "Books3"}}'
 BAD_LINES = {
     "not-json": [b"{text", b'{"text": NaN}', b'{"text": "a"} x', b"\x00", b'{"text": "\x00"}'],
-    "nested-too-deeply": [b"[" * 100_000, b'{"a": ' * 5000 + b"1" + b"}" * 5000],
+    "nested-too-deeply": [b"[" * 100_000, b'{"a": ' * 10**6 + b"1" + b"}" * 10**6],
     "not-an-object": [b"[]", b'"text"', b"3", b"null"],
     "no-text": [b"{}", b'{"txt": "a"}'],
     "text-not-a-string": [b'{"text": null}', b'{"text": 3}', b'{"text": ["a"]}'],
