@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import shutil
+import sysconfig
 from pathlib import Path
 
 from data_prep.common.files import named_errors
@@ -275,12 +276,19 @@ def check_device(config: RunConfig, world_size: int, device: str) -> None:
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     half = deepspeed_settings.half_precisions(settings)
     check_precision(f"training.deepspeed: {config.training.deepspeed}", half, device)
-    if device and deepspeed_settings.compiles(config.training.compile, settings, device == "cuda"):
+    on_gpu = device == "cuda"
+    compiled = deepspeed_settings.compiles(config.training.compile, settings, on_gpu)
+    if device and (compiled or (on_gpu and backend != "dense")):
         variable, *programs = _COMPILERS[device]
+        header, lacks = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h"), ""
         if not (os.environ.get(variable) or any(map(shutil.which, programs))):
+            lacks = f"PATH has no {' or '.join(programs)}; install one, name one in {variable}"
+        elif not header.is_file():
+            lacks = f"there is no {header}; install it (python3-dev)"
+        if lacks:
             raise ValueError(
-                f"training.compile: needs a compiler, and PATH has no {' or '.join(programs)}; "
-                f"install one, name one in {variable}, or write false"
+                f"training.compile: needs a compiler and Python's headers, and {lacks}, or write "
+                "training.compile=false and training.attention_backend=dense"
             )
 
 

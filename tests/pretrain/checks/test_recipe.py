@@ -1,6 +1,7 @@
 """Checks of a recipe before a run starts, and their messages on the command line."""
 
 import re
+import sysconfig
 
 import pytest
 
@@ -124,12 +125,18 @@ def test_what_a_device_does_not_have_is_refused_with_what_would_work(
         recipe_checks.check_device(config, 2, device)
 
 
-@pytest.mark.parametrize(("wanted", "device"), [("auto", "cuda"), ("true", "cpu")])
+@pytest.mark.parametrize(
+    ("wanted", "device"), [("auto", "cuda"), ("false", "cuda"), ("true", "cpu")]
+)
 def test_compiled_layers_need_a_compiler(wanted, device, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_path", lambda *of: str(tmp_path))
     config = recipe.load(tmp_path, f"training.compile={wanted}")
+    with pytest.raises(ValueError, match=f"no {tmp_path}/Python.h; .* write .*=false"):
+        recipe_checks.check_device(config, 2, device)
+    (tmp_path / "Python.h").touch()
     recipe_checks.check_device(config, 2, device)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="no g.* write false"):
+    with pytest.raises(ValueError, match="no g.* write .*=false and .*=dense"):
         recipe_checks.check_device(config, 2, device)
     monkeypatch.setenv({"cuda": "CC", "cpu": "CXX"}[device], "/opt/compiler")
     recipe_checks.check_device(config, 2, device)
