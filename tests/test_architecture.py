@@ -60,7 +60,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "objectives": ("loop", "what is hidden and the loss; a recipe's settings build them"),
     "config": ("model objectives", "a recipe as typed records; nothing runs"),
     "data": ("config loop objectives", "batches depend only on corpus, order and objective"),
-    "engine": ("config loop model", "DeepSpeed trains any model on any batches"),
+    "engine": ("config loop model processes", "DeepSpeed trains any model on any batches"),
     "records": ("config data loop", "a run's folder, with or without a supervisor"),
     "spikes": ("config loop records", "judges and decides from a run's records"),
     "inference": (

@@ -14,6 +14,8 @@ import torch
 import torch.distributed
 import torch.distributed.nn  # before there is a group, which its functions would keep (2.13)
 
+from pretrain.processes import gpus
+
 T = TypeVar("T")
 _ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
 """The names of the variable for the settings of torch's allocator."""
@@ -169,11 +171,11 @@ class Process:
         """This rank's GPU, or the CPU on a machine without GPUs.
 
         Raises:
-            ValueError: the machine has fewer visible GPUs than ranks.
+            ValueError: the machine has fewer visible GPUs than ranks, or as `usable_gpus`.
         """
-        if not torch.cuda.is_available():
+        count = usable_gpus()
+        if not count:
             return torch.device("cpu")
-        count = torch.cuda.device_count()
         if count == 1 and not _gpu_is_shared(os.environ):
             return torch.device("cuda", 0)
         if self.local_rank < count:
@@ -225,6 +227,24 @@ class Process:
             _keep_freed_memory()
 
 
+def usable_gpus() -> int:
+    """Return the number of GPUs that torch can use.
+
+    Raises:
+        ValueError: this machine has GPUs, and torch can use none of them.
+    """
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
+    if gpus.visible_gpus():
+        built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        raise ValueError(
+            f"torch {torch.__version__}, built {built}, cannot use the GPUs of this machine; "
+            "install a torch for the version of CUDA that nvidia-smi shows, or, to use the CPU, "
+            "set DS_ACCELERATOR=cpu"
+        )
+    return 0
+
+
 def choose_device(name: str | None = None) -> torch.device:
     """Choose and prepare the device of a command that runs in one process.
 
@@ -233,12 +253,12 @@ def choose_device(name: str | None = None) -> torch.device:
             machine without GPUs.
 
     Raises:
-        ValueError: this machine has no such device.
+        ValueError: this machine has no such device, or as `usable_gpus`.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
+    count = 0 if name == "cpu" else usable_gpus()
+    devices = ["cpu", *(f"cuda:{number}" for number in range(count))]
     if name is None:
-        name = "cuda" if gpus else "cpu"
+        name = "cuda" if count else "cpu"
     full_name = "cuda:0" if name == "cuda" else name
     if full_name not in devices:
         raise ValueError(f"--device {name}: this machine has {', '.join(devices)}")

@@ -56,7 +56,8 @@ def start() -> Process:
 
     Raises:
         PortInUse: another process listens on MASTER_PORT.
-        ValueError: the variables contradict each other, or there are more ranks than GPUs.
+        ValueError: the variables contradict each other, there are more ranks than GPUs, or torch
+            cannot use the GPUs.
     """
     adopt_launcher(os.environ)
     check_port_is_free(os.environ)

@@ -116,14 +116,15 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
         None if the run is done.
 
     Raises:
-        ValueError: the recipe cannot be trained, or does not fit its run's folder.
+        ValueError: the recipe cannot be trained here, or does not fit its run's folder.
         Failure: on every rank, if any refuses.
     """
     from pretrain.convert.initial_weights import initial_model
     from pretrain.engine.determinism import make_deterministic
-    from pretrain.engine.distributed import broadcast, gather
+    from pretrain.engine.distributed import broadcast, gather, usable_gpus
     from pretrain.engine.engine import deepspeed_json, start
 
+    usable_gpus()
     architecture = recipe_checks.check(config, world_size)
     settings = deepspeed_json(*config.deepspeed_arguments(world_size))
     course = resume_checks.check_run(config, source)

@@ -14,6 +14,7 @@ from pretrain.engine.distributed import (
     check_port_is_free,
     choose_device,
 )
+from pretrain.processes import gpus
 from pretrain.processes.launching import free_port
 from tests.running import python
 
@@ -157,6 +158,23 @@ def test_a_command_runs_on_the_first_gpu_or_on_the_given_device(cuda):
     assert choose_device() == torch.device("cpu")
     with pytest.raises(ValueError, match="--device cuda: this machine has cpu"):
         choose_device("cuda")
+
+
+@pytest.mark.parametrize(("version", "built"), [("13.0", "for CUDA 13.0"), (None, "without CUDA")])
+def test_gpus_that_torch_cannot_use_are_not_left_idle_unnoticed(
+    cuda, monkeypatch, tmp_path, version, built
+):
+    """As with a driver older than torch's CUDA, or with torch's build for CPUs."""
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    calls = cuda(0, **variables(0, 1, 0, 1))
+    for use in (choose_device, lambda: choose_device("cuda"), lambda: started(monkeypatch, calls)):
+        with pytest.raises(ValueError, match=f"built {built}, .* DS_ACCELERATOR=cpu"):
+            use()
+    assert choose_device("cpu") == torch.device("cpu")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert choose_device() == started(monkeypatch, calls).device == torch.device("cpu")
 
 
 def test_a_command_on_the_cpu_flushes_denormal_numbers(cuda):
