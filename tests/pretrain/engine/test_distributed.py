@@ -160,17 +160,13 @@ def test_a_command_runs_on_the_first_gpu_or_on_the_given_device(cuda):
         choose_device("cuda")
 
 
-@pytest.mark.parametrize(("version", "built"), [("13.0", "for CUDA 13.0"), (None, "without CUDA")])
-def test_gpus_that_torch_cannot_use_are_not_left_idle_unnoticed(
-    cuda, monkeypatch, tmp_path, version, built
-):
-    """As with a driver older than torch's CUDA, or with torch's build for CPUs."""
+def test_gpus_that_torch_cannot_use_are_not_left_idle_unnoticed(cuda, monkeypatch, tmp_path):
+    """As with torch's build for CPUs, or a driver older than its CUDA."""
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
-    monkeypatch.setattr(torch.version, "cuda", version)
     calls = cuda(0, **variables(0, 1, 0, 1))
     for use in (choose_device, lambda: choose_device("cuda"), lambda: started(monkeypatch, calls)):
-        with pytest.raises(ValueError, match=f"built {built}, .* DS_ACCELERATOR=cpu"):
+        with pytest.raises(ValueError, match="built .* CUDA.*, .* DS_ACCELERATOR=cpu"):
             use()
     assert choose_device("cpu") == torch.device("cpu")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
@@ -205,9 +201,6 @@ for tensors in (1, 100):
     assert hundred < 20 * one
 
 
-# --- the port where the ranks meet ---------------------------------------------------------------
-
-
 @pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::"])
 def busy(request):
     """A port that another socket listens on."""
@@ -229,8 +222,7 @@ def test_the_message_for_a_busy_port_says_how_to_choose_another(busy, launcher, 
     with pytest.raises(PortInUse, match=f"127.0.0.1 port {busy}, .*in use.*another port, {remedy}"):
         check_port_is_free(environ)
     check_port_is_free({**environ, "RANK": "1"})  # rank 0 opens it
-    check_port_is_free(
-        {**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    )  # torchrun has opened it
+    by_torchrun = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # which has opened it
+    check_port_is_free({**environ, **by_torchrun})
     check_port_is_free({**environ, "MASTER_PORT": "0"})  # any free port
     check_port_is_free({**environ, "MASTER_PORT": str(free_port())})
