@@ -16,6 +16,7 @@ from pretrain.engine.distributed import (
 )
 from pretrain.processes import gpus
 from pretrain.processes.launching import free_port
+from pretrain.train.setup import prepare
 from tests.running import python
 
 CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -160,12 +161,13 @@ def test_a_command_runs_on_the_first_gpu_or_on_the_given_device(cuda):
         choose_device("cuda")
 
 
-def test_gpus_that_torch_cannot_use_are_not_left_idle_unnoticed(cuda, monkeypatch, tmp_path):
+def test_gpus_that_torch_cannot_use_are_an_error(cuda, monkeypatch, recipe, tmp_path):
     """As with torch's build for CPUs, or a driver older than its CUDA."""
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
     calls = cuda(0, **variables(0, 1, 0, 1))
-    for use in (choose_device, lambda: choose_device("cuda"), lambda: started(monkeypatch, calls)):
+    uses = [choose_device, lambda: choose_device("cuda"), lambda: started(monkeypatch, calls)]
+    for use in [*uses, lambda: prepare(recipe.load(tmp_path), None, 1)]:
         with pytest.raises(ValueError, match="built .* CUDA.*, .* DS_ACCELERATOR=cpu"):
             use()
     assert choose_device("cpu") == torch.device("cpu")

@@ -128,9 +128,6 @@ def test_supervising_a_finished_run_again_changes_nothing(run, recipe, records, 
     assert ledger.read_ledger(run / ledger.FILE_NAME) == records
 
 
-# --- its model ----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def exported(run, tmp_path_factory):
     output = tmp_path_factory.mktemp("exported") / "model"
