@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import cache
+from data_prep.common import children
 from data_prep.common.files import sha256_of, strict_json
 from data_prep.manifest import CorpusManifest
 
@@ -94,7 +95,7 @@ def differences(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
     expected = {folder / name: digest for name, digest in manifest.hashes.items()}
     total = sum(file.stat().st_size for file in expected if file.is_file())
     done = 0
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(16, children.usable_cores())) as pool:
         # The iterator has no name, so that leaving the loop deletes it and cancels what waits.
         for file, problem in zip(
             expected, pool.map(problem_of, expected, expected.values()), strict=True

@@ -216,7 +216,7 @@ def connected_ray(workers: int, packages: Sequence[Path] = ()) -> Iterator[Modul
     except ConnectionError as error:
         if address := os.environ.get("RAY_ADDRESS"):
             raise ValueError(f"RAY_ADDRESS {address}: no Ray cluster answers there") from error
-        cores = min(workers, len(os.sched_getaffinity(0)))
+        cores = min(workers, children.usable_cores())
         print(f"ray: no cluster found; using {cores} processes of this machine", file=sys.stderr)
         ray.init(address="local", num_cpus=cores, include_dashboard=False, **options)
     try:

@@ -1,7 +1,6 @@
 """Execute planned runs beside each other on this machine's devices, each a process of its own."""
 
 import dataclasses
-import os
 import re
 import subprocess
 import time
@@ -98,7 +97,7 @@ def run_all(
     Returns:
         The cause of each failure, by the run's name.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = children.usable_cores()
     needed = max((run_bytes(plan.config, model, world_size) for plan in plans), default=1)
     free = min((gpu.free if gpu.is_shared else 0 for gpu in describe()), default=0)
     fitting = int(HEADROOM * free / needed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from data_prep.common import children
 from data_prep.common.arguments import CommandFailed, at_least, numbers
 from data_prep.common.files import check_new, lock, read_json, strict_json, write_json
 from data_prep.common.wording import count, duration, in_short
@@ -195,7 +195,7 @@ def _engine(
         import_ray()
         return partial(job.do_on_ray, ranks=ranks, jobs=options.jobs)
     gpus.gpus_of(ranks)
-    cores = len(os.sched_getaffinity(0))
+    cores = children.usable_cores()
     devices = slots(gpus.visible_gpus(), cores, options.jobs, ranks)[:runs]
     threads = max(1, cores // (len(devices) * ranks * options.glue_jobs))
     return partial(job.do_here, devices=devices, threads=threads)

@@ -124,7 +124,7 @@ def do_on_ray(folders: Sequence[Path], ended: Ended, ranks: int, jobs: int) -> N
     Raises:
         ValueError: no machine has the devices of a run.
     """
-    with connected_ray(len(os.sched_getaffinity(0))) as ray:
+    with connected_ray(children.usable_cores()) as ray:
         task = ray.remote(**_devices(ray, ranks))(_do)
 
         def begin(folder: Path) -> Any:  # noqa: ANN401 - a reference

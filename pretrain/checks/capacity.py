@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from data_prep.common.children import usable_cores
 from data_prep.common.wording import count
 from pretrain.checks import needs
 from pretrain.config import deepspeed as deepspeed_settings
@@ -33,7 +34,7 @@ def check_cpu_time(config: RunConfig, model: ModelConfig, world_size: int) -> No
     Raises:
         ValueError: names the time, and the setting that says that a CPU is meant.
     """
-    cores = psutil.cpu_count(logical=False) or 1
+    cores = min(psutil.cpu_count(logical=False) or 1, usable_cores())
     days = needs.work(config, model)[2] / (cores * _CPU_FLOPS) / 86400
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
     if days > _MOST_DAYS and needs.weight_bytes(settings) == 2:

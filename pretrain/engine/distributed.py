@@ -14,6 +14,7 @@ import torch
 import torch.distributed
 import torch.distributed.nn  # before there is a group, which its functions would keep (2.13)
 
+from data_prep.common import children
 from pretrain.processes import gpus
 
 T = TypeVar("T")
@@ -220,7 +221,7 @@ class Process:
         Also flushes denormal numbers to zero and, if the device is the CPU, keeps freed memory.
         """
         if "OMP_NUM_THREADS" not in os.environ:
-            cores = len(os.sched_getaffinity(0))
+            cores = children.usable_cores()
             torch.set_num_threads(max(1, cores // self.local_world_size))
         _flush_denormals()
         if self.device.type == "cpu":

@@ -80,7 +80,7 @@ def next_control_file(
     recorded = ledger.run_state(records).next_attempt
     before = control.read_control_file(Path(config.folder))
     count = gpus.ranks_here(config.supervision.processes_per_node)
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    threads = max(1, children.usable_cores() // count)
     return ControlFile(
         token=secrets.token_hex(8),
         attempt=max(recorded, before.attempt + 1 if before else 0),

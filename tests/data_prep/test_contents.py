@@ -101,7 +101,7 @@ def test_a_corpus_that_cannot_be_written_is_hashed_once(copy, hashed, tmp_path, 
 
 
 def test_no_file_that_waits_is_hashed_after_the_first_difference(copy, hashed, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("joblib.cpu_count", lambda: 1)
     original = contents.sha256_of
     monkeypatch.setattr(contents, "sha256_of", lambda path: time.sleep(0.05) or original(path))
     shuffle(copy / "train" / "shard-00000.bin")

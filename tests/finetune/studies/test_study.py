@@ -197,7 +197,7 @@ def test_a_study_fills_a_new_folder_or_one_that_a_killed_study_left_and_no_other
 
 @pytest.mark.parametrize(("runs", "slots", "threads"), [(2, 2, 4), (20, 8, 1)])
 def test_few_runs_share_all_cores_of_a_machine_without_gpus(monkeypatch, runs, slots, threads):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr("joblib.cpu_count", lambda: 8)
     monkeypatch.setattr("pretrain.processes.gpus.visible_gpus", list)
     found = _engine(Namespace(engine="local", jobs=0, glue_jobs=1), 1, runs).keywords
     assert (len(found["devices"]), found["threads"]) == (slots, threads)
