@@ -27,7 +27,8 @@ def describe_exit(code: int | None) -> str:
 
 
 def _signal_name(number: int) -> str:
-    names = [f" ({item.name})" for item in signal.Signals if item == number]
+    cause = "; out of memory?" * (number == signal.SIGKILL)
+    names = [f" ({item.name}{cause})" for item in signal.Signals if item == number]
     return f"signal {number}{''.join(names)}"
 
 

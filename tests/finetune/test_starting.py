@@ -81,7 +81,7 @@ def test_a_run_has_its_share_of_the_cores_unless_the_environment_says_otherwise(
         ("step 1\nfinetune.train: error: a.tsv: is empty\n", "finetune.train: error: a.tsv: is"),
         ("Traceback:\n  x\ntorch.OutOfMemoryError: CUDA out of memory\n", "torch.OutOfMemory"),
         ("[rank1]: RuntimeError: bad\nerrors.ChildFailedError: \n====\n", "RuntimeError: bad"),
-        ("step 1\n", "was killed by signal 9 (SIGKILL)"),
+        ("step 1\n", "was killed by signal 9 (SIGKILL; out of memory?)"),
     ],
 )
 def test_the_cause_of_a_failure_is_the_last_error_of_the_log_or_how_the_process_ended(

@@ -272,7 +272,7 @@ def test_a_zombie_launcher_has_ended(run):
 
 
 def test_the_description_of_an_exit_code_names_the_signal():
-    killed = "(a process was killed by signal 9 (SIGKILL))"
+    killed = "(a process was killed by signal 9 (SIGKILL; out of memory?))"
     for code, description in (
         (None, "ended"),
         (76, "ended with code 76"),
