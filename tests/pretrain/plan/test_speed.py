@@ -83,7 +83,7 @@ def test_the_hours_on_this_machine_are_those_of_a_launch(tmp_path, run_ranks, mo
         ),
         (
             None,
-            "^a rank was killed by signal 9 .SIGKILL; .* while it was measured; if memory ran out, ",
+            "^a rank was killed by signal 9 .SIGKILL; .*. while it was measured; if memory ran out",
         ),
     ],
 )
