@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import TypeVar
 
 import torch
@@ -309,10 +310,9 @@ def most_bytes(device: torch.device) -> int:
     """Most memory so far, without waiting: of tensors on a GPU, of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Not getrusage: its peak starts at the memory of the parent process.
-    status = Path("/proc/self/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
-    return 1024 * int(line.split()[1])
+    # getrusage, whose peak starts at the memory of the parent process, is for gVisor alone.
+    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    return 1024 * (int(found[1]) if found else getrusage(RUSAGE_SELF).ru_maxrss)
 
 
 def leave() -> None:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from data_prep.engines import WorkerDied, run_locally, run_on_ray
+from data_prep.engines import WorkerDied, _position_bytes, run_locally, run_on_ray
 from data_prep.manifest import Settings
 from data_prep.progress import Done
 from data_prep.run import plan, prepare
@@ -42,6 +42,14 @@ def test_each_task_has_one_outcome_and_its_progress_is_summed(tasks):
     assert found[2].filename == str(tasks[2].input)
     # Failed inputs do not count as read.
     assert ticks[-1] == Done(9, 600, 150, tasks[0].input.stat().st_size)
+
+
+def test_the_position_in_the_input_is_that_of_files_open_for_reading(tmp_path):
+    (tmp_path / "input").write_bytes(bytes(99))
+    before = _position_bytes()
+    with open(tmp_path / "input", "rb", 0) as file, open(tmp_path / "made", "wb", 0) as made:
+        made.write(file.read(40))
+        assert _position_bytes() - before == 40
 
 
 def die(task, progress):

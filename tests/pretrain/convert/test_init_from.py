@@ -102,9 +102,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
     (again / metrics.METRICS).unlink()
     (again / "train.lock").unlink()
     assert attempt(again, *begin)[0] == 0
-    assert attempt(run, *begin, "training.steps=4", "--from=2")[0] == 0, (
-        "resumed from its checkpoint"
-    )
+    assert attempt(run, *begin, "training.steps=4", "--from=2")[0] == 0, "it resumed"
     first, second = (metrics.read_metrics(path / metrics.METRICS)[:2] for path in (run, again))
     assert [line["loss"] for line in first] == [line["loss"] for line in second]
     capsys.readouterr()

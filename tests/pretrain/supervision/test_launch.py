@@ -37,9 +37,7 @@ def test_each_launch_has_a_higher_number_than_all_before(tmp_path):
     began = {"kind": "attempt", "attempt": 1, "step": 0}
     never_began = {"kind": "crash", "attempt": 2, "step": 0}
     assert [next_number(), next_number(began), next_number(began, never_began)] == [1, 2, 3]
-    control.write(
-        tmp_path, ControlFile("killed at once, so that nothing was recorded", 3, control.RUN)
-    )
+    control.write(tmp_path, ControlFile("killed before anything was recorded", 3, control.RUN))
     assert next_number(began, never_began) == 4
 
 
