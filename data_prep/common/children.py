@@ -29,7 +29,7 @@ _POLL_SECONDS = 0.1
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use: of its affinity, and a container's."""
+    """Return the cores that this process may use, by its affinity and its container's quota."""
     import joblib  # takes a tenth of a second
 
     return joblib.cpu_count()
