@@ -124,7 +124,7 @@ def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_he
         (["submit", str(tmp_path / "gone"), *output], "gone: no such folder"),
         (["glue-report", str(tmp_path / "gone")], "gone: no such folder"),
         (["predict", str(tiny_model), str(tmp_path / "new.tsv")], "has no classification head"),
-        (["predict", str(model), str(tmp_path / "new.CSV")], "new.CSV: is a table; `predict`"),
+        (["predict", str(model), f"{tmp_path}/new.CSV"], "new.CSV: is a table; `predict` reads"),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err

@@ -182,7 +182,7 @@ def test_every_epoch_is_read_in_an_order_of_the_seed_and_few_rows_are_one_batch(
             "evaluate vanilla {text} {dev} --reading_params_path perceiver",
             "8 latents; accepted with vanilla: causal True and 0 latents",
         ),
-        ("evaluate vanilla {dev_file} {dev} --reading_params_path vanilla", "dev: its characters"),
+        ("evaluate vanilla {dev_file} {dev} --reading_params_path vanilla", "dev: its characters,"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_trained(
