@@ -4,17 +4,15 @@ They are made once for all processes: in the corpus's folder or, where that cann
 the user's cache folder ($XDG_CACHE_HOME, or ~/.cache).
 """
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.common.files import naming, new_folder, sha256_of, write_atomically
+from data_prep.common.files import alone_in, naming, new_folder, sha256_of, write_atomically
 
 Table = npt.NDArray[np.integer[Any]]
 Tables = dict[str, Table]
@@ -123,12 +121,7 @@ def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> 
 def _make_alone(path: Path, make: Callable[[Path], None]) -> None:
     """Make a folder unless another process does so meanwhile, where its parent can be locked."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # not every network file system can
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with alone_in(path.parent):
         if not path.is_dir():
             with new_folder(path) as partial:
                 make(partial)
-    finally:
-        os.close(descriptor)

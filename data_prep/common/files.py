@@ -284,6 +284,18 @@ def lock(path: Path, busy: str) -> TextIO:
     return file
 
 
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait for other processes that work in a folder, if its file system has locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def allow_open_files() -> None:
     """Let this process and its children have as many files open as the machine allows them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.common.files import write_atomically
+from data_prep.common.files import alone_in, write_atomically
 from data_prep.documents import Reject, read_documents
 from data_prep.tokenizer import FILE_NAME, Tokenizer, train_characters
 from finetune.batches import ShuffledBatches
@@ -47,7 +47,7 @@ def vocabulary(texts: Sequence[str]) -> Tokenizer:
 
 
 def prepare(name: str, texts: Sequence[str], folder: Path) -> Path:
-    """Make the corpus that pretraining reads, or find it where an earlier call made it.
+    """Make the corpus that pretraining reads, or find it where another call made it.
 
     Validation reads the same documents as training: the facts of every document are needed.
 
@@ -65,13 +65,15 @@ def prepare(name: str, texts: Sequence[str], folder: Path) -> Path:
     content = "".join(f"{text}\n" for text in texts).encode()
     folder /= f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
     copies = [folder / "train.txt", folder / "valid.txt"]  # splits may not share an input
-    for copy in copies:
-        if not copy.is_file():
-            write_atomically(copy, content)
-    vocabulary(texts).save(folder / FILE_NAME)
     train, valid = ([f"lines:{copy}"] for copy in copies)
     settings, corpus = Settings(valid_fraction=0.0), folder / "corpus"
-    prepare_corpus(train, corpus, folder / FILE_NAME, settings, valid_inputs=valid)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):  # runs of several seeds may begin together
+        for copy in copies:
+            if not copy.is_file():
+                write_atomically(copy, content)
+        vocabulary(texts).save(folder / FILE_NAME)
+        prepare_corpus(train, corpus, folder / FILE_NAME, settings, valid_inputs=valid)
     return corpus
 
 

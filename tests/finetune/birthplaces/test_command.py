@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -210,7 +211,9 @@ def test_a_line_is_a_document_and_a_corpus_is_made_once_for_each_text(tmp_path):
     path.write_text("Ann was born.\n\n  \n\u00a0\nBob too.\n")
     texts = rows.documents(path)
     assert texts == ["Ann was born.", "Bob too."]
-    prepared = rows.prepare("a", texts, tmp_path)
+    with ThreadPoolExecutor() as pool:  # as of runs that begin together
+        prepared, other = pool.map(rows.prepare, ["a", "a"], [texts, texts], [tmp_path, tmp_path])
+    assert prepared == other
     assert load_manifest(prepared).totals["train"].documents == 2
     before = (prepared / "manifest.json").stat().st_mtime_ns
     assert rows.prepare("a", texts, tmp_path) == prepared
