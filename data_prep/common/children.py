@@ -19,8 +19,11 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+import psutil
+
 _ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1
+_CGROUPS, _CGROUP_FILES = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -33,6 +36,26 @@ def usable_cores() -> int:
     import joblib  # takes a tenth of a second
 
     return joblib.cpu_count()
+
+
+def usable_memory() -> tuple[int, int]:
+    """Return the bytes of memory that this process may use: in all, and free at most.
+
+    A container or a Slurm job may have less than the machine. Its limit is one of the process's
+    cgroup or of one above it (cgroups(7); `memory.max` in version 2).
+    """
+    machine = psutil.virtual_memory()
+    limits, groups = [machine.total], ""
+    with contextlib.suppress(OSError):  # gVisor has none
+        groups = _CGROUPS.read_text()
+    for line in groups.splitlines():
+        _, controller, path = line.split(":", 2)
+        lowest = _CGROUP_FILES / controller / path[1:]
+        for folder in [lowest, *lowest.parents] if controller in ("", "memory") else []:
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                with contextlib.suppress(OSError, ValueError):  # not there, or without a limit
+                    limits.append(int((folder / name).read_text()))
+    return min(limits), min(machine.available, *limits)
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from data_prep.common.children import usable_cores
+from data_prep.common.children import usable_cores, usable_memory
 from data_prep.common.wording import count
 from pretrain.checks import needs
 from pretrain.config import deepspeed as deepspeed_settings
@@ -60,10 +60,9 @@ def check_memory(device_bytes: int, host_bytes: int, ranks: int) -> list[str]:
     Raises:
         ValueError: the memory is too small even if nothing else used it.
     """
-    host = psutil.virtual_memory()
     if gpus.device_type() == "cpu":
         device_bytes, host_bytes = 0, device_bytes + host_bytes
-    parts = [("this machine", ranks, host_bytes, host.total, host.available)]
+    parts = [("this machine", ranks, host_bytes, *usable_memory())]
     if cards := gpus.describe():
         total, free = max(card.total for card in cards), max(card.free for card in cards)
         parts.append(("a GPU of this machine", 1, device_bytes, total, free))

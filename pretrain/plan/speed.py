@@ -15,7 +15,6 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from torch.multiprocessing.spawn import (
     ProcessExitedException,
@@ -23,6 +22,7 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
+from data_prep.common.children import usable_memory
 from data_prep.tokenizer import Tokenizer
 from pretrain.checks import devices, needs
 from pretrain.checks.recipe import check_device
@@ -228,7 +228,7 @@ def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Proces
         speed / world_size * needs.flops_per_token(architecture, length, share, each)
         for each in (None, pairs)
     )
-    name, memory_bytes = CPU, psutil.virtual_memory().total
+    name, memory_bytes = CPU, usable_memory()[0]
     if device.type == "cuda":
         name, memory_bytes = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1]
     return Speed(

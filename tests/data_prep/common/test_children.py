@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from data_prep.common import children
@@ -122,3 +123,27 @@ def test_the_program_itself_ignores_the_working_directory(hostile):
         pytest.skip("not installed")
     done = subprocess.run([program, "recipes"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("group", "limit"),
+    [
+        ("0::/job/step", "job/memory.max"),  # Slurm limits the job
+        ("0::/", "memory.max"),  # a container has a namespace of its own
+        ("4:memory:/docker/1", "memory/memory.limit_in_bytes"),  # or does not see its path
+    ],
+)
+def test_the_memory_of_a_process_is_that_of_its_container_or_job(
+    monkeypatch, tmp_path, group, limit
+):
+    memory = SimpleNamespace(total=24, available=20)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    groups, folder = tmp_path / "groups", tmp_path / "files"
+    monkeypatch.setattr(children, "_CGROUPS", groups)
+    monkeypatch.setattr(children, "_CGROUP_FILES", folder)
+    assert children.usable_memory() == (24, 20)  # without cgroups, as in gVisor
+    groups.write_text(f"2:cpu:/\n{group}\n")
+    (folder / limit).parent.mkdir(parents=True)
+    for content, bytes_left in (("max", (24, 20)), ("22", (22, 20)), ("16", (16, 16))):
+        (folder / limit).write_text(content)
+        assert children.usable_memory() == bytes_left
