@@ -96,11 +96,6 @@ def room_of(module: str) -> str:
     return module.split(".")[1]
 
 
-def modules_imported_by(path: Path) -> set[str]:
-    """Modules of pretrain that a file imports, without the names that it takes from them."""
-    return {name for name in imports_of(path) if name in MODULES}
-
-
 MODULES = {module_of(path) for path in files_of("pretrain") if path.name != "__init__.py"}
 
 
@@ -127,7 +122,7 @@ def test_a_room_of_pretrain_imports_only_what_the_table_says(room):
     for path in files_of("pretrain"):
         module = module_of(path)
         if module in MODULES and room_of(module) == room:
-            found = {name for name in modules_imported_by(path) if room_of(name) != room}
+            found = {name for name in imports_of(path) & MODULES if room_of(name) != room}
             wrong[module] = {name for name in found if room_of(name) not in allowed.split()}
     assert {name: what for name, what in wrong.items() if what} == {}, reason
 

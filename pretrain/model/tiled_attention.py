@@ -33,7 +33,7 @@ def tiled_attention(query_key_value: Tensor, biases: tuple[Tensor, ...], dropout
     batch, length, _, heads, _ = query_key_value.shape
     biases = tuple(bias.expand(batch, heads, length, length) for bias in biases)
     apply: Callable[..., Tensor] = _Attend.apply
-    return apply(query_key_value, biases, round(dropout * 2**16))
+    return apply(query_key_value, biases, min(round(dropout * 2**16), 2**16 - 1))
 
 
 class _Attend(torch.autograd.Function):

@@ -107,7 +107,10 @@ class SentencePairsLM(MaskedLM):
         bits = np.random.Philox(np.random.SeedSequence([*key, _PAIR_DRAWS]))
         draw = np.random.RandomState(bits)
         task = self.settings.pair_task
-        first, second = _split(block, draw.random_sample())
+        assert block.sentences is not None
+        ends = np.cumsum(block.sentences[:-1])
+        end = ends[int(draw.random_sample() * len(ends))]
+        first, second = block.ids[:end], block.ids[end:]
         changed = task != "none" and draw.random_sample() < 0.5
         if task == "nsp":
             second = _cut_second(block, second, draw, other=changed)
@@ -164,14 +167,6 @@ class SentencePairsLM(MaskedLM):
             sums_by_subset(pair_logits, batch["pair_labels"], batch["pair_subsets"], subsets),
         ]
         return torch.stack(sums[: len(self.terms)], dim=1)
-
-
-def _split(block: Block, share: float) -> tuple[Ids, Ids]:
-    """The two segments of a block that meet at an end of a sentence, which `share` chooses."""
-    assert block.sentences is not None
-    ends = np.cumsum(block.sentences[:-1])
-    end = ends[int(share * len(ends))]
-    return block.ids[:end], block.ids[end:]
 
 
 def _cut_second(block: Block, second: Ids, draw: np.random.RandomState, *, other: bool) -> Ids:

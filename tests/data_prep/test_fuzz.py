@@ -6,13 +6,11 @@ import json
 
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
 from data_prep.documents import Document, read_documents
 from tests.data_prep.conftest import make_texts
-
-hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as some  # noqa: E402
 
 # The same examples in each run, without time limits.
 bounded = settings(max_examples=100, derandomize=True, deadline=None, database=None)

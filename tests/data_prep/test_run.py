@@ -51,7 +51,7 @@ def test_bytes_do_not_depend_on_the_number_of_workers(
     assert content(tmp_path / "two") == content(corpus_folder)
 
 
-def test_split_depends_only_on_the_text(corpus_folder, inputs, tokenizer_folder, tmp_path):
+def test_split_depends_only_on_the_text(corpus_folder, tokenizer_folder, tmp_path):
     texts = [text for seed in (2, 0, 1) for text in reversed(make_texts(120, 60, seed=seed))]
     one_file = write_pile(tmp_path / "all.jsonl.zst", texts)
     prepare([one_file], tmp_path / "corpus", tokenizer_folder, SETTINGS)
@@ -170,9 +170,7 @@ def test_only_what_is_missing_is_made_again(missing, remade, copy, inputs, token
     assert {file.stem for file, was in times.items() if file.stat().st_mtime_ns != was} == remade
 
 
-def test_changed_settings_and_inputs_are_refused_until_overwrite(
-    inputs, tokenizer_folder, tmp_path
-):
+def test_changed_settings_and_inputs_are_refused_until_overwrite(tokenizer_folder, tmp_path):
     files = [write_pile(tmp_path / f"{n}.jsonl.zst", make_texts(20, 20, seed=n)) for n in range(2)]
     corpus = tmp_path / "corpus"
     prepare(files, corpus, tokenizer_folder, SETTINGS)

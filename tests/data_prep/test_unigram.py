@@ -159,7 +159,7 @@ def test_alberts_file_is_loaded_as_any_other(albert, tmp_path):
     assert not set(ids.tolist()) & {0, 1, 2, ours.mask_id}
 
 
-def test_other_files_than_alberts_are_refused(albert, vocabulary, tmp_path):
+def test_other_files_than_alberts_are_refused(albert, tmp_path):
     content = json.loads((albert / "tokenizer.json").read_text())
     content["added_tokens"] = []
     content["model"]["vocab"][4][0] = "[OTHER]"

@@ -76,19 +76,12 @@ def write_cola(folder: Path, split: str, rows: list[tuple[str, str]]) -> Path:
 
 def make_model(folder: Path, variant: str, **overrides: object) -> Path:
     """Write a model folder with random weights."""
-    import torch
-
     from data_prep.tokenizer import train
-    from pretrain.convert.contents import ModelContents
     from pretrain.convert.writing import save_model
-    from pretrain.model import presets
-    from pretrain.model.language_model import LanguageModel
+    from tests.pretrain.convert.contents import random_contents
 
     tokenizer = train(iter([f"{word} wug" for word in WORDS] * 20), 320)
-    config = presets.build("tiny", variant, tokenizer.vocab_size, overrides)
-    torch.manual_seed(0)
-    weights = LanguageModel(config).state_dict()
-    save_model(folder, ModelContents(config, weights, tokenizer, {}))
+    save_model(folder, random_contents(variant, tokenizer, scale=0.0, **overrides))
     return folder
 
 

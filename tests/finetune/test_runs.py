@@ -115,9 +115,7 @@ def test_only_what_is_not_finished_is_run_and_its_plan_may_change(
     assert read_plan(without_model / changed[0].name) == changed[0]
 
 
-def test_runs_that_are_not_comparable_do_not_share_a_folder(
-    without_model, tiny_model, easy_glue, tmp_path
-):
+def test_runs_that_are_not_comparable_do_not_share_a_folder(without_model, tiny_model, easy_glue):
     (plan,) = plans(tiny_model, easy_glue, *QUICK)
     moved = dataclasses.replace(plan, seed=4, weights="random", model="x", data="y")
     assert plan.differences(moved) == []

@@ -121,9 +121,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
 
 
 @pytest.mark.slow
-def test_a_roberta_of_transformers_is_continued(
-    attempt, theirs, tokenizer, corpus, recipe, tmp_path
-):
+def test_a_roberta_of_transformers_is_continued(attempt, theirs, tokenizer, corpus, tmp_path):
     """As the guide says: its vocabulary is taken for the corpus, and it is continued."""
     theirs = theirs("RobertaForMaskedLM", vocab_size=400, max_position_embeddings=66)
     folder, run = tmp_path / "roberta", tmp_path / "run"

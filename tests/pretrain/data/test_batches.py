@@ -15,7 +15,7 @@ from pretrain.data.order import Order
 from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks, ConcatenatedBlocks
 from pretrain.objectives.base import Vocabulary
-from pretrain.objectives.causal import CausalLMConfig
+from pretrain.objectives.causal import CausalLM, CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from pretrain.objectives.spans import SpanCorruptionConfig
@@ -48,11 +48,7 @@ def objective(blocks):
 
 @pytest.fixture(scope="module")
 def batches(blocks, objective):
-    return training(blocks, objective, BatchConfig(8, 2))
-
-
-def training(blocks, objective, batch, **more):
-    return batches_of(blocks, objective, batch, **more)
+    return batches_of(blocks, objective, BatchConfig(8, 2))
 
 
 @pytest.fixture(
@@ -70,7 +66,7 @@ def any_batches(request, corpus):
     blocks = SOURCES[packing](Corpus(corpus, "train"), LENGTH)
     size = blocks.corpus.manifest.vocab_size
     objective = settings.build(Vocabulary(size, size, corpus))
-    return training(blocks, objective, BatchConfig(8, 2))
+    return batches_of(blocks, objective, BatchConfig(8, 2))
 
 
 @pytest.fixture(scope="module", params=["sop", "nsp"])
@@ -79,7 +75,7 @@ def pair_batches(request, sentence_corpus):
     size = blocks.corpus.manifest.vocab_size
     settings = SentencePairsConfig(pair_task=request.param)
     pairs = settings.build(Vocabulary(size, size - 1, sentence_corpus))
-    return training(blocks, pairs, BatchConfig(8, 2))
+    return batches_of(blocks, pairs, BatchConfig(8, 2))
 
 
 def rows_of(batches, step, ranks):
@@ -107,7 +103,7 @@ def rows_of(batches, step, ranks):
 
 
 def test_a_packed_batch_numbers_its_documents_and_counts_tokens_without_padding(packed, objective):
-    read = training(packed, objective, BatchConfig(8, 4)).micro_batches(3, 0, 1)
+    read = batches_of(packed, objective, BatchConfig(8, 4)).micro_batches(3, 0, 1)
     assert len(read) == 2
     for batch in read:
         mask, ids = batch.arrays["document_ids"], batch.arrays["input_ids"]
@@ -267,7 +263,7 @@ GROWING = Sizes(((0, 4), (3, 8), (6, 12)))
 @pytest.fixture
 def growing(blocks, objective):
     """Batches of a run whose batch grows."""
-    return dataclasses.replace(training(blocks, objective, BatchConfig(12, 2)), sizes=GROWING)
+    return dataclasses.replace(batches_of(blocks, objective, BatchConfig(12, 2)), sizes=GROWING)
 
 
 def test_the_first_block_of_a_step_is_the_sum_of_the_sizes_before():
@@ -340,7 +336,7 @@ def test_a_mixture_reads_each_corpus_in_its_order_whatever_the_ranks(
         packed.share_of_tokens * tokens[0] + other.share_of_tokens * tokens[1]
     )
     made = batches_of(joined, objective, size, order)
-    causal = CausalLMConfig().build(objective_vocabulary(packed))
+    causal = CausalLM(CausalLMConfig(), objective.replacement_end)
     plain = dataclasses.replace(made, objective=causal)
     draws = [0, 0]
     for step in range(6):
@@ -354,8 +350,3 @@ def test_a_mixture_reads_each_corpus_in_its_order_whatever_the_ranks(
             expected += [tuple(source[block].ids) for block in blocks.tolist()]
             draws[corpus] += counts[corpus]
         assert rows == sorted(expected)
-
-
-def objective_vocabulary(source):
-    size = source.corpus.manifest.vocab_size
-    return Vocabulary(size, size - 1, source.corpus.folder)

@@ -12,10 +12,6 @@ from pretrain.data import permutation
 from pretrain.data.lineage import Lineage, Reordering, digest
 
 
-def start(total, seed=1):
-    return Lineage.begin(total, seed)
-
-
 def names(lineage, first_position, count):
     """(epoch, block) at each of some positions."""
     blocks, epochs = lineage.blocks(first_position, count)
@@ -38,7 +34,7 @@ def test_a_run_of_an_older_version_continues_with_the_same_order(
     total, rollbacks, first_position, count, expected
 ):
     """The digests are those of version 0.1.0, which had no skips, and of the first that had."""
-    lineage = start(total)
+    lineage = Lineage.begin(total, 1)
     for rollback in rollbacks:
         lineage = lineage.rolled_back(*rollback)
     blocks, epochs = lineage.blocks(first_position, count)
@@ -50,7 +46,7 @@ class Walk:
     """A run on a lineage: the blocks it read, in order, and those declared skipped."""
 
     def __init__(self, total, seed):
-        self.lineage = start(total, seed)
+        self.lineage = Lineage.begin(total, seed)
         self.consumed, self.skipped = [], []
 
     def read(self, draw, count):
@@ -114,9 +110,9 @@ def test_every_block_is_used_once_per_epoch_except_declared_skips(number):
 
 
 def test_a_skipped_block_counts_as_read_in_its_epoch_once_declared():
-    here = start(50).rolled_back(20, 2, (25, 35))
+    here = Lineage.begin(50, 1).rolled_back(20, 2, (25, 35))
     assert [50 * here.epoch(position) for position in (19, 20, 39, 40, 41)] == [19, 30, 49, 50, 51]
-    later = start(50).rolled_back(20, 2, (60, 70))
+    later = Lineage.begin(50, 1).rolled_back(20, 2, (60, 70))
     assert [50 * later.epoch(p) for p in (20, 49, 50, 89, 90)] == [20, 49, 60, 99, 100]
 
 
@@ -128,16 +124,16 @@ def test_a_lineage_that_would_repeat_blocks_is_an_error(seeds):
 
 def test_identities_of_reorderings_differ_in_every_field():
     lineages = [
-        start(50).rolled_back(20, 2),
-        start(50).rolled_back(21, 2),
-        start(50).rolled_back(20, 3),
-        start(50).rolled_back(20, 2, (20, 25)),
-        start(50).rolled_back(20, 2, (21, 26)),
+        Lineage.begin(50, 1).rolled_back(20, 2),
+        Lineage.begin(50, 1).rolled_back(21, 2),
+        Lineage.begin(50, 1).rolled_back(20, 3),
+        Lineage.begin(50, 1).rolled_back(20, 2, (20, 25)),
+        Lineage.begin(50, 1).rolled_back(20, 2, (21, 26)),
     ]
     identities = [lineage.identities[-1] for lineage in lineages]
     assert len(set(identities)) == 5
     assert identities[3] == (20, 2, 5, "c56b8c5346fafc2b")
-    further_back = start(50).rolled_back(20, 2, (60, 70)).rolled_back(10, 3, (20, 25))
+    further_back = Lineage.begin(50, 1).rolled_back(20, 2, (60, 70)).rolled_back(10, 3, (20, 25))
     assert further_back.identities[1:] == [(10, 3, 15, "9ed19743cd7ac116")]
 
 
@@ -153,7 +149,8 @@ def test_seeking_in_two_hundred_million_blocks_computes_only_the_requested_posit
 
     monkeypatch.setattr(permutation, "_mix", counting)
     position, window = 3 * total // 2, total // 100  # skipped
-    lineage = start(total).rolled_back(position, 2, (position + 9, position + 9 + window))
+    skipped = (position + 9, position + 9 + window)
+    lineage = Lineage.begin(total, 1).rolled_back(position, 2, skipped)
     blocks, epochs = lineage.blocks(2 * total - window - 300, 512)
     assert len(np.unique(blocks[:300])) == 300
     assert (epochs[:300] == 1).all()

@@ -102,8 +102,7 @@ class Walk:
 
     def step(self, world_size):
         """Read a global batch, divided over the ranks."""
-        first = len(self.read)
-        names = list(zip(*map(np.ndarray.tolist, self.order.blocks(first, self.size)), strict=True))
+        names = self.names(len(self.read), self.size)
         by_rank = [names[rank::world_size] for rank in range(world_size)]
         self.read += [by_rank[n % world_size][n // world_size] for n in range(self.size)]
 

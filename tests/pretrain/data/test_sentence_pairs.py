@@ -4,14 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
 from data_prep.corpus import Corpus
 from pretrain.data.sentence_pairs import SentencePairs, sentence_runs
 from tests.fixtures import prepared
-
-hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as some  # noqa: E402
 
 bounded = settings(max_examples=100, derandomize=True, deadline=None, database=None)
 LENGTH = 64

@@ -6,6 +6,8 @@ from functools import cached_property
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
 from data_prep.blocks import best_fit
 from data_prep.corpus import Corpus
@@ -18,10 +20,6 @@ from pretrain.data.sources import (
     ContiguousBlocks,
     OneDocumentBlocks,
 )
-
-hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as some  # noqa: E402
 
 # The same examples in each run, without time limits.
 bounded = settings(max_examples=50, derandomize=True, deadline=None, database=None)

@@ -92,14 +92,6 @@ def test_the_allocator_of_a_gpu_has_expandable_segments_unless_the_user_sets_it(
     assert {name: value for name, value in found.items() if value is not None} == expected
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_sets_its_gpu_before_it_joins_the_process_group(cuda, monkeypatch, rank):
-    calls = cuda(2, **variables(rank, 2, rank, 2))
-    process = started(monkeypatch, calls)
-    assert calls == [torch.device("cuda", rank), ("nccl", str(rank))]
-    assert process.device == torch.device("cuda", rank)
-
-
 @pytest.mark.parametrize("visible", ["0", "3", "GPU-8932f937"])
 def test_a_rank_that_sees_only_its_own_gpu_uses_it(cuda, monkeypatch, visible):
     """As under `srun --gpus-per-task 1`. DeepSpeed uses LOCAL_RANK as the index of the GPU."""

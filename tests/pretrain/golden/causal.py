@@ -13,6 +13,7 @@ def logits(position, heads, weights, input_ids):
     """Baevski and Auli's transformer without a norm at its end, and one of the position methods."""
     table = weights["encoder.embeddings.tokens.weight"]
     length, size = len(input_ids), table.shape[1]
+    places = list(range(length))
     x = table[input_ids] * math.sqrt(size)
     if position == "learned":
         x = x + weights["encoder.embeddings.positions.table.weight"][2 : 2 + length]
@@ -21,20 +22,28 @@ def logits(position, heads, weights, input_ids):
     layers = sum(name.endswith("attention_norm.bias") for name in weights)
     for layer in (f"encoder.layers.{number}." for number in range(layers)):
         read = norm(x, weights, layer + "attention_norm")
-        qkv = linear(read, weights, layer + "attention.query_key_value")
-        mixed = []
-        for head in range(heads):
-            part = slice(head * size // heads, (head + 1) * size // heads)
-            query, key, value = (third[:, part] for third in qkv.split(size, dim=1))
-            if position == "rotary":
-                query, key = rotated(query), rotated(key)
-            scores = query @ key.T / math.sqrt(size // heads)
-            scores = scores + bias(weights, position, heads, head, length)
-            mixed.append(scores.softmax(dim=1) @ value)
-        x = x + linear(torch.cat(mixed, dim=1), weights, layer + "attention.output")
+        x = x + attend(weights, position, heads, layer, read, read, places, places)
         read = norm(x, weights, layer + "output_norm")
         x = x + linear(linear(read, weights, layer + "expand").relu(), weights, layer + "contract")
     return x @ table.T
+
+
+def attend(weights, position, heads, layer, queries, source, query_places, key_places):
+    """Each query sees the keys whose places are not after its own."""
+    name, size = layer + "attention.query_key_value", queries.shape[1]
+    query = linear(queries, weights, name)[:, :size]
+    key, value = linear(source, weights, name)[:, size:].split(size, dim=1)
+    parts = []
+    for head in range(heads):
+        part = slice(head * size // heads, (head + 1) * size // heads)
+        one, other = query[:, part], key[:, part]
+        if position == "rotary":
+            one, other = rotated(one, query_places), rotated(other, key_places)
+        scores = one @ other.T / math.sqrt(size // heads)
+        length = max(query_places + key_places) + 1
+        added = bias(weights, position, heads, head, length)[query_places][:, key_places]
+        parts.append((scores + added).softmax(dim=1) @ value[:, part])
+    return linear(torch.cat(parts, dim=1), weights, layer + "attention.output")
 
 
 def bias(weights, position, heads, head, length):

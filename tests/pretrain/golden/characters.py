@@ -1,12 +1,10 @@
 """Models of characters by their formulas, in fp64, for make.py."""
 
 import functools
-import math
 
-import torch
 from torch.nn.functional import gelu
 
-from tests.pretrain.golden.causal import bias, rotated
+from tests.pretrain.golden.causal import attend
 from tests.pretrain.model.test_parity import linear, norm
 
 LATENTS = 8
@@ -43,21 +41,3 @@ def logits(model, heads, weights, input_ids):
         inner = linear(norm(x, weights, name + "output_norm"), weights, name + "expand")
         x = x + linear(gelu(inner), weights, name + "contract")
     return norm(x, weights, "encoder.final_norm") @ weights["head.weight"].T
-
-
-def attend(weights, position, heads, layer, queries, source, query_places, key_places):
-    """Each query sees the keys whose places are not after its own."""
-    name, size = layer + "attention.query_key_value", queries.shape[1]
-    query = linear(queries, weights, name)[:, :size]
-    key, value = linear(source, weights, name)[:, size:].split(size, dim=1)
-    parts = []
-    for head in range(heads):
-        part = slice(head * size // heads, (head + 1) * size // heads)
-        one, other = query[:, part], key[:, part]
-        if position == "rotary":
-            one, other = rotated(one, query_places), rotated(other, key_places)
-        scores = one @ other.T / math.sqrt(size // heads)
-        length = max(query_places + key_places) + 1
-        added = bias(weights, position, heads, head, length)[query_places][:, key_places]
-        parts.append((scores + added).softmax(dim=1) @ value[:, part])
-    return linear(torch.cat(parts, dim=1), weights, layer + "attention.output")

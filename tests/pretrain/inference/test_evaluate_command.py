@@ -205,7 +205,7 @@ def test_each_model_is_shown_with_the_packing_of_its_blocks(folder, corpus, caps
         assert re.findall("packing of the blocks: (.+)", capsys.readouterr().out) == shown
 
 
-def test_models_of_the_same_folder_name_are_named_by_path(folder, corpus, tmp_path, capsys):
+def test_models_of_the_same_folder_name_are_named_by_path(folder, corpus, capsys):
     models = [folder("alibi"), folder("alibi")]
     assert command_line.main(["evaluate", *models, "--data", str(corpus), "--blocks", "1"]) == 0
     out = capsys.readouterr().out

@@ -56,7 +56,7 @@ def test_any_number_of_heads_has_distinct_slopes_below_one():
 
 
 @pytest.mark.parametrize("default", [torch.float32, torch.bfloat16], ids=str)
-def test_casting_the_model_to_bf16_does_not_coarsen_the_alibi_bias(default, monkeypatch):
+def test_casting_the_model_to_bf16_does_not_coarsen_the_alibi_bias(default):
     """Law 7: rounded once, from exact fp32 distances; bf16 has 256 of them."""
     model = tiny("alibi").to(torch.bfloat16)
     exact = alibi(4, 600, "offset")

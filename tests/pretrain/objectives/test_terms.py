@@ -12,7 +12,7 @@ from pretrain.inference.evaluate import evaluate_blocks, evaluate_lengths, valid
 from pretrain.loop.protocols import TermLoss
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.records import metrics
-from tests.pretrain.builders import lines_of
+from tests.pretrain.builders import lines_of, short
 from tests.pretrain.engine.test_engine import VOCABULARY, assert_like_plain, batches, train_and_save
 from tests.pretrain.objectives.toy import Toy, ToyConfig
 
@@ -54,9 +54,7 @@ def test_a_term_without_targets_in_a_global_batch_contributes_nothing(run_ranks,
     assert [result.loss for result in results] == [r.terms["tokens"].loss for r in results]
 
 
-SHORT = ["training.steps=4", "training.checkpoint_interval=2", "training.evaluation_interval=2"]
-SHORT += ["schedule.warmup_steps=1", "spike.margin_steps=0", "spike.confirm_steps=2"]
-SHORT += ["spike.patience=1", "objective.name=toy", "objective.parity_weight=0.25"]
+SHORT = [*short(4, 2), "objective.name=toy", "objective.parity_weight=0.25"]
 
 
 def test_a_run_of_an_objective_that_is_one_line_in_the_registry(

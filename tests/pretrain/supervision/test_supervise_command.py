@@ -98,7 +98,7 @@ def test_the_global_batch_is_divided_among_the_ranks_of_all_nodes(supervise):
     ],
 )
 def test_a_run_that_cannot_be_launched_is_refused_with_a_way_out(
-    supervise, tmp_path, monkeypatch, arguments, message
+    supervise, tmp_path, arguments, message
 ):
     code, _, error = supervise(*arguments)
     assert code == 2
