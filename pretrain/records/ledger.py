@@ -17,6 +17,7 @@ import math
 import os
 import re
 import shlex
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -213,6 +214,20 @@ def segments(records: Iterable[Record], why: str = "") -> list[Record]:
     SPIKE has the fields of `policy.Rollback`, FORK the `run` that it came from.
     """
     return [r for r in records if r["kind"] == "segment" and why in ("", r["why"])]
+
+
+def updates_kept(records: Iterable[Record]) -> dict[int, int]:
+    """Return how many updates count after each attempt, by its number.
+
+    It is all of them, unless a later segment or attempt began at an earlier step.
+    """
+    kept = dict[int, int]()
+    for record in records:
+        if record["kind"] in {"segment", "attempt"}:
+            kept = {attempt: min(updates, record["step"]) for attempt, updates in kept.items()}
+        if record["kind"] == "attempt":
+            kept[record["attempt"]] = sys.maxsize
+    return kept
 
 
 def created(records: Iterable[Record]) -> Record | None:

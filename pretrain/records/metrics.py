@@ -4,6 +4,7 @@ metrics.jsonl has a line for each step, in the order in which the steps were don
 the steps repeat under a higher attempt number. `surviving` selects the lineage that counts.
 """
 
+import bisect
 import io
 import itertools
 import math
@@ -186,18 +187,19 @@ def surviving_validation(
 ) -> list[dict[str, Any]]:
     """Return the lines of validation.jsonl that belong to the surviving lineage.
 
-    A measurement after `s` updates no longer counts once a later attempt has repeated step `s - 1`,
-    even if that attempt has not measured yet.
+    A measurement no longer counts once a later attempt has repeated an update before it, even if
+    that attempt has not measured yet.
 
     Args:
         validation: every line of validation.jsonl.
         lines: the lines of metrics.jsonl for the surviving steps.
     """
-    attempts = {line["step"]: line["attempt"] for line in lines}
+    steps = [line["step"] for line in lines]
+    attempts = [0, *(line["attempt"] for line in lines)]
     return [
         line
         for line in surviving(validation)
-        if attempts.get(line["step"] - 1, line["attempt"]) <= line["attempt"]
+        if attempts[bisect.bisect_left(steps, line["step"])] <= line["attempt"]
     ]
 
 

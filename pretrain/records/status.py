@@ -154,8 +154,10 @@ def view(run: Path) -> RunView:
     segments = run_segments.segments_of(run, records, config)
     notes: list[str] = []
     all_lines = metrics.read_metrics(run / metrics.METRICS, notes.append)
-    lines = metrics.surviving(all_lines)
     measured = metrics.read_metrics(run / metrics.VALIDATION, notes.append)
+    kept = ledger.updates_kept(records)  # an attempt may have begun that has no line yet
+    lines = metrics.surviving([x for x in all_lines if x["step"] < kept.get(x["attempt"], 0)])
+    measured = [x for x in measured if x["step"] <= kept.get(x["attempt"], 0)]
     validation = metrics.surviving_validation(measured, lines)
     activity = _activity(run, records, state, config.training.steps)
     slow = _slow_rank(lines, records) if activity == TRAINING else None

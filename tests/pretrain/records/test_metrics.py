@@ -119,7 +119,7 @@ def test_a_measurement_of_an_abandoned_lineage_does_not_count_before_it_is_repea
     """Rolled back from 8 to 3, stopped at 6 before the validation loss was measured there."""
     kept = metrics.surviving(lines(*range(8)) + lines(*range(3, 6), attempt=2))
     validation = lines(2, 4, 6)
-    assert metrics.surviving_validation(validation, kept) == lines(2)
+    assert metrics.surviving_validation([*validation, *lines(8)], kept) == lines(2)
     late = lines(4, attempt=2) + lines(6, attempt=3)
     assert metrics.surviving_validation(validation + late, kept) == lines(2) + late
     assert metrics.surviving_validation(validation, []) == validation

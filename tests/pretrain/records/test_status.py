@@ -100,6 +100,19 @@ def test_it_says_what_the_run_is_doing(run, capsys):
     assert f"finished: {STEPS:,} of {STEPS:,} steps in 2 attempts" in shown(run, capsys)
 
 
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_what_was_undone_does_not_count_before_a_step_repeats_it(tmp_path, capsys, attempts):
+    history = spiked()
+    history.measure(9)
+    history.measure(14)
+    for _ in range(attempts):
+        history.begin()
+    history.write(tmp_path / "run")
+    assert command_line.main(["status", str(tmp_path / "run"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["step"], found["validation"]["step"]) == (9, 9)
+
+
 def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(run, capsys):
     """A run that was started without a supervisor has no log of its attempt, and lost none."""
     needed = f"no supervisor: run `zeroclap supervise {run}/run.yaml --nodes 2` to adopt it"
