@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.common.files import alone_in, naming, new_folder, sha256_of, write_atomically
+from data_prep.common.files import (
+    alone_in,
+    naming,
+    new_folder,
+    remove_partial_folders,
+    sha256_of,
+    write_atomically,
+)
 
 Table = npt.NDArray[np.integer[Any]]
 Tables = dict[str, Table]
@@ -121,7 +128,9 @@ def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> 
 def _make_alone(path: Path, make: Callable[[Path], None]) -> None:
     """Make a folder unless another process does so meanwhile, where its parent can be locked."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with alone_in(path.parent):
+    with alone_in(path.parent) as is_alone:
+        if is_alone:
+            remove_partial_folders(path)  # left by a killed process
         if not path.is_dir():
             with new_folder(path) as partial:
                 make(partial)

@@ -313,7 +313,9 @@ def _read_dataset(place: str, fields: Fields) -> Records:
     import datasets
 
     name, config, split = split_dataset(place)
-    name, _, revision = name.partition("@")
+    revision = ""
+    if not Path(name).is_dir():
+        name, _, revision = name.partition("@")
     # Not `DamagedInput`, because the cause may be the network.
     with naming_input(fields.source, ValueError):
         rows = datasets.load_dataset(

@@ -75,10 +75,12 @@ def run_locally(
                 idle.append(_worker(counters) if is_dead else pool)
                 yield task, _died(task) if is_dead else future.result()
     finally:
+        # Waits for the pools' threads, which the interpreter's exit would otherwise race with.
+        for pool in idle:
+            pool.shutdown()
         for process in set(multiprocessing.active_children()) - others:
             process.kill()  # an unfinished shard is made again by a rerun
-        # Waits for the pools' threads, which the interpreter's exit would otherwise race with.
-        for pool in (*idle, *(pool for _, pool in running.values())):
+        for _, pool in running.values():
             pool.shutdown()
 
 

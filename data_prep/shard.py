@@ -53,6 +53,8 @@ def existing_manifest(task: ShardTask) -> ShardManifest | None:
     if not task.manifest_file.is_file():
         return None
     manifest = read_record(ShardManifest, task.manifest_file)
+    if not manifest.kept:
+        return None  # and perhaps other settings keep some
     _check_unchanged(task, manifest)
     for files in manifest.files.values():
         paths = [task.corpus / name for name in files.hashes]
@@ -266,7 +268,7 @@ def _check_unchanged(task: ShardTask, manifest: ShardManifest) -> None:
 
 
 def _shown(setting: object) -> object:
-    return "not given" if setting is None else setting
+    return "not given" if setting in (None, "") else setting
 
 
 def _is_same_input(source: Input, manifest: ShardManifest) -> bool:

@@ -5,6 +5,7 @@ of what they measured.
 """
 
 import argparse
+import glob
 import itertools
 import json
 import random
@@ -37,7 +38,7 @@ def stages(output: Path, world_size: int) -> dict[str, str]:
     A command is the arguments of `zeroclap`, quoted as for a shell.
     """
     out = shlex.quote(str(output))
-    texts = f"'{output}/text/*.jsonl.zst'"
+    texts = shlex.quote(f"{glob.escape(str(output))}/text/*.jsonl.zst")
     return {
         "real text, from the Python installation": f"sample --output {out}/text",
         "a vocabulary for it": f"train-tokenizer --input {texts} --vocab-size 4096 "

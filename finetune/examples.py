@@ -135,7 +135,10 @@ def _example(
         names: the labels as the source writes them.
         where: for messages.
     """
-    texts = tuple(text.strip() for text in values[: len(task.texts)])
+    texts = values[: len(task.texts)]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise ValueError(f"{where}: {wrong[0]!r} is not text")
+    texts = tuple(text.strip() for text in texts)
     if not any(texts):  # one empty text of two is data: QQP has some
         raise ValueError(f"{where}: the text is empty")
     return Example(texts, *(_label(task, value, names, where) for value in values[len(texts) :]))

@@ -151,10 +151,10 @@ def _parquet(path: Path) -> Iterator[TableRow]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
-    except pyarrow.ArrowException as error:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OverflowError) as error:  # a date after the year 9999
         raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
-    for number, values in enumerate(table.to_pylist(), start=1):
+    for number, values in enumerate(rows, start=1):
         yield TableRow(f"{path}: row {number}", values)
 
 
@@ -177,7 +177,7 @@ def load(source: str) -> Any:  # noqa: ANN401 - a Dataset
                 raise ValueError("no split is named")
             return datasets.load_dataset(*folder.split(":"), split=split)
         table = datasets.load_from_disk(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # those of datasets have no common class
         accepted = f"{', '.join(_READERS)} files, a folder of datasets.Dataset.save_to_disk, or "
         accepted += f"{HUB}NAME:SPLIT"
         raise ValueError(f"{source}: cannot be loaded ({error}); accepted: {accepted}") from None

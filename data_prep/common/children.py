@@ -29,6 +29,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
+_OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_STEP_")
 
 
 def usable_cores() -> int:
@@ -61,13 +62,13 @@ def usable_memory() -> tuple[int, int]:
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables of a child process, which imports our packages, not its folder's.
 
-    Without those of the Slurm step that this process is a task of, as a worker of Ray may be: a
-    child is not that task, and would wait for the others.
+    Without those that make this process a rank, or a task of a Slurm step, as a worker of Ray may
+    be: a child is not that rank, and would wait for the others.
 
     Args:
         environ: variables that the child inherits.
     """
-    found = {name: v for name, v in environ.items() if not name.startswith("SLURM_STEP_")}
+    found = {name: v for name, v in environ.items() if not name.startswith(_OF_A_RANK)}
     found["PYTHONSAFEPATH"] = "1"
     paths = [path for path in found.get("PYTHONPATH", "").split(os.pathsep) if path]
     # Python finds site-packages by itself, and after the standard library.

@@ -285,13 +285,14 @@ def lock(path: Path, busy: str) -> TextIO:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Wait for other processes that work in a folder, if its file system has locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def alone_in(folder: Path) -> Iterator[bool]:
+    """Wait for other processes that work in a folder; yield False if its files cannot be locked."""
+    descriptor, is_alone = os.open(folder, os.O_RDONLY), False
     try:
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+            is_alone = True
+        yield is_alone
     finally:
         os.close(descriptor)
 

@@ -32,9 +32,9 @@ def fetch(name: str, patterns: Sequence[str]) -> Path:
     local = constants.HF_HUB_OFFLINE
     try:
         return Path(snapshot_download(name, allow_patterns=[*patterns], local_files_only=local))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # also of its client, where a connection breaks
         what, *_ = str(error).splitlines() or [type(error).__name__]
-        hub = "not in the hub's cache" if local else "none on the Hugging Face hub"
+        hub = "not in the hub's cache" if local else "not to be had from the Hugging Face hub"
         raise ValueError(f"no such file here, and {hub}: {what}") from error
 
 

@@ -90,13 +90,13 @@ def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
                 continue
             evaluated = _evaluated(folder, study.subsets)
             scores, missing = _finetuned(study, run, folder)
+            curve, costs = _curve(seen), _cost(seen)
         except ValueError as error:
             unfinished.append(f"{run.name} ({error})")
             continue
-        curve = _curve(seen)
         loss = _finite(curve.validation[-1] if curve.validation else None)
         pretraining[run.arm, run.seed] = {LOSS: loss, **evaluated}
-        cost[run.arm, run.seed] = _cost(seen)
+        cost[run.arm, run.seed] = costs
         curves.setdefault(run.arm, []).append(curve)
         finetuning |= scores
         unfinished += [missing] if missing else []

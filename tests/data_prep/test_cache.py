@@ -36,3 +36,10 @@ def test_what_cannot_be_made_is_said_as_it_is(tmp_path):
 
     with pytest.raises(ValueError, match=r"^no sentences$"):
         cache.made(tmp_path, "0" * 64, "train", refuse)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    left = tmp_path / "blocks" / ".train.0123456789abcdef.partial"
+    left.mkdir(parents=True)
+    made = cache.made(tmp_path, "0" * 64, "train", lambda folder: None)
+    assert [*made.parent.iterdir()] == [made]

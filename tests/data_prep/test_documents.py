@@ -333,6 +333,7 @@ def test_articles_begin_at_titles_between_blank_lines(tmp_path):
 
 
 def test_dataset_of_a_local_folder_is_read_by_name(tmp_path):
+    (tmp_path := tmp_path / "a@b").mkdir()
     write_pile(tmp_path / "train.jsonl.zst", ["a", "b"])
     (tmp_path / "test.jsonl").write_bytes(GOOD)
     assert find_inputs([f"datasets:{tmp_path}"]) == [f"datasets:{tmp_path}"]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -300,6 +301,15 @@ def test_corpus_without_documents_is_refused_with_the_reasons(tokenizer_folder, 
     bad.write_text('{"text": ""}\n{')
     with pytest.raises(ValueError, match=r"1 empty .*:1\), 1 not-json .*:2\)"):
         prepare([bad], tmp_path / "b", tokenizer_folder, SETTINGS)
+
+
+def test_a_subset_that_kept_nothing_is_corrected_by_the_same_command(
+    inputs, tokenizer_folder, tmp_path
+):
+    refused = pytest.raises(ValueError, match="no document kept.*subsets found")
+    for subset, outcome in (("nope", refused), ("Books3", nullcontext())):
+        with outcome:
+            prepare(inputs, tmp_path / "a", tokenizer_folder, replace(SETTINGS, subset=subset))
 
 
 @pytest.fixture

@@ -368,7 +368,7 @@ def test_what_is_not_found_is_named_with_what_would_be(tmp_path, monkeypatch):
                 load(path)
         assert not asked
         for name in ("roberta-base", "someone/roberta-2.0"):
-            message = f"{name}: no such file here, and none on the Hugging Face hub"
+            message = f"{name}: no such file here, and not to be had from the Hugging Face hub"
             with pytest.raises(ValueError, match=message) as caught:
                 load(name)
             assert asked.pop().startswith(f"/api/models/{name}/")

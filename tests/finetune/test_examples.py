@@ -157,6 +157,9 @@ def test_a_saved_dataset_gives_the_same_examples_and_digest_as_tsv_files(tmp_pat
         assert both[0] == both[1] == examples.Split([Example(texts[0], 1), Example(texts[1], 2)])
         assert examples.digest([both[0]]) == examples.digest([both[1]])
     assert read(tmp_path / "saved", "test_matched", "MNLI") == [*map(Example, texts)]
+    save(tmp_path / "saved" / "cola", {"label": [0]}, train={"sentence": [None]})
+    with pytest.raises(ValueError, match="cola.*: None is not text"):
+        read(tmp_path / "saved", "train", "CoLA")
     with pytest.raises(ValueError, match="names no split of it; accepted: .*mnli:train"):
         read(tmp_path / "saved", "test_mismatched", "MNLI")
 

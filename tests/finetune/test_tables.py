@@ -5,6 +5,7 @@ import math
 
 import datasets
 import huggingface_hub.constants
+import pyarrow.parquet
 import pytest
 
 from finetune import tables
@@ -82,6 +83,8 @@ def test_a_quotation_mark_and_a_carriage_return_in_a_tsv_file_are_text(tmp_path)
         ("a.jsonl", '{"a": 1}\n{"a"\n', "a.jsonl: line 2: is not valid JSON"),
         ("a.jsonl", '{"a": 1, "b": 2, "a": 3}', "line 1: .* key 'a' is there twice"),
         ("a.parquet", "no", "a.parquet: cannot be read as parquet"),
+        ("late.parquet", None, "late.parquet: cannot be read as parquet: days=2147483647"),
+        ("datasets:a:b:c:d:e:f:g:h:i:j:k:l", None, "l: cannot be loaded"),
         ("a.xlsx", "", "unknown format '.xlsx'; accepted: .csv"),
         ("a.csv", b"text\n\xff\n", "a.csv: is not UTF-8"),
         ("none.csv", None, "none.csv: no such file"),
@@ -90,10 +93,14 @@ def test_a_quotation_mark_and_a_carriage_return_in_a_tsv_file_are_text(tmp_path)
 )
 def test_what_is_broken_or_not_there_is_refused_by_name_and_line(tmp_path, name, content, message):
     datasets.DatasetDict(train=made()).save_to_disk(tmp_path / "splits")
+    late = pyarrow.array([2**31 - 1], pyarrow.date32())  # after Python's last year
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": ["a"], "when": late}), tmp_path / "late.parquet"
+    )
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
-        tables.read_rows(str(tmp_path / name))
+        tables.read_rows(name if name.startswith("datasets:") else str(tmp_path / name))
 
 
 def test_a_data_set_of_the_hub_needs_its_split():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.common import arguments, children
-from finetune import zeroclap
+from finetune import demo, zeroclap
 from pretrain.config.settings import add_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +22,12 @@ def help_of(main, words, capsys):
         main([*words, "--help"])
     assert not end.value.code
     return capsys.readouterr().out
+
+
+def test_the_demo_may_have_any_folder():
+    _, tokenizer, prepare, *_ = demo.stages(Path("it's [1]"), 1).values()
+    for words in (tokenizer, prepare):
+        assert "it's [[]1]/text/*.jsonl.zst" in shlex.split(words)
 
 
 def found(pattern, text):

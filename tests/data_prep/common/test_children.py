@@ -61,6 +61,7 @@ def test_the_folder_of_a_checkout_is_named_to_a_child_and_that_of_an_installatio
     assert children.environment(found) == found
     monkeypatch.setattr(children, "_ROOT", Path(third_party()[0]))
     assert children.environment({}) == {"PYTHONSAFEPATH": "1"}
+    assert children.environment({"RANK": "0", "LOCAL_SIZE": "1"}) == {"PYTHONSAFEPATH": "1"}
 
 
 def test_workers_of_a_pool_import_nothing_from_their_folder(hostile):

@@ -18,7 +18,7 @@ def test_the_files_that_match_are_fetched_once(tmp_path, capsys):
             name: name for name in ("config.json", "model.safetensors")
         }
         assert not any("flax" in path for path in asked)
-        with pytest.raises(ValueError, match="none on the Hugging Face hub"):
+        with pytest.raises(ValueError, match="not to be had from the Hugging Face hub"):
             hub.fetch("someone/other", ["config.json"])
     assert "asking the Hugging Face hub" in capsys.readouterr().err
     with hub_of(tmp_path):
