@@ -61,6 +61,8 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     for name, value in variables.items():
         if name != "MASTER_ADDR" and not value.isdecimal():
             raise ValueError(f"environment: {name} is {value!r}, not a whole number")
+    if int(variables["MASTER_PORT"]) > 65535:
+        raise ValueError(f"environment: MASTER_PORT is {variables['MASTER_PORT']}, above 65535")
     for rank, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         if int(variables[rank]) >= int(variables[count]):
             raise ValueError(

@@ -106,7 +106,7 @@ def state_for_rank(
             key: repartition(saved, (wrapped, "state", group, key), tensors, rank)
             if value.ndim
             else value.clone()
-            for key, value in like[wrapped]["state"][group].items()
+            for key, value in like[wrapped]["state"].get(group, {}).items()  # {}: no update yet
         }
     return {**like, weights: flat, wrapped: {**like[wrapped], "state": moments}}
 

@@ -14,7 +14,6 @@ from data_prep.common.wording import count
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DEVICES = Path("/dev")
-_LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"}
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -165,13 +164,10 @@ def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> 
 def environment(gpus: Sequence[str], threads: int) -> dict[str, str]:
     """Return the variables of a process that has a share of this machine.
 
-    It is a launch of its own, even if a launcher started this process.
-
     Args:
         gpus: that it may use, as `visible_gpus` names them; none: as this process.
         threads: of each of its ranks on a CPU, unless OMP_NUM_THREADS is set.
     """
-    inherited = children.environment()
-    environ = {name: v for name, v in inherited.items() if name not in _LAUNCHER_VARIABLES}
+    environ = children.environment()
     environ.setdefault("OMP_NUM_THREADS", str(threads))
     return environ | ({VARIABLE: ",".join(gpus)} if gpus else {})

@@ -27,7 +27,7 @@ from pretrain.data.mixture import Mixture
 from pretrain.data.order import Order
 from pretrain.data.sources import algorithms, open_source
 from pretrain.records import checkpoints, folder, history, ledger, metrics
-from pretrain.records.ledger import FORK, SPIKE, START, Record, RunState
+from pretrain.records.ledger import FORK, SPIKE, START, USER, Record, RunState
 
 RECIPES = "recipes"
 """Folder with the recipes that a run has had, by digest."""
@@ -71,6 +71,11 @@ class Course:
     """Of a segment that has to be recorded first; empty if there is none."""
     source: Source = Source(0)
     """Where that segment goes on from."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether that segment follows steps that were trained already."""
+        return self.why in (USER, FORK)
 
 
 def order_of(records: Sequence[Record]) -> tuple[Order, Sizes]:
@@ -210,11 +215,11 @@ def begin(course: Course, take_weights: Callable[[], Mapping[str, object]] | Non
     fields["batches"] = [part for part in segments.sizes.parts if part[0] >= step]
     fields["weights"] = [part for part in segments.weights() if part[0] >= step]
     dump(config, run / RECIPES / f"{fields['recipe']}.yaml")
-    dump(config, run / RUN_FILE)
     ledger.append(path, "segment", why=course.why, **fields)
     if course.why == FORK:
         os.replace(path, run / ledger.FILE_NAME)
         files.fsync(run)
+    dump(config, run / RUN_FILE)  # last: it names the recipe that the ledger has
 
 
 def _copy(course: Course, run: Path) -> Path:

@@ -65,15 +65,19 @@ class Agent:
         self._look = nodes.Interval()
         self._reporter = nodes.Reporter(self._run, self._node)
 
-    def run(self) -> int:
+    def run(self, *, goes_on: bool = False) -> int:
         """Follow the control file until it says exit; return the exit code.
+
+        Args:
+            goes_on: the supervisor records a new segment first, also of a finished run.
 
         Raises:
             ValueError: The ledger does not verify.
         """
         with self._lock, self._stop_requests.counted():
             records = ledger.read_ledger(self._run / ledger.FILE_NAME)
-            if isinstance(decide.decide(records, self._config), decide.Finished):
+            finished = isinstance(decide.decide(records, self._config), decide.Finished)
+            if finished and not goes_on:
                 self._print("finished")  # no supervisor will come
                 return EXIT_DONE
             processes.adopt_orphans()

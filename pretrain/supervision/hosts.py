@@ -110,7 +110,8 @@ def exported(environ: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in environ.items() if _EXPORTED.match(name)}
     for folder in (Path.home(), Path()):
         file = folder / environ.get("DS_ENV_FILE", ".deepspeed_env")
-        lines = file.read_text(encoding="utf-8-sig").splitlines() if file.is_file() else []
+        with named_errors(f"{file}: is not UTF-8"):
+            lines = file.read_text(encoding="utf-8-sig").splitlines() if file.is_file() else []
         pairs = (line.partition("=") for line in lines if "=" in line)
         found |= {name.strip(): value.strip() for name, _, value in pairs}
     return found

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from data_prep.common import children
 from data_prep.common.files import sha256_of, strict_json
 from data_prep.common.wording import few
 from pretrain.checks import capacity
+from pretrain.config.run import RunConfig
 from pretrain.processes import gpus
 from pretrain.records.versions import versions
 from pretrain.supervision import hosts, launch
@@ -69,20 +70,14 @@ def _is_local(name: str) -> bool:
 @children.stop_signals()  # one that ended this process would leave its file
 def connect(
     names: Sequence[str],
-    slots: int,
-    run: Path,
-    wait_seconds: float,
-    write: Callable[[str], object],
+    config: RunConfig,
     files: Iterable[str] = (),
 ) -> Node:
     """Check the other machines of a hostfile, all at once, and return this node.
 
     Args:
         names: the machines, this one first.
-        slots: ranks on each of them.
-        run: the run's folder, which all of them must have; it need not exist yet.
-        wait_seconds: how long to wait for machines that cannot be reached.
-        write: receives messages, without line ends.
+        config: of the run, whose folder all of them must have; it need not exist yet.
         files: paths of files that all of them must have, such as manifests of corpora.
 
     Raises:
@@ -92,8 +87,10 @@ def connect(
     check_first_machine(names)
     if len(names) == 1:
         return Node()
+    slots, seconds = config.supervision.processes_per_node, config.supervision.node_wait_seconds
     expected = strict_json([versions(), _hashes(files), gpus.device_type(), slots])
-    near, deadline, printed = capacity.existing_folder(run), time.monotonic() + wait_seconds, ""
+    near, printed = capacity.existing_folder(Path(config.folder)), ""
+    deadline = time.monotonic() + seconds
     with tempfile.NamedTemporaryFile("w", prefix=".hosts-", dir=near) as file:
         token = secrets.token_hex(8)
         file.write(token)
@@ -108,7 +105,7 @@ def connect(
                 raise ValueError(f"supervision.hostfile: {text}")
             if text != printed:
                 printed = text
-                write(f"{text}; trying again for up to {wait_seconds:.0f} s")
+                print(f"{text}; trying again for up to {seconds:.0f} s", flush=True)
             time.sleep(min(hosts.RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
 
 
@@ -125,6 +122,7 @@ def _ask(name: str, arguments: Sequence[str]) -> tuple[str, str]:
             input=hosts.variables(os.environ).decode(),
             capture_output=True,
             text=True,
+            errors="replace",  # logins may print in any encoding
             timeout=_CHECK_SECONDS,
         )
     except FileNotFoundError as error:
@@ -153,15 +151,9 @@ def _hashes(files: Iterable[str]) -> dict[str, str]:
     return {path: sha256_of(Path(path)) if Path(path).is_file() else "" for path in files}
 
 
-def _difference(
-    file: Path,
-    content: str,
-    expected: Mapping[str, str],
-    files: Mapping[str, str],
-    device: str,
-    slots: int,
-) -> str:
+def _difference(file: Path, content: str, expected: str) -> str:
     """Describe how this machine differs from the one that asks, if it does; see `main`."""
+    their_versions, files, device, slots = json.loads(expected)
     if not file.is_file() or file.read_text() != content:
         return (
             f"does not have the folder {file.parent} of this machine; the run's folder must be on "
@@ -176,7 +168,7 @@ def _difference(
             what = "has another copy of" if digest else "does not have"
             return f"{what} {path}; give it the copy of this machine"
     own = versions()
-    for what, version in expected.items():
+    for what, version in their_versions.items():
         if own.get(what) != version:
             return (
                 f"has {what} {own.get(what, 'no')}, and this machine {version}; install the same "
@@ -199,7 +191,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     file, content, expected = arguments
     client = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
-    difference = _difference(Path(file), content, *json.loads(expected))
+    difference = _difference(Path(file), content, expected)
     sys.stdout.write(_ANSWER.format(strict_json([client, difference])) + "\n")
     return 0
 

@@ -3,7 +3,6 @@
 import errno
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 from data_prep import manifest
@@ -17,7 +16,6 @@ from pretrain.config.run import RunConfig
 from pretrain.model.config import ModelConfig
 from pretrain.processes import gpus
 from pretrain.records import control, folder, ledger, segments
-from pretrain.records.ledger import FORK, USER
 from pretrain.records.metrics import METRICS
 from pretrain.records.report import write_report
 from pretrain.records.segments import Course, Source
@@ -61,20 +59,18 @@ def run_supervised(
             tell_refusal(config, node.rank, str(error))
         raise
     if is_dry_run:
-        sys.stdout.write(forecast(config, node))
+        sys.stdout.write(forecast(course, node))
         return EXIT_DONE
     if node.rank:
-        return _agent(config, node.rank).run()
+        return _agent(config, node.rank).run(goes_on=course.goes_on)
     run = Path(config.folder)
     state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
     if machines and (course.why or not state.is_done(config.training.steps)):
-        wait = config.supervision.node_wait_seconds
         files = [str(path_of(config.training.deepspeed))]
         files += [os.path.join(corpus, manifest.FILE_NAME) for corpus in course.manifests]
-        slots = config.supervision.processes_per_node
-        node = connect(machines, slots, run, wait, partial(print, flush=True), files)
+        node = connect(machines, config, files)
     folder.check_corpora(course.manifests)
-    if course.why in (USER, FORK):  # before the supervisor prints what is new in the ledger
+    if course.goes_on:  # before the supervisor prints what is new in the ledger
         with folder.lock(run, folder.SUPERVISOR_LOCK), folder.lock(run):
             segments.begin(course)
     supervisor = Supervisor(config, node, machines)

@@ -25,6 +25,7 @@ from pretrain.processes import launching, processes
 from pretrain.records import control, failures, history, ledger, metrics, progress, wording
 from pretrain.records import folder as run_folder
 from pretrain.records.control import ControlFile
+from pretrain.records.segments import Course
 from pretrain.spikes.policy import GiveUp, Rollback
 from pretrain.supervision import decide, hosts, launch, nodes, notify
 from pretrain.supervision.decide import CRASH, Problem
@@ -392,23 +393,27 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
+def forecast(course: Course, node: Node = _ONLY_NODE) -> str:
     """Describe what a supervisor would do next, and with which command; change nothing.
+
+    Args:
+        course: of the run.
+        node: this one.
 
     Raises:
         ValueError: The ledger does not verify.
     """
-    run = Path(config.folder)
+    config, run = course.config, Path(course.config.folder)
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     if job := launch.find(run, control.read_control_file(run)):
         return f"next: watch attempt {job.control_file.attempt}, which is running\n"
-    decision = decide.decide(records, config)
+    decision = None if course.goes_on else decide.decide(records, config)
     if isinstance(decision, Rollback):
         return f"next: roll back to step {decision.step:,}, with seed {decision.seed}\n"
     if isinstance(decision, GiveUp):
         return f"next: give up: {decision.reason}\n"
     if isinstance(decision, decide.Finished):
         return "next: nothing, the run is finished\n"
-    step = ledger.run_state(records).resume_step()
+    step = course.source.step if course.goes_on else ledger.run_state(records).resume_step()
     command = launch.command(run, launch.next_control_file(config, node, records))
     return f"next: launch an attempt\nfrom step {step}: {' '.join(command)}\n"

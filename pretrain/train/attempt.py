@@ -78,8 +78,8 @@ class Attempt:
             for pipeline in self.pipelines:
                 if verdict == GO_ON and pipeline.segment.end_step > self.start.step:
                     verdict = self._train(pipeline, batches)
-        self.profiler.close()
-        self.log.close()
+        # A launcher ends rank 0 a second after another rank has ended with the code of a spike.
+        self.group.on_rank_0(self._close)
         if verdict == GO_ON:
             self.group.on_rank_0(self._record_done)
             return EXIT_DONE
@@ -89,6 +89,10 @@ class Attempt:
             reason = "it was asked to stop"
             self.group.on_rank_0(lambda: self.log.record("preempted", step=step, reason=reason))
         return verdict
+
+    def _close(self) -> None:
+        self.profiler.close()
+        self.log.close()
 
     def _train(self, pipeline: DataPipeline, batches: Batches) -> int:
         """Train to the end of a segment; returns the loop's verdict."""

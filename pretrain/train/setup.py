@@ -119,6 +119,8 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
         ValueError: the recipe cannot be trained here, or does not fit its run's folder.
         Failure: on every rank, if any refuses.
     """
+    import torch
+
     from pretrain.convert.initial_weights import initial_model
     from pretrain.engine.determinism import make_deterministic
     from pretrain.engine.distributed import broadcast, gather, usable_gpus
@@ -135,11 +137,21 @@ def prepare(config: RunConfig, source: Source | None, world_size: int) -> Setup 
     process = start()
     group = Group(process.rank, process.world_size, gather, broadcast)
     code = versions.check_same(group.gather, compared)
-    machine = _environment(config, architecture, settings, process.device.type, group)
-    environment = {"versions": code, **machine}
+    device, training = process.device.type, config.training
+    group.on_rank_0(lambda: recipe_checks.check_device(config, world_size, device))
+    on_gpu = device == "cuda"
+    backend = choose_backend(architecture, training.attention_backend, on_gpu)
+    compiled = compiles(training.compile, settings, on_gpu)
+    environment: dict[str, Any] = {
+        "versions": code,
+        "platform": platform.platform(),
+        "accelerator": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "cores": os.cpu_count(),
+        "attention_backend": backend,
+        "compiled": compiled,
+    }
     state, token = group.on_rank_0_slowly(lambda: enter(course, architecture))
     supervisor = SupervisorClient(run, token, group.rank, config.training.steps)
-    backend, compiled = environment["attention_backend"], environment["compiled"]
     model = initial_model(config, architecture, backend, compiled, not state.checkpoints)
     supervisor.report_setup()
     if state.is_done(config.training.steps):
@@ -169,27 +181,6 @@ def _compared(course: Course, settings: Mapping[str, Any]) -> dict[str, Any]:
         for path, corpus in course.manifests.items()
     }
     return deciding(config) | flatten(files) | corpora
-
-
-def _environment(
-    config: RunConfig,
-    architecture: ModelConfig,
-    settings: Mapping[str, Any],
-    device_type: str,
-    group: Group,
-) -> dict[str, Any]:
-    """Check that the devices can train the recipe; return `Setup.environment` but `versions`."""
-    import torch
-
-    training, on_gpu = config.training, device_type == "cuda"
-    group.on_rank_0(lambda: recipe_checks.check_device(config, group.world_size, device_type))
-    return {
-        "platform": platform.platform(),
-        "accelerator": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "cores": os.cpu_count(),
-        "attention_backend": choose_backend(architecture, training.attention_backend, on_gpu),
-        "compiled": compiles(training.compile, settings, on_gpu),
-    }
 
 
 def enter(course: Course, architecture: ModelConfig) -> tuple[ledger.RunState, str]:

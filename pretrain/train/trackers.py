@@ -4,9 +4,7 @@ No error of theirs ends a run. torch and wandb are imported when the curves are 
 """
 
 import contextlib
-import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ from typing import Any
 FOLDER = "tensorboard"
 """Of the event files, in the run's folder."""
 _FLUSH_SECONDS = 5.0
-"""Between two writes to the event file, each of which opens it."""
+"""Between two syncs of the event file."""
 _INIT_SECONDS, _FINISH_SECONDS = 15.0, 8.0
-"""The second is below processes.GRACE_SECONDS: the other ranks have exited by then."""
+"""The second is below processes.GRACE_SECONDS."""
 
 
 class TensorBoard:
@@ -30,7 +28,7 @@ class TensorBoard:
         """Open an event file in a run's folder for an attempt; `say` prints a message."""
         self._folder, self._warn = run / FOLDER, say
         self._writer: Any = None  # SummaryWriter has no complete annotations
-        self._warned, self._flushed = False, -math.inf
+        self._warned = False
         self.sync(first_step)
 
     def sync(self, step: int) -> None:
@@ -40,7 +38,9 @@ class TensorBoard:
             from torch.utils.tensorboard.writer import SummaryWriter
 
             with self._closing_on_error():
-                self._writer = SummaryWriter(str(self._folder), purge_step=step)
+                self._writer = SummaryWriter(
+                    str(self._folder), purge_step=step, flush_secs=_FLUSH_SECONDS
+                )
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:
@@ -63,18 +63,12 @@ class TensorBoard:
         with self._closing_on_error():
             named = [Summary.Value(tag=name, simple_value=v) for name, v in values.items()]
             self._writer.file_writer.add_summary(Summary(value=named), step)
-            if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
-                self._flush()
-
-    def _flush(self) -> None:
-        self._writer.flush()
-        self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Write buffered events."""
         if self._writer is not None:
             with self._closing_on_error():
-                self._flush()
+                self._writer.flush()
 
 
 class WandbRun:

@@ -1,6 +1,7 @@
 """What may change in a run that is resumed, and what its checkpoints must agree with."""
 
 import dataclasses
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from pretrain.data.sources import SOURCES, open_source
 from pretrain.records import folder as run_folder
 from pretrain.records import ledger, segments
 from pretrain.records.segments import Source
+from tests.pretrain.builders import failing
 
 
 def manifest_of(model, step=30, lineage=((0, 1), (20, 2)), **changed):
@@ -89,15 +91,21 @@ def test_another_recipe_is_refused_with_its_differences_and_the_way_out(began, w
 
 
 def test_another_corpus_is_among_the_differences_and_in_the_table(
-    began, other_corpus, corpus, tmp_path
+    began, other_corpus, corpus, tmp_path, monkeypatch
 ):
     load = began()
     words = f"data.corpus={other_corpus}", "optimizer.learning_rate=0.5"
     change = f"data.corpus: '{corpus.name}', now '{other_corpus.name}'"
     with pytest.raises(ValueError, match=f"another recipe: {change}; .*0.5; resume"):
         check_run(load(*words))
-    course = check_run(load(*words), Source(20))
+    course, file = check_run(load(*words), Source(20)), tmp_path / "run" / "run.yaml"
+    before = file.read_bytes()
+    monkeypatch.setattr(ledger, "append", failing(ledger.append, [errno.ENOSPC]))
+    with pytest.raises(OSError, match="No space left"):
+        segments.begin(course)
+    assert file.read_bytes() == before  # the recipe that the ledger has
     segments.begin(course)
+    assert file.read_bytes() != before
     records = ledger.read_ledger(tmp_path / "run" / ledger.FILE_NAME)
     _, row = segments.table(course.segments, ledger.run_state(records))
     assert change in row[-1]

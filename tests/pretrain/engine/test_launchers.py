@@ -56,6 +56,8 @@ def test_under_srun_ranks_and_master_address_come_from_the_job_step():
     assert variables["MASTER_ADDR"] == "gpu03"
     assert 12000 <= int(variables["MASTER_PORT"]) < 32000
     assert launcher_variables({**SRUN, "MASTER_PORT": "77"})["MASTER_PORT"] == "77"
+    with pytest.raises(ValueError, match="MASTER_PORT is 65536"):
+        launcher_variables({**SRUN, "MASTER_PORT": "65536"})
 
 
 def test_a_batch_script_is_a_single_process():

@@ -96,6 +96,17 @@ def test_resharding_and_back_gives_the_same_bits(
     assert [key for key, value in was.items() if not torch.equal(now[key], value)] == []
 
 
+@pytest.mark.parametrize("name", ["zero1_fp32", "zero3_fp32"])
+def test_a_checkpoint_from_before_the_first_update_is_resharded(name, run_ranks, tmp_path):
+    """As in fp16, where the first updates may be skipped."""
+
+    def load(step):
+        build(name).load(checkpoints.folder_of(tmp_path, step))
+
+    run_ranks(2, lambda: save_engine(build(name), tmp_path, 0))
+    run_ranks(1, load, 0)
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "optimizer"),
     [

@@ -197,10 +197,12 @@ def test_after_a_request_to_stop_the_supervisor_says_how_the_run_ended(stage, or
     assert stage.join() == code
 
 
-def test_an_agent_of_a_finished_run_leaves_at_once(stage):
+def test_an_agent_of_a_finished_run_leaves_at_once_unless_the_run_goes_on(stage):
     ledger.append(stage.run / ledger.FILE_NAME, "done", step=RunConfig().training.steps)
     stage.start()
     assert stage.join() == EXIT_DONE
+    control.write(stage.run, ControlFile("end", 99, control.EXIT, code=EXIT_FAILED))
+    assert Agent(stage.config(), 1).run(goes_on=True) == EXIT_FAILED  # followed the control file
 
 
 def test_a_file_system_that_is_unavailable_for_a_while_does_not_end_an_agent(stage, monkeypatch):

@@ -60,6 +60,9 @@ def test_other_machines_get_only_variables_of_the_ranks_and_the_user_s_own(tmp_p
     environ = {"NCCL_DEBUG": "INFO", "PYTHONPATH": "p", "SECRET": "s", "DEEPSPEED_TIMEOUT": "9"}
     found = {"NCCL_DEBUG": "WARN", "PYTHONPATH": "p", "DEEPSPEED_TIMEOUT": "9", "MINE": "a b=c"}
     assert hosts.exported(environ) == found
+    (tmp_path / "latin").write_bytes(b"# f\xfcr\n")
+    with pytest.raises(ValueError, match=r"latin: is not UTF-8"):
+        hosts.exported({"DS_ENV_FILE": "latin"})
     (tmp_path / "module.py").write_text("import os, sys; print(os.environ['MINE'], *sys.argv)")
     *_, name, command = hosts.remote("gpu-2", ["module", "a b"])
     assert name == "gpu-2"

@@ -1,5 +1,6 @@
 """Whether the machines of a hostfile can be reached and are alike; a script replaces ssh."""
 
+import json
 import os
 import socket
 import subprocess
@@ -7,6 +8,8 @@ import sys
 
 import pytest
 
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import gpus
 from pretrain.supervision import reach
 from pretrain.supervision.nodes import Node
@@ -19,17 +22,18 @@ def test_a_run_is_supervised_from_the_first_machine(tmp_path):
     for name in ("192.0.2.1", "x..y"):
         with pytest.raises(ValueError, match=f"its first machine is {name}, and this is {own}"):
             reach.check_first_machine([name, own])
-    assert reach.connect([own], 1, tmp_path, 0.0, print) == Node()  # asks nobody
+    assert reach.connect([own], RunConfig(folder=str(tmp_path))) == Node()  # asks nobody
 
 
 INTERRUPTED = """
 import os, signal, sys
-from pathlib import Path
+from pretrain.config.run import RunConfig
 from pretrain.supervision import reach
+reach.print = lambda *_, **__: os.kill(os.getpid(), number)
 names, number = ["localhost", "down"], getattr(signal, sys.argv[2])
 signal.signal(number, signal.SIG_DFL)  # nohup may have made this one ignore it
 try:
-    reach.connect(names, 1, Path(sys.argv[1]), 60, lambda text: os.kill(os.getpid(), number))
+    reach.connect(names, RunConfig(folder=sys.argv[1] + "/a"))
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -54,7 +58,7 @@ case $2 in
     apart) exec sh -c "$(echo "$3" | sed 's|[^ ]*/.hosts-[^ ]*|/nowhere|')" ;;
 esac
 export SSH_CONNECTION="10.0.0.1 5 10.0.0.2 22"
-echo -n beginning of a line of its login
+printf 'f\\374r: beginning of a line of its login'
 exec sh -c "$3"
 """
 
@@ -66,10 +70,10 @@ def ssh(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def connect(*names):
-        said = []
+        supervision = SupervisionConfig(processes_per_node=1, node_wait_seconds=0.0)
+        config = RunConfig(folder=str(tmp_path / "runs" / "a"), supervision=supervision)
         try:
-            run = tmp_path / "runs" / "a"
-            return reach.connect(["localhost", *names], 1, run, 0.0, said.append)
+            return reach.connect(["localhost", *names], config)
         finally:
             assert [path.name for path in tmp_path.iterdir()] == ["ssh"]
 
@@ -124,5 +128,5 @@ def test_other_versions_another_device_and_fewer_gpus_than_slots_are_refused(
         ("cuda", 3, "cannot take part: supervision.hostfile slots: 3 ranks on a machine with 2 "),
         ("cpu", 2, "cannot take part: ranks here would use the cuda, those of node 0 the cpu"),
     ):
-        found = reach._difference(tmp_path / "x", "token", {}, {}, device, slots)
+        found = reach._difference(tmp_path / "x", "token", json.dumps([{}, {}, device, slots]))
         assert (found[: len(said)], bool(found)) == (said, bool(said))

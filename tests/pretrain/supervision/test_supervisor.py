@@ -1,6 +1,7 @@
 """The supervisor; small scripts replace the launcher."""
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -22,6 +23,7 @@ from pretrain.config.sections import NotifyConfig, SupervisionConfig
 from pretrain.processes import processes
 from pretrain.records import checkpoints, control, failures, heartbeat, ledger, metrics, progress
 from pretrain.records import folder as run_folder
+from pretrain.records.segments import Course, Source
 from pretrain.supervision import launch, supervisor
 from pretrain.supervision.decide import Problem
 from tests.pretrain.builders import commit_checkpoint, failing, step_record
@@ -535,9 +537,12 @@ def test_a_dry_run_says_what_comes_next_and_changes_nothing(tmp_path):
     ):
         ledger.append(path, kind, **fields)
         before = path.read_bytes()
-        assert supervisor.forecast(config).startswith(f"next: {forecast}")
+        course = Course(config, config.segments, {})
+        assert supervisor.forecast(course).startswith(f"next: {forecast}")
         assert [*tmp_path.iterdir()] == [path]
         assert path.read_bytes() == before
+    course = dataclasses.replace(course, why=ledger.USER, source=Source(20))
+    assert supervisor.forecast(course).startswith("next: launch an attempt\nfrom step 20: ")
 
 
 def test_it_uses_little_memory_and_no_torch(tmp_path):

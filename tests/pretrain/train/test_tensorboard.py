@@ -66,6 +66,7 @@ def test_curves_that_cannot_be_written_are_dropped_with_one_warning_until_opened
     warnings = []
     board = TensorBoard(tmp_path, 0, warnings.append)
     show(board, 0)
+    board.sync(1)
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -306,8 +306,31 @@ def found_live(run):
 
 
 def test_a_spike_that_the_last_evaluation_confirms_is_rolled_back(attempt, tmp_path):
-    """Like any other: the run is not done, and what it ended with is not saved."""
-    answers = attempt(tmp_path, *OFTEN, sabotage=broken_evaluations(4, 6))
+    """Like any other: the run is not done, and what it ended with is not saved.
+
+    The launcher ends all ranks with the first that ends: rank 0 ends its trackers before.
+    """
+    closed = tmp_path / "closed"
+
+    def sabotage(rank):
+        from pretrain.train.attempt import Attempt
+        from pretrain.train.log import RunLog
+
+        def close(self):
+            time.sleep(0.5)
+            closed.touch()
+
+        def run(self):
+            code = attempt_run(self)
+            assert closed.exists()
+            return code
+
+        broken_evaluations(4, 6)(rank)
+        attempt_run, Attempt.run = Attempt.run, run
+        if rank == 0:
+            RunLog.close = close
+
+    answers = attempt(tmp_path, *OFTEN, sabotage=sabotage)
     assert [code for code, _, _ in answers] == [EXIT_SPIKE] * 2
     suspect, spike = found_live(tmp_path)
     assert (suspect, spike) == (("suspect", "validation", 3, 2), ("spike", "validation", 5, 2))
