@@ -1,7 +1,6 @@
 """Estimate the cost of a recipe: parameters, memory, hours, checkpoints."""
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -213,7 +212,7 @@ def plan(config: RunConfig, world_size: int, kind: str, measured: Measured | Non
 def most_gpus(config: RunConfig) -> int:
     """Return the most GPUs, of 8 at most, that share the batches of all phases evenly."""
     batches = [phase.config.batch for phase in config.segments.parts]
-    return math.gcd(8, *(batch.micro_batches for batch in batches))
+    return max(n for n in range(1, 9) if not any(batch.micro_batches % n for batch in batches))
 
 
 def model_of(config: RunConfig) -> ModelConfig:
@@ -296,7 +295,9 @@ def _time(planned: Plan) -> str:
 
 def _memory(planned: Plan) -> Iterator[tuple[str, str]]:
     """Rows about the memory of a rank at each ZeRO stage."""
-    device = "this machine" if planned.device == CPU else planned.device
+    device, sharing = planned.device, 1
+    if device == CPU:
+        device, sharing = "this machine", planned.measured
     yield (
         "memory",
         f"per rank of {planned.world_size}, with micro-batches of {planned.micro_batch_size} and "
@@ -306,7 +307,7 @@ def _memory(planned: Plan) -> Iterator[tuple[str, str]]:
     yield "", "".join(f"{head:>12}" for head in heads)
     for stage, memory in planned.memory.items():
         marks = ["<- the recipe's"] if stage == planned.stage else []
-        marks += [] if memory.fits(planned.device_memory) else ["(does not fit)"]
+        marks += [] if memory.fits(planned.device_memory / sharing) else ["(does not fit)"]
         figures = "".join(f"{_size(getattr(memory, head)):>12}" for head in heads)
         yield f"  ZeRO {stage}", " ".join([figures, *marks])
 

@@ -113,7 +113,7 @@ def _lines(
         text = texts.get(key, "")
         yield from textwrap.wrap(text, 100, initial_indent=begin, subsequent_indent=begin)
         if isinstance(value, dict) and value:
-            yield f"{indent}{name}:"
+            yield indent + to_yaml({name: None}).removesuffix(" null\n")
             yield from _lines(value, sources, texts, hidden, left_out.get(name, {}), f"{key}.")
         elif isinstance(value, list) and value and isinstance(value[0], dict):  # phases
             yield f"{indent}{name}:  # {source}"

@@ -87,8 +87,8 @@ def _content_problems(corpus: Path, digest: str, sources: Sequence[BlockSource])
             return problems
         for source, split in itertools.product(sources, SPLITS):
             open_source(source, split).check_tables()
-    except ValueError as error:
-        return [str(error)]
+    except (OSError, ValueError) as error:
+        return [f"{corpus}: {error}"]
     return []
 
 

@@ -35,7 +35,7 @@ def write_report(run: Path) -> Path:
         raise ValueError(f"{run / metrics.METRICS}: has no steps to draw")
     plot_loss(seen)
     text = [
-        f"# {run.name}",
+        f"# {run.resolve().name}",
         "",
         textwrap.indent(describe_run(seen), "    "),  # as code: a crash may tell anything
         f"![training and validation loss]({LOSS_PLOTS[0]})",

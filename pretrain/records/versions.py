@@ -28,7 +28,7 @@ _PACKAGES = ("torch", "deepspeed", "numpy", "tokenizers")
 @functools.cache
 def sources() -> dict[str, str]:
     """Return the hash of every source file of the packages that ranks import, by path."""
-    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("[!.]*.py"))
     return {str(path.relative_to(ROOT)): sha256_of(path) for path in paths}
 
 

@@ -115,7 +115,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _trainer_history(text: str, path: Path) -> list[dict[str, Any]]:
     """The records with a training loss of transformers' trainer_state.json."""
     try:  # the last one has the mean of all losses, as train_loss
-        return [each for each in parse_json(text)["log_history"] if "loss" in each]
+        return [dict(each) for each in parse_json(text)["log_history"] if "loss" in each]
     except (ValueError, TypeError, KeyError):
         raise ValueError(f"{path}: is not a trainer_state.json of transformers") from None
 
@@ -150,7 +150,7 @@ def _row(record: dict[str, Any], path: Path, number: int) -> dict[str, Any] | No
         # In fp16 an update whose norm is not finite may have been skipped.
         known = norm if norm is None or math.isfinite(norm) else None
         return {"step": int(float(step)), "loss": float(loss), "gradient_norm": known}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: line {number}: {error}") from None
 
 

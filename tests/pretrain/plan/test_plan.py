@@ -349,9 +349,12 @@ def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
         assert re.search(rf"ZeRO {stage} .* {memory['activations'] / 1e9:.2f} GB ", printed)
 
 
-@pytest.mark.parametrize(("recipe", "gpus"), [("pile-base", 8), ("small", 2)])
+@pytest.mark.parametrize(
+    ("recipe", "gpus"),
+    [("pile-base", 8), ("small batch.micro_batch_size=1 batch.global_batch_size=6", 6)],
+)
 def test_without_a_number_there_are_as_many_gpus_as_share_the_batch(recipe, gpus, tmp_path, capsys):
-    assert main(["plan", recipe, "--json", str(tmp_path / "plan.json")]) == 0
+    assert main(["plan", *recipe.split(), "--json", str(tmp_path / "plan.json")]) == 0
     assert json.loads((tmp_path / "plan.json").read_text())["world_size"] == gpus
     assert f"per rank of {gpus}, " in capsys.readouterr().out
 

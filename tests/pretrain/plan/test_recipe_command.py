@@ -59,7 +59,7 @@ SHOWN = [
     (
         "small",
         [
-            "data.corpora={web: {path: w, weight: 3}, dropout: {path: b}}",
+            "data.corpora={web: {path: w, weight: 3}, dropout: {path: b}, 'no': {path: n}}",
             "data.corpora.web.weight=0.5",
             "phases=[{steps: 200, data: {corpora: {web: {weight: 0}}}}, {}]",
         ],

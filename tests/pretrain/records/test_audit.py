@@ -375,6 +375,8 @@ def test_another_corpus_or_none_is_found_and_another_algorithm_is_not_checked(be
     assert "is not the corpus" in began.compare().problems[0]
     shutil.rmtree(began.folder)
     assert "no such folder" in began.compare().problems[0]
+    began.folder.symlink_to(began.folder.name)  # as a broken disk: an OSError
+    assert f"{began.folder}: " in began.compare().problems[0]
 
 
 def test_a_recipe_that_was_changed_or_gives_other_batches_than_the_ledger_is_found(tmp_path):

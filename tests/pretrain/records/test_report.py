@@ -20,14 +20,18 @@ def history():
     return made
 
 
-def test_the_report_has_picture_table_validation_and_history(history, tmp_path, capsys):
+def test_the_report_has_picture_table_validation_and_history(
+    history, tmp_path, capsys, monkeypatch
+):
     run = tmp_path / "run"
     history.measure(5, 4.9, attempt=1)
     history.measure(20, **SCORE, subsets={"A": SCORE, "B": SCORE})
     history.write(run)
-    assert command_line.main(["status", str(run), "--report"]) == 0
-    assert capsys.readouterr().out == f"{run / 'report.md'}\n"
+    monkeypatch.chdir(run)
+    assert command_line.main(["status", ".", "--report"]) == 0
+    assert capsys.readouterr().out == "report.md\n"
     text = (run / "report.md").read_text()
+    assert text.startswith("# run\n")
     assert (run / "loss.png").stat().st_size > 10_000
     for part in (
         f"    finished: {STEPS:,} of {STEPS:,} steps in 2 attempts\n",
@@ -42,7 +46,7 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
         "## Validation after 20 steps",
         "| B | 1,200 | 5.1000 | 164.00 |",
         "| all, best (after 5 steps) | 10 | 4.9000 | 134.29 |",
-        f"\n    next: zeroclap export {run} --output MODEL\n",
+        "\n    next: zeroclap export . --output MODEL\n",
         "  LOSS SPIKE confirmed at step 13",
     ):
         assert part in text

@@ -111,7 +111,9 @@ def test_a_last_line_that_was_cut_off_and_lines_without_a_loss_are_left_out(text
         ("step,loss\n1.5,2\n", "a.csv", "line 2: step '1.5' is not a whole number"),
         ('{"step": 1, "loss": 2}\n{"st\n{}\n', "a.jsonl", "line 2 is malformed"),
         ('{"step": 1, "loss": [2]}\n', "a.jsonl", "line 1: "),
+        ('{"step": 1%s, "loss": 2}\n' % ("0" * 400), "a.jsonl", "line 1: "),
         ('{"log_history": 3}', "a.json", "is not a trainer_state.json of transformers"),
+        ('{"log_history": ["loss"]}', "a.json", "is not a trainer_state.json of transformers"),
         (
             "Step,a - loss,b - loss\n1,2,3\n",
             "a.csv",
