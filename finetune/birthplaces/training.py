@@ -62,8 +62,8 @@ def run_folder(options: argparse.Namespace, rate: str) -> Path:
     """
     size = [str(options.bottleneck_dim)] * (options.variant == "perceiver")
     words = [options.tb_expt_name, options.variant, *size, rate, f"seed_{options.seed}"]
-    output: Path = options.writing_params_path
-    return EXPERIMENTS / str(options.function) / "_".join(words) / output.name
+    output = str(options.writing_params_path).strip("/").replace("/", "_")
+    return EXPERIMENTS / str(options.function) / "_".join(words) / output
 
 
 def fresh(options: argparse.Namespace, recipe: RunConfig) -> ModelContents:

@@ -207,7 +207,9 @@ def detect(
         events.append(dataclasses.asdict(event))
         if event.kind != "spike":
             continue
-        checkpoints = range(checkpoint_interval, event.step + 1, checkpoint_interval)
+        # A curve may count tokens as steps: far fewer are looked at than it would have.
+        first = max(1, event.onset // checkpoint_interval - 1000) * checkpoint_interval
+        checkpoints = range(first, event.step + 1, checkpoint_interval)
         rollbacks = ledger.segments(events)
         seeds = range(1, len(rollbacks) + 2)
         plan = policy.plan(events[-1], rollbacks, checkpoints, seeds, config)
