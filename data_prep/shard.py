@@ -53,9 +53,13 @@ def existing_manifest(task: ShardTask) -> ShardManifest | None:
     if not task.manifest_file.is_file():
         return None
     manifest = read_record(ShardManifest, task.manifest_file)
-    if not manifest.kept:
-        return None  # and perhaps other settings keep some
-    _check_unchanged(task, manifest)
+    if changed := _changed(task, manifest):
+        if not manifest.kept:
+            return None  # what was changed may be the reason
+        raise ValueError(
+            f"{task.corpus}: {task.name} was prepared differently: {'; '.join(changed)}. "
+            "Name another --output, or use --overwrite to make the corpus again"
+        )
     for files in manifest.files.values():
         paths = [task.corpus / name for name in files.hashes]
         if not all(map(Path.is_file, paths)) or paths[0].stat().st_size != files.size_bytes:
@@ -249,8 +253,8 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _check_unchanged(task: ShardTask, manifest: ShardManifest) -> None:
-    """Raise if an existing shard is not the one that the task describes."""
+def _changed(task: ShardTask, manifest: ShardManifest) -> list[str]:
+    """Say how an existing shard differs from the one that the task describes."""
     then = {**vars(manifest.settings), "tokenizer": manifest.tokenizer_digest[:12]}
     now = {**vars(task.settings), "tokenizer": task.tokenizer_digest[:12]}
     then["role"], now["role"] = manifest.input.role, task.role
@@ -260,11 +264,7 @@ def _check_unchanged(task: ShardTask, manifest: ShardManifest) -> None:
     ]
     if not _is_same_input(task.input, manifest):
         changed.append(f"input {task.input} differs from what was read ({manifest.input.path})")
-    if changed:
-        raise ValueError(
-            f"{task.corpus}: {task.name} was prepared differently: {'; '.join(changed)}. "
-            "Name another --output, or use --overwrite to make the corpus again"
-        )
+    return changed
 
 
 def _shown(setting: object) -> object:

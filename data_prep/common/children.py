@@ -29,7 +29,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.1
-_OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_STEP_")
+_OF_A_RANK = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"}
 
 
 def usable_cores() -> int:
@@ -68,7 +68,8 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     Args:
         environ: variables that the child inherits.
     """
-    found = {name: v for name, v in environ.items() if not name.startswith(_OF_A_RANK)}
+    found = {name: v for name, v in environ.items() if not name.startswith("SLURM_STEP_")}
+    found = {name: v for name, v in found.items() if name not in _OF_A_RANK}
     found["PYTHONSAFEPATH"] = "1"
     paths = [path for path in found.get("PYTHONPATH", "").split(os.pathsep) if path]
     # Python finds site-packages by itself, and after the standard library.
