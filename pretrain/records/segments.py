@@ -216,10 +216,10 @@ def begin(course: Course, take_weights: Callable[[], Mapping[str, object]] | Non
     fields["weights"] = [part for part in segments.weights() if part[0] >= step]
     dump(config, run / RECIPES / f"{fields['recipe']}.yaml")
     ledger.append(path, "segment", why=course.why, **fields)
+    dump(config, run / RUN_FILE)  # only now that the ledger has it
     if course.why == FORK:
         os.replace(path, run / ledger.FILE_NAME)
         files.fsync(run)
-    dump(config, run / RUN_FILE)  # last: it names the recipe that the ledger has
 
 
 def _copy(course: Course, run: Path) -> Path:

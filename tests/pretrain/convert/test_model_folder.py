@@ -162,7 +162,7 @@ def test_a_model_of_the_hub_is_fetched(copied, tmp_path, monkeypatch):
     with hub_of(tmp_path / "hub") as asked:
         assert load_model(Path("someone/model")).model.config == config
         assert not any("README" in path or path.endswith(".py") for path in asked)
-        with pytest.raises(ValueError, match="someone/other: no such file here, and none on the"):
+        with pytest.raises(ValueError, match="someone/other: no such file here, and not to be had"):
             load_model(Path("someone/other"))
 
 
