@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import resource
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +31,14 @@ spike: {{window: 40, deviations: 2.5, patience: 2, confirm_steps: 4,
   gross_nats: 20.0, margin_steps: 4}}
 supervision: {{processes_per_node: 2, max_retries: 1}}
 """
+
+
+@pytest.fixture
+def room():
+    """`room(size)`: no file can grow beyond so many bytes, as on a disk that is nearly full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture(scope="session")

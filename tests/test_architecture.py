@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import python
+from tests.running import ROOT, python
 
-ROOT = Path(__file__).parent.parent
 PACKAGES = ("data_prep", "pretrain", "finetune")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 

@@ -18,8 +18,8 @@ from finetune.zeroclap import GROUPS
 from pretrain.config.load import load
 from pretrain.config.run import RunConfig
 from pretrain.objectives.registry import SETTINGS_BY_NAME
+from tests.running import ROOT
 
-ROOT = Path(__file__).parents[1]
 GUIDES = sorted(ROOT.glob("pretrain/guides/*.md"))
 PACKAGES = [*ROOT.glob("*/README.md"), *ROOT.glob("tests/*/README.md")]
 PAGES = [*ROOT.glob("*.md"), *PACKAGES, *GUIDES, *ROOT.glob("pretrain/notes/*.md")]

@@ -23,6 +23,7 @@ def test_dataset_on_the_hub_gets_its_current_commit(monkeypatch):
     (source,) = find_inputs(["datasets:owner/name:raw:test"])
     assert source == "datasets:owner/name@1234abcd:raw:test"
     assert find_inputs([source]) == [source]
+    assert find_inputs(["datasets:data:data"]) == ["datasets:data@1234abcd:data"]  # nowhere else
     document, reject = read_documents(source)
     assert document == Document("a", "unknown", source, 1)
     assert reject == Reject("no-text", "unknown", source, 2, 0)
@@ -30,14 +31,6 @@ def test_dataset_on_the_hub_gets_its_current_commit(monkeypatch):
     assert asked == [("owner/name", "raw", options)]
     assert input_state(source) == (0, 0)
     assert input_sha256(source) != input_sha256(source.replace("1234", "1235"))
-
-
-def test_a_commit_is_added_to_the_name_and_nowhere_else(monkeypatch):
-    import huggingface_hub
-
-    commit = SimpleNamespace(sha="1234abcd")
-    monkeypatch.setattr(huggingface_hub, "dataset_info", lambda name: commit)
-    assert find_inputs(["datasets:data:data"]) == ["datasets:data@1234abcd:data"]
 
 
 def test_layout_distinguishes_ways_to_read_the_same_bytes(tmp_path):

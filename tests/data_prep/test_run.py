@@ -4,7 +4,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -26,9 +25,7 @@ from data_prep.run import merge, plan, prepare
 from data_prep.verify import verify
 from finetune.zeroclap import main
 from tests.data_prep.conftest import SETTINGS, content, documents, make_texts, write_pile
-from tests.running import wait_until
-
-ROOT = Path(__file__).parents[2]
+from tests.running import ROOT, wait_until
 
 
 def test_corpus_has_the_documents_of_the_inputs(corpus_folder, manifest, tokenizer):
@@ -406,15 +403,13 @@ def test_idle_workers_are_reported(inputs, tokenizer_folder, tmp_path, capsys):
         assert (f"{workers} workers for 3 inputs: " in capsys.readouterr().err) == is_said
 
 
-def test_full_disk_error_names_the_file_and_leaves_nothing(tokenizer_folder, tmp_path, capsys):
+def test_full_disk_error_names_the_file_and_leaves_nothing(
+    tokenizer_folder, tmp_path, room, capsys
+):
     file, corpus = write_pile(tmp_path / "a.jsonl.zst", make_texts(1500, 60)), tmp_path / "corpus"
     words = ["prepare", "--input", file, "--output", corpus, "--tokenizer", tokenizer_folder]
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
-    try:
-        assert main([*map(str, words)]) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    room(30_000)
+    assert main([*map(str, words)]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.endswith(f"File too large: '{corpus / 'train/shard-00000.bin'}'")
     assert not corpus.exists()

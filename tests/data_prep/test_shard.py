@@ -21,8 +21,7 @@ from tests.running import python
 @pytest.fixture
 def task(tmp_path, tokenizer_folder, tokenizer):
     """Return a task with 300 documents of two subsets, windows of 32 tokens, 1/3 for validation."""
-    corpus = tmp_path / "corpus"
-    shutil.copytree(tokenizer_folder, corpus)
+    corpus = shutil.copytree(tokenizer_folder, tmp_path / "corpus")
     file = write_pile(tmp_path / "a.jsonl.zst", make_texts(300, 60))
     settings = Settings(max_tokens=32, long="split", valid_fraction=0.3)
     return ShardTask(0, file, corpus, settings, tokenizer.digest())

@@ -35,17 +35,13 @@ def pieces_of(tokenizer, text):
     return [tokenizer.token_text(id) for id in tokenizer.encode_batch([text])[0]]
 
 
-def words_of(text):
-    """Return the words between white space as Unicode defines it; str.split knows four more."""
-    return [word for word, _ in WhitespaceSplit().pre_tokenize_str(text)]
-
-
 def test_text_keeps_all_its_words_and_has_no_special_ids(vocabulary):
     normalize = unigram._normalizer(lowercase=False).normalize_str
     texts = [*random_texts(200), *TEXTS, CONTROL_TEXT, "漢字 \U0001f600", " two\n\n lines ", ""]
     for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
-        words = words_of(normalize(text.replace("▁", " ")))
-        assert vocabulary.decode(ids.tolist()) == "".join(f" {word}" for word in words)
+        # Words between white space as Unicode defines it; str.split knows four more.
+        words = WhitespaceSplit().pre_tokenize_str(normalize(text.replace("▁", " ")))
+        assert vocabulary.decode(ids.tolist()) == "".join(f" {word}" for word, _ in words)
         assert not set(ids.tolist()) & {0, 1, 2, 3, vocabulary.mask_id}
 
 

@@ -202,8 +202,7 @@ def test_a_submission_is_a_zip_file_of_every_test_set_in_the_server_s_format(
 def test_all_that_a_submission_lacks_is_named_before_anything_is_predicted(
     runs_of_every_task, tmp_path, monkeypatch
 ):
-    runs = tmp_path / "runs"
-    shutil.copytree(runs_of_every_task, runs)
+    runs = shutil.copytree(runs_of_every_task, tmp_path / "runs")
     shutil.rmtree(runs / "RTE-pretrained-seed1" / "model")
     shutil.rmtree(runs / "WNLI-pretrained-seed1")
     path = runs / "CoLA-pretrained-seed1" / "result.json"

@@ -24,8 +24,8 @@ from pretrain.convert.model_folder import load_model
 from pretrain.processes import gpus
 from tests.finetune.conftest import plans, result_like, train_on
 from tests.hub import hub_of
+from tests.running import ROOT
 
-ROOT = Path(__file__).parents[2]
 NAME = "CoLA-pretrained-seed1"
 QUICK = ["epochs=6", "learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0.1"]
 

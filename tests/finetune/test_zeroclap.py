@@ -11,8 +11,8 @@ import pytest
 from data_prep.common import arguments, children
 from finetune import demo, zeroclap
 from pretrain.config.settings import add_recipe
+from tests.running import ROOT
 
-ROOT = Path(__file__).parents[2]
 PARSER = arguments.program(zeroclap.GROUPS)
 NAMES = [name for commands in zeroclap.GROUPS.values() for name in commands]
 

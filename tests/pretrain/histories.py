@@ -98,8 +98,8 @@ class History:
     def state(self) -> ledger.RunState:
         return ledger.run_state(self.records)
 
-    def begin(self) -> None:
-        """An attempt from the newest surviving checkpoint."""
+    def begin(self, steps: int = 0) -> None:
+        """An attempt from the newest surviving checkpoint, and so many steps of it."""
         state = self.state
         self.attempt, self.step = state.next_attempt, state.resume_step()
         manifest = next(
@@ -124,6 +124,7 @@ class History:
             versions=dict(self.versions),
             kernels=["cpu", "math", False],
         )
+        self.train(steps)
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
@@ -200,8 +201,7 @@ class History:
 def spiked(skip: tuple[int, int] | None = None) -> History:
     """A run that committed step 9, spiked at step 13, and was rolled back."""
     history = History()
-    history.begin()
-    history.train(9)
+    history.begin(steps=9)
     history.commit()
     history.train(5)
     history.spike(onset=10)

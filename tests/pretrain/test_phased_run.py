@@ -198,11 +198,6 @@ def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
     assert "declared skipped" in succeeded(main("audit", run))
 
 
-def recipe_of(run):
-    """The digest of the newest recipe."""
-    return ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME)).segments[-1]["recipe"]
-
-
 def contents(run):
     """The bytes of every file of a run."""
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -224,11 +219,13 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     assert [[x[k] for k in keys] for x in mine] == [[x[k] for k in keys] for x in others]
     said = succeeded(main("audit", run))
     assert "14 steps survive, each once: 80 blocks of first@64 (" in said
-    assert ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME)).checkpoints[0] == 6
+    state = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME))
+    assert state.checkpoints[0] == 6
     code, said = main("status", run)
     assert f"continues as a fork of {straight} at step 6" in said
     main("status", run, "--report")
-    row = ["6 to 9", "fork, phase 2 (short)", recipe_of(run), "1", f"from {straight}"]
+    recipe = state.segments[-1]["recipe"]
+    row = ["6 to 9", "fork, phase 2 (short)", recipe, "1", f"from {straight}"]
     rows = re.split(r"\n +", (run / "report.md").read_text())
     assert row in [re.split("  +", each) for each in rows]
     # Done, and taken once: the same command trains nothing.

@@ -15,34 +15,28 @@ from data_prep.common import children
 from pretrain.records import control
 from pretrain.records.control import ControlFile
 from pretrain.supervision import hosts, launch
+from tests.running import ROOT
 
-ROOT = Path(__file__).parents[3]
 NAMES = ("pretrain", "finetune", "data_prep", "deepspeed", "torch", "numpy", "pickle", "random")
-
-
-def hostile_folder(folder):
-    """Return a folder with modules that end every process that imports them."""
-    (folder / "pretrain").mkdir(parents=True)
-    for name in (*NAMES, "pretrain/train", "pretrain/__init__"):
-        (folder / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was run')\n")
-    return folder
 
 
 @pytest.fixture
 def hostile(tmp_path, monkeypatch):
-    folder = hostile_folder(tmp_path / "hostile")
+    """Work in a folder with modules that end every process that imports them; return it."""
+    folder = tmp_path / "hostile"
+    (folder / "pretrain").mkdir(parents=True)
+    for name in (*NAMES, "pretrain/train", "pretrain/__init__"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was run')\n")
     monkeypatch.chdir(folder)
     return folder
-
-
-IMPORT = "import random, numpy, pretrain.records.collective as found; print(found.__file__)"
 
 
 @pytest.mark.usefixtures("hostile")
 def test_a_child_finds_our_packages_and_none_in_its_folder():
     """Also in a checkout that is not installed: `-S` hides an editable installation."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(third_party())}
-    command = [sys.executable, "-S", "-c", IMPORT]
+    code = "import random, numpy, pretrain.records.collective as found; print(found.__file__)"
+    command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(
         command, env=children.environment(environ), capture_output=True, text=True, check=False
     )

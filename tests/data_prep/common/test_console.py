@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.common import console
+from tests.running import ROOT
 
-ROOT = Path(__file__).parents[3]
 CLOSED = """
 import sys
 from data_prep.common import console

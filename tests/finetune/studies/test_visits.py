@@ -17,8 +17,7 @@ def begin(work, arm, done):
     for stage in STAGES[:done]:
         (folder / f"{stage.name}.done").touch()
     history = History()
-    history.begin()
-    history.train(4)
+    history.begin(steps=4)
     history.commit()
     history.write(folder / "run")
     for name in ("result.json", "run.json", "metrics.jsonl"):

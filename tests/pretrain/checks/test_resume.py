@@ -170,8 +170,7 @@ def test_corpora_may_be_added_and_those_that_were_read_stay(mixed, recipe, tmp_p
 def test_another_corpus_in_the_place_of_one_that_was_read_is_refused(
     began, other_corpus, corpus, tmp_path
 ):
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus, copy)
+    copy = shutil.copytree(corpus, tmp_path / "copy")
     load = began(f"data.corpus={copy}")
     shutil.rmtree(copy)
     shutil.copytree(other_corpus, copy)

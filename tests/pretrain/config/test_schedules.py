@@ -33,10 +33,7 @@ def test_schedules_of_the_published_runs_equal_those_of_fairseq(name, config, go
         assert config.segments.learning_rate(step) == pytest.approx(rate, rel=1e-9, abs=1e-15), step
 
 
-DECAYS = ["overestimated-cosine", "cosine", "linear"]
-
-
-@pytest.mark.parametrize("name", DECAYS)
+@pytest.mark.parametrize("name", ["overestimated-cosine", "cosine", "linear"])
 @pytest.mark.parametrize("warmup", [0, 1, 40, 299])
 def test_a_schedule_is_continuous_has_one_peak_and_ends_at_its_minimum(name, warmup):
     config = recipe(1e-3, 1e-4, warmup, 300, name)

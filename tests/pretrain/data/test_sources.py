@@ -26,6 +26,7 @@ bounded = settings(max_examples=50, derandomize=True, deadline=None, database=No
 LENGTH = 64
 SHORT = 24
 """Shorter than many documents of the corpus."""
+WITHOUT_BLOCKS = shutil.ignore_patterns("blocks")
 OF_DOCUMENTS = [name for name, packing in SOURCES.items() if not packing.pairs]
 
 
@@ -200,8 +201,7 @@ def test_sizes_and_subsets_are_those_of_the_ids(name, length, corpus_for):
 @pytest.mark.parametrize("length", [SHORT, LENGTH])
 @pytest.mark.parametrize("name", SOURCES)
 def test_how_a_split_is_cut_is_kept_and_read_again(name, length, corpus_for, tmp_path, monkeypatch):
-    folder = tmp_path / "corpus"
-    shutil.copytree(corpus_for(name), folder, ignore=shutil.ignore_patterns("blocks"))
+    folder = shutil.copytree(corpus_for(name), tmp_path / "corpus", ignore=WITHOUT_BLOCKS)
     first = SOURCES[name](Corpus(folder, "train"), length)
     assert len(first[0].ids) > 1
     assert len(list(folder.glob("blocks/*"))) == 1 + (name != "one-document")
@@ -217,8 +217,7 @@ def test_how_a_split_is_cut_is_kept_and_read_again(name, length, corpus_for, tmp
 def test_blocks_of_a_corpus_that_cannot_be_written_are_kept_in_the_cache_folder(
     name, corpus_for, tmp_path, monkeypatch
 ):
-    folder = tmp_path / "corpus"
-    shutil.copytree(corpus_for(name), folder, ignore=shutil.ignore_patterns("blocks"))
+    folder = shutil.copytree(corpus_for(name), tmp_path / "corpus", ignore=WITHOUT_BLOCKS)
     (folder / "blocks").write_text("a file where the folder would be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first = SOURCES[name](Corpus(folder, "train"), LENGTH)
@@ -231,8 +230,7 @@ def test_blocks_of_a_corpus_that_cannot_be_written_are_kept_in_the_cache_folder(
 
 
 def test_blocks_that_can_be_kept_nowhere_are_refused(corpus, tmp_path, monkeypatch):
-    folder = tmp_path / "corpus"
-    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    folder = shutil.copytree(corpus, tmp_path / "corpus", ignore=WITHOUT_BLOCKS)
     for path in (folder / "blocks", tmp_path / "cache"):
         path.write_text("a file where the folder would be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -241,8 +239,7 @@ def test_blocks_that_can_be_kept_nowhere_are_refused(corpus, tmp_path, monkeypat
 
 
 def test_another_algorithm_reads_no_table_of_this_one(corpus, tmp_path, monkeypatch):
-    folder = tmp_path / "corpus"
-    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    folder = shutil.copytree(corpus, tmp_path / "corpus", ignore=WITHOUT_BLOCKS)
     length = len(ChunkedBlocks(Corpus(folder, "train"), LENGTH))
     cut = ChunkedBlocks._cut
     monkeypatch.setattr(
@@ -255,8 +252,7 @@ def test_another_algorithm_reads_no_table_of_this_one(corpus, tmp_path, monkeypa
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "of floats"])
 def test_a_damaged_table_is_named(damage, corpus, tmp_path):
-    folder = tmp_path / "corpus"
-    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    folder = shutil.copytree(corpus, tmp_path / "corpus", ignore=WITHOUT_BLOCKS)
     len(ChunkedBlocks(Corpus(folder, "train"), LENGTH))
     (file,) = folder.glob("blocks/*/ranges.npy")
     content, floats = file.read_bytes(), np.load(file).astype(float)

@@ -114,19 +114,15 @@ def test_memory_does_not_grow_with_the_corpus():
 def windows_with_targets(batches):
     """(tokens, targets) of every window, read from the arrays of a causal objective."""
     for arrays in batches:
-        target = np.zeros(arrays["input_ids"].size, dtype=bool)
-        used = arrays["labels"] != IGNORED
+        ids, used = arrays["input_ids"], arrays["labels"] != IGNORED
+        target = np.zeros(ids.size, dtype=bool)
         target[arrays["target_positions"][used] + 1] = True
-        rows = zip(arrays["input_ids"], arrays["document_ids"].astype(int), strict=True)
-        for (row, numbers), targets in zip(rows, target.reshape(-1, row_of(arrays)), strict=True):
+        rows = zip(ids, arrays["document_ids"].astype(int), target.reshape(ids.shape), strict=True)
+        for row, numbers, targets in rows:
             for number in range(1, numbers.max() + 1):
                 mine = numbers == number
                 assert row[mine][0] == Tokenizer.bos_id
                 yield row[mine][1:].tolist(), row[mine & targets].tolist()
-
-
-def row_of(arrays):
-    return arrays["input_ids"].shape[1]
 
 
 def test_windows_begin_a_stride_apart_and_score_what_no_window_before_them_did():

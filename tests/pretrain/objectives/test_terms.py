@@ -54,16 +54,13 @@ def test_a_term_without_targets_in_a_global_batch_contributes_nothing(run_ranks,
     assert [result.loss for result in results] == [r.terms["tokens"].loss for r in results]
 
 
-SHORT = [*short(4, 2), "objective.name=toy", "objective.parity_weight=0.25"]
-
-
 def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
     train_ranks, corpus, tmp_path, monkeypatch
 ):
     """Trained, validated, exported and evaluated."""
     monkeypatch.setitem(SETTINGS_BY_NAME, "toy", ToyConfig)
-    run = tmp_path / "run"
-    assert [code for code, *_ in train_ranks(run, *SHORT)] == [0, 0]
+    run, settings = tmp_path / "run", ["objective.name=toy", "objective.parity_weight=0.25"]
+    assert [code for code, *_ in train_ranks(run, *short(4, 2), *settings)] == [0, 0]
     lines = lines_of(run / metrics.METRICS)
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line in lines:

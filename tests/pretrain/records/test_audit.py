@@ -23,12 +23,10 @@ from tests.pretrain.histories import recipe as recipe_of
 def finished(epochs=3, **parts):
     """A run with a crash, a rollback with a skip past an epoch's end, and another one."""
     history = History(**parts)
-    history.begin()
-    history.train(8)
+    history.begin(steps=8)
     history.commit()
     history.train(3)  # lost to a crash
-    history.begin()
-    history.train(6)
+    history.begin(steps=6)
     history.spike(onset=10)
     history.roll_back(8, skip=(10, 14))
     history.begin()
@@ -89,8 +87,7 @@ def test_another_recipe_may_add_a_corpus_and_change_the_weights_from_a_step_on()
     history = finished(totals=TOTALS, weights=WEIGHTS)
     history.totals = {**TOTALS, "code": 7}
     history.segment("user", history.step, recipe_of([(0, 6)], history.totals, [(0, [1, 1, 5])]))
-    history.begin()
-    history.train(2)
+    history.begin(steps=2)
     found = history.audit()
     assert found.problems == []
     assert any("code, epoch 0: 7 blocks read, each once" in text for text in found.checked)
@@ -117,8 +114,7 @@ def test_an_epoch_that_an_order_leaves_out_is_found_though_the_metrics_agree(mon
 
     monkeypatch.setattr(Order, "blocks", leaving_out)
     history = History()
-    history.begin()
-    history.train(2 * TOTAL)
+    history.begin(steps=2 * TOTAL)
     assert f"epoch 1: {TOTAL} blocks were neither read nor declared skipped" in problems(history)
 
 
@@ -148,8 +144,7 @@ def test_a_step_that_no_surviving_attempt_did_is_found():
         history.commit()
     history.begin()
     history.records[-1].update(step=5, manifest="1-5")
-    history.begin()
-    history.train(1)
+    history.begin(steps=1)
     assert problems(history) == ["step 5 is missing from the steps that survive"]
 
 
@@ -219,8 +214,7 @@ def test_numbers_are_shortened_to_ranges():
 def after_a_launch_that_never_began(number, next_number):
     """A run whose second launch failed before its attempt began, recorded by the supervisor."""
     history = History()
-    history.begin()
-    history.train(4)
+    history.begin(steps=4)
     history.commit()
     history.train(2)
     history.add("crash", attempt=1, step=4, reason="rank 1 has ended")
@@ -275,8 +269,7 @@ def test_a_launch_that_failed_before_the_run_was_created_does_no_harm():
 
 def test_the_command_says_sound_or_names_the_problem(tmp_path, capsys):
     history = History()
-    history.begin()
-    history.train(5)
+    history.begin(steps=5)
     history.write(tmp_path / "run")
     assert command_line.main(["audit", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.endswith("sound\n")
@@ -296,8 +289,7 @@ def test_the_command_says_sound_or_names_the_problem(tmp_path, capsys):
 
 def test_a_checkpoint_that_is_another_or_not_on_disk_is_a_problem(tmp_path, capsys):
     history = History()
-    history.begin()
-    history.train(5)
+    history.begin(steps=5)
     history.commit()
     history.write(tmp_path / "run")
     assert command_line.main(["audit", str(tmp_path / "run")]) == 1

@@ -140,17 +140,15 @@ def test_a_folder_without_a_sound_manifest_is_not_a_checkpoint(text, tmp_path):
         checkpoints.read_manifest(folder)
 
 
+def killed(*_, **__):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("dies", ["while writing", "before the manifest", "before the rename"])
 def test_a_save_that_dies_commits_nothing_and_the_next_one_starts_clean(
     dies, tmp_path, monkeypatch
 ):
     folder = checkpoints.folder_of(tmp_path, 20)
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_):
-        raise Killed
 
     def write(staging):
         (staging / "stale.pt").write_bytes(b"half")
@@ -161,7 +159,7 @@ def test_a_save_that_dies_commits_nothing_and_the_next_one_starts_clean(
         monkeypatch.setattr(checkpoints, "write_json", killed)
     if dies == "before the rename":
         monkeypatch.setattr(checkpoints.Path, "rename", killed)
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         commit_checkpoint(tmp_path, 20, write)
     monkeypatch.undo()
     assert not folder.exists()
@@ -311,11 +309,7 @@ def test_remove_deletes_all_checkpoints_but_those_to_keep(tmp_path):
 
 def test_a_removal_that_dies_leaves_nothing_that_passes_for_a_checkpoint(tmp_path, monkeypatch):
     folder = committed(tmp_path, 10)
-
-    def dies(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(shutil, "rmtree", dies)
+    monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.remove(tmp_path, set(), pytest.fail)
     monkeypatch.undo()

@@ -14,8 +14,7 @@ from tests.pretrain.histories import History, recipe
 def make_run(folder, *, history=None, loss=5.0, validation=4.0, accelerator="cpu", **sections):
     """A run of six steps whose loss is 5 in the first three and `loss` in the others."""
     history = history or History()
-    history.begin()
-    history.train(6)
+    history.begin(steps=6)
     for line in history.lines[3:]:
         line["loss"] = loss
     history.measure(3, 4.5)

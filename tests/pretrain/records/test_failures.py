@@ -5,6 +5,7 @@ import errno
 import json
 
 import pytest
+from torch.distributed import DistBackendError
 
 from data_prep.common import files
 from pretrain.records import audit, control, failures
@@ -69,6 +70,7 @@ def test_a_disk_that_ended_a_rank_is_told_of_that_when_it_is_back(report, monkey
         (RuntimeError(CLOSED), True),
         (ConnectionResetError("Connection reset by peer"), True),
         (BrokenPipeError(32, "Broken pipe"), True),
+        (DistBackendError("x"), True),
         (RuntimeError("CUDA error: out of memory"), False),
         (ValueError("connection closed"), False),
         (OSError(28, "No space left on device"), False),
@@ -78,13 +80,6 @@ def test_a_disk_that_ended_a_rank_is_told_of_that_when_it_is_back(report, monkey
 def test_a_lost_connection_follows_from_another_rank_s_end(report, raised, is_secondary):
     (found,) = report(lambda: fail(raised), unexpected=True)
     assert found.is_secondary is is_secondary
-
-
-def test_torch_s_own_connection_errors_follow(report):
-    from torch.distributed import DistBackendError
-
-    (found,) = report(lambda: fail(DistBackendError("x")), unexpected=True)
-    assert found.is_secondary
 
 
 def test_nothing_is_written_without_a_supervisor_or_after_the_attempt_was_stopped(

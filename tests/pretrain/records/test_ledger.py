@@ -6,7 +6,6 @@ import functools
 import math
 import os
 import random
-import resource
 import subprocess
 from pathlib import Path
 
@@ -45,14 +44,6 @@ def test_what_is_appended_is_read_back_in_order(path, monkeypatch):
     text = path.read_text().rpartition(', "hash": ')[0]
     path.write_text(text.replace("null", "NaN") + "}\n")
     assert math.isnan(ledger.read_ledger(path)[-1]["loss"])
-
-
-@pytest.fixture
-def room():
-    """`room(size)`: no file can grow beyond so many bytes, as on a disk that is nearly full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("left", [0, 1, 60, 1000])

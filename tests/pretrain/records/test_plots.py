@@ -13,8 +13,7 @@ from tests.pretrain.histories import History
 @pytest.fixture
 def history():
     made = History()
-    made.begin()
-    made.train(9)
+    made.begin(steps=9)
     made.commit()
     made.train(5)
     return made
@@ -43,8 +42,7 @@ def test_rollbacks_open_spikes_and_phases_are_marked(history, drawn):
     history.spike(onset=10)
     history.roll_back(9)
     history.records[-1]["onset"] = 10
-    history.begin()
-    history.train(3)
+    history.begin(steps=3)
     history.spike(onset=11)
     (axes,) = drawn()
     for step, text in (
@@ -60,8 +58,7 @@ def test_abandoned_steps_are_drawn_and_do_not_flatten_the_rest(history, drawn):
     for line, loss in zip(history.lines, (8.0, 5.0), strict=False):
         line["loss"] = loss
     history.lines[-2]["loss"], history.lines[-1]["loss"] = 1e6, None
-    history.begin()
-    history.train(9)
+    history.begin(steps=9)
     (axes,) = drawn()
     (abandoned,) = labelled(axes, "abandoned steps")
     (kept,) = labelled(axes, "training loss")

@@ -14,8 +14,7 @@ SCORE = {"loss": 5.1, "perplexity": 164.0, "targets": 1200}
 @pytest.fixture
 def history():
     made = spiked()
-    made.begin()
-    made.train(20)
+    made.begin(steps=20)
     made.add("done", attempt=2, step=STEPS)
     return made
 

@@ -21,8 +21,7 @@ def run(tmp_path):
     """A run that spiked, was rolled back, crashed, and is not being trained."""
     history = spiked(skip=(10, 13))
     history.versions["zeroclap"] = "3c4d"
-    history.begin()
-    history.train(2)
+    history.begin(steps=2)
     history.add("crash", attempt=2, reason="the launcher ended with code 9")
     history.write(tmp_path / "run")
     return tmp_path / "run"
@@ -31,6 +30,11 @@ def run(tmp_path):
 def shown(run, capsys):
     assert command_line.main(["status", str(run)]) == 0
     return capsys.readouterr().out
+
+
+def read(run, capsys):
+    assert command_line.main(["status", str(run), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def test_it_says_what_happened_in_order(run, capsys):
@@ -53,13 +57,11 @@ def test_it_says_what_happened_in_order(run, capsys):
 
 def test_it_says_what_was_drawn_from_each_corpus(tmp_path, capsys):
     history = History(totals={"web": 50, "books": 20}, weights=[(0, [3, 1]), (6, [1, 1])])
-    history.begin()
-    history.train(9)
+    history.begin(steps=9)
     history.commit()
     history.train(4)
     history.roll_back(9, skip=(10, 12))
-    history.begin()
-    history.train(2)
+    history.begin(steps=2)
     history.write(tmp_path / "run")
     text = shown(tmp_path / "run", capsys)
     place = history.sizes.first_block(11)
@@ -75,8 +77,7 @@ def test_it_says_what_was_drawn_from_each_corpus(tmp_path, capsys):
 def test_what_the_blocks_hold_and_what_was_read_are_two_figures(tmp_path, capsys):
     """A run that read a ten-thousandth of its corpus does not say that it reads all of it."""
     history = History(total=100_000)
-    history.begin()
-    history.train(2)
+    history.begin(steps=2)
     history.write(tmp_path / "run")
     text = shown(tmp_path / "run", capsys)
     assert "corpus: 4 blocks drawn, 4e-05 epochs; its blocks hold 75.0% of its tokens\n" in text
@@ -108,8 +109,7 @@ def test_what_was_undone_does_not_count_before_a_step_repeats_it(tmp_path, capsy
     for _ in range(attempts):
         history.begin()
     history.write(tmp_path / "run")
-    assert command_line.main(["status", str(tmp_path / "run"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = read(tmp_path / "run", capsys)
     assert (found["step"], found["validation"]["step"]) == (9, 9)
 
 
@@ -118,8 +118,7 @@ def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(ru
     needed = f"no supervisor: run `zeroclap supervise {run}/run.yaml --nodes 2` to adopt it"
 
     def found():
-        assert command_line.main(["status", str(run), "--json"]) == 0
-        values = json.loads(capsys.readouterr().out)
+        values = read(run, capsys)
         return needed in shown(run, capsys), values["orphaned"], values["next"] is not None
 
     (run / "logs").mkdir()
@@ -143,8 +142,7 @@ def test_a_slow_rank_is_named_while_the_run_is_trained(run, capsys):
     assert "is slow" not in shown(run, capsys)
     with run_folder.lock(run):
         assert "rank 1 on there is slow: it works 0.5 s in a step" in shown(run, capsys)
-        assert command_line.main(["status", str(run), "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)["slow_rank"]
+        found = read(run, capsys)["slow_rank"]
     assert found == {"rank": 1, "host": "there", "seconds": 0.5, "others_seconds": 0.2}
 
 
@@ -193,11 +191,7 @@ def test_it_names_the_newest_and_the_best_validation_the_log_and_the_next_comman
 
 
 def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys):
-    def read():
-        assert command_line.main(["status", str(run), "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    found = read()
+    found = read(run, capsys)
     assert (found["state"], found["step"], found["steps"]) == ("stopped", 11, STEPS)
     assert (found["loss"], found["tokens_per_second"]) == (5.0, 200.0)
     assert found["eta_seconds"] == (STEPS - 11) * 0.5
@@ -206,19 +200,20 @@ def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys)
     for name in ("validation", "best_validation", "log", "suspected_since"):
         assert found[name] is None
     validate(run, 5.0, math.inf)
-    found = read()
+    found = read(run, capsys)
     assert found["validation"] == {"step": 6, "loss": None, "perplexity": None}
     assert found["best_validation"]["step"] == 3
     (run / "metrics.jsonl").unlink()
-    found = read()
+    found = read(run, capsys)
     assert (found["step"], found["loss"]) == (0, None)
     assert [(c["name"], c["blocks"], c["share_of_tokens"]) for c in found["corpora"]] == [
         ("corpus", 0, 0.75)
     ]
     ledger.append(run / ledger.FILE_NAME, "gave-up", reason="it looks structural")
-    assert (read()["state"], read()["reason"]) == ("given-up", "it looks structural")
+    found = read(run, capsys)
+    assert (found["state"], found["reason"]) == ("given-up", "it looks structural")
     with run_folder.lock(run, run_folder.SUPERVISOR_LOCK):
-        assert read()["state"] == "starting"
+        assert read(run, capsys)["state"] == "starting"
 
 
 def test_a_run_whose_first_attempt_has_not_begun_is_shown(run, capsys):

@@ -57,8 +57,7 @@ def test_code_that_changed_between_attempts_is_told():
     history = History()
     for torch in ("2.13", "2.13", "2.14"):
         history.versions["torch"] = torch
-        history.begin()
-        history.train(1)
+        history.begin(steps=1)
     found = history.audit()
     assert found.noted == ["code changed between attempts 2 and 3: torch 2.13 to 2.14"]
     assert found.problems == []

@@ -234,16 +234,13 @@ def test_user_errors_are_described_and_exit_with_code_2(words, message, files, c
     assert replay(capsys, "spike.deviations=5")[0] == 2  # no curve
 
 
-def found_on(losses, every=1):
-    seen = [Observation(every * step, loss) for step, loss in enumerate(losses)]
-    return detect("made", seen, SpikeConfig(), 500).events
-
-
 def test_nearby_spikes_climb_the_ladder_of_the_policy():
     losses = curve("clean", 2).losses.copy()
     for first in (2000, 2500, 5000):
         losses[first:] += 0.8
-    plans = [event for event in found_on(losses.tolist()) if event["kind"] == "segment"]
+    seen = [Observation(step, loss) for step, loss in enumerate(losses.tolist())]
+    events = detect("made", seen, SpikeConfig(), 500).events
+    plans = [event for event in events if event["kind"] == "segment"]
     assert [(plan["rung"], plan["seed"]) for plan in plans] == [(1, 2), (2, 3), (1, 4)]
 
 

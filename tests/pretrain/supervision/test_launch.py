@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import joblib
 import psutil
@@ -41,9 +42,6 @@ def test_each_launch_has_a_higher_number_than_all_before(tmp_path):
     assert next_number(began, never_began) == 4
 
 
-MODULE = "pretrain.train /runs/a/supervised.yaml"
-
-
 def test_command_of_deepspeed_on_one_node_and_on_several():
     """The one that its program `deepspeed` would start, without that program."""
     for control_file, node, world, address in (
@@ -56,7 +54,8 @@ def test_command_of_deepspeed_on_one_node_and_on_several():
         assert start == f"{sys.executable} -u -m deepspeed.launcher.launch"
         assert json.loads(base64.urlsafe_b64decode(encoded)) == world
         address = f"--master_addr {address} --master_port 999"
-        assert options == f"--node_rank {node} {address} --module {MODULE}"
+        module = "--module pretrain.train /runs/a/supervised.yaml"
+        assert options == f"--node_rank {node} {address} {module}"
 
 
 def test_the_launcher_gets_the_marks_and_ranks_of_several_nodes_equal_threads(
@@ -117,28 +116,19 @@ def devices_of_ranks(monkeypatch, command, present):
 
     started = []
 
-    class Started:
-        pid, returncode = 1, 0
+    def start(command, env, **_):
+        started.append((env["RANK"], env["CUDA_VISIBLE_DEVICES"]))
+        return Mock(pid=1, returncode=0, wait=lambda: 0, poll=lambda: 0)
 
-        def __init__(self, command, env=None, **_):
-            started.append((command, dict(env)))
-
-        def wait(self):
-            return 0
-
-        def poll(self):
-            return 0
-
-    kind = CUDA_Accelerator if present else CPU_Accelerator
-    accelerator = kind()
+    accelerator = CUDA_Accelerator() if present else CPU_Accelerator()
     accelerator.device_count = lambda: present or 1
     monkeypatch.setattr(real_accelerator, "ds_accelerator", accelerator)
-    monkeypatch.setattr(deepspeed_launch.subprocess, "Popen", Started)
+    monkeypatch.setattr(deepspeed_launch.subprocess, "Popen", start)
     monkeypatch.setattr(deepspeed_launch.signal, "signal", lambda *_: None)
     monkeypatch.setattr(deepspeed_launch.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(sys, "argv", command[command.index("deepspeed.launcher.launch") :])
     deepspeed_launch.main()
-    return [(env["RANK"], env["CUDA_VISIBLE_DEVICES"]) for _, env in started]
+    return started
 
 
 @pytest.mark.parametrize(

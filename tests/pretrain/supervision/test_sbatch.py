@@ -4,13 +4,12 @@ import contextlib
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.running import wait_until
+from tests.running import ROOT, wait_until
 
-SCRIPT = Path(__file__).parents[3] / "pretrain" / "recipes" / "supervise.sbatch"
+SCRIPT = ROOT / "pretrain" / "recipes" / "supervise.sbatch"
 
 
 @pytest.fixture
@@ -103,7 +102,9 @@ def test_the_signal_before_the_time_limit_reaches_the_agents(
 ):
     """Sent again and again, at every moment of the script's wait for their end."""
     script = submit(SAVES.format(code))
-    _send(signal.SIGINT if code == 1 else signal.SIGUSR1, script, tmp_path)
+    number = signal.SIGINT if code == 1 else signal.SIGUSR1
+    wait_until((tmp_path / "ready").exists)
+    wait_until(lambda: script.poll() is not None or script.send_signal(number))
     assert script.returncode == code
     assert (tmp_path / "requeued").exists() == requeued
     assert ("is --time longer than the time in --signal?" in capfd.readouterr().err) == requeued
@@ -140,9 +141,3 @@ def test_a_job_that_was_asked_to_save_is_queued_again_at_its_limit_and_not_when_
     (tmp_path / "told").touch()
     assert script.wait(60) == 76
     assert (tmp_path / "requeued").exists() == requeued
-
-
-def _send(number, script, folder):
-    """Once its agents are ready, send a signal to the script until it ends."""
-    wait_until((folder / "ready").exists)
-    wait_until(lambda: script.poll() is not None or script.send_signal(number))

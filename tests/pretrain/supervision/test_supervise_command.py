@@ -38,12 +38,6 @@ def supervise(recipe, tmp_path, capsys):
     return run
 
 
-def world_of(output):
-    """The nodes and their GPU numbers, as the launcher is told."""
-    (encoded,) = re.findall(r"--world_info=(\S+)", output)
-    return json.loads(base64.urlsafe_b64decode(encoded))
-
-
 def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(supervise, tmp_path):
     code, output, _ = supervise("--dry-run")
     assert code == 0
@@ -51,7 +45,8 @@ def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(super
     assert "\nvalid: " in output.partition("next: launch")[0]
     assert "next: launch an attempt\n" in output
     assert "from step 0: " in output
-    assert world_of(output) == {"node-0": [0, 1]}
+    (encoded,) = re.findall(r"--world_info=(\S+)", output)  # the nodes and their GPU numbers
+    assert json.loads(base64.urlsafe_b64decode(encoded)) == {"node-0": [0, 1]}
     assert "--module pretrain.train" in output
     assert not (tmp_path / "run").exists()
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,9 +26,8 @@ from pretrain.records.segments import Course, Source
 from pretrain.supervision import launch, supervisor
 from pretrain.supervision.decide import Problem
 from tests.pretrain.builders import commit_checkpoint, failing, step_record
-from tests.running import python
+from tests.running import ROOT, python
 
-ROOT = Path(__file__).parents[3]
 STEPS = RunConfig().training.steps
 HEAD = """
 import os, signal, sys, time

@@ -64,16 +64,12 @@ def log(tmp_path, monkeypatch):
     opened.close()
 
 
-def kinds(folder):
-    return [record["kind"] for record in ledger.read_ledger(folder / ledger.FILE_NAME)]
-
-
 def test_a_superseded_attempt_records_nothing(log, tmp_path):
     path = tmp_path / ledger.FILE_NAME
     ledger.append(path, "attempt", attempt=2, token="u", step=0, pid=2, host="there")
     with pytest.raises(ValueError, match="attempt 2"):
         log.record("suspect", step=12)
-    assert kinds(tmp_path) == ["attempt", "attempt"]
+    assert [record["kind"] for record in ledger.read_ledger(path)] == ["attempt", "attempt"]
 
 
 def test_the_share_of_the_peak_counts_all_pairs_and_those_computed(log):
