@@ -20,13 +20,17 @@ from tests.running import ROOT
 NAMES = ("pretrain", "finetune", "data_prep", "deepspeed", "torch", "numpy", "pickle", "random")
 
 
-@pytest.fixture
-def hostile(tmp_path, monkeypatch):
-    """Work in a folder with modules that end every process that imports them; return it."""
-    folder = tmp_path / "hostile"
+def hostile_folder(folder):
+    """Return a folder with modules that end every process that imports them."""
     (folder / "pretrain").mkdir(parents=True)
     for name in (*NAMES, "pretrain/train", "pretrain/__init__"):
         (folder / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was run')\n")
+    return folder
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    folder = hostile_folder(tmp_path / "hostile")
     monkeypatch.chdir(folder)
     return folder
 
