@@ -87,7 +87,9 @@ def _content_problems(corpus: Path, digest: str, sources: Sequence[BlockSource])
             return problems
         for source, split in itertools.product(sources, SPLITS):
             open_source(source, split).check_tables()
-    except (OSError, ValueError) as error:
+    except ValueError as error:
+        return [str(error)]
+    except OSError as error:
         return [f"{corpus}: {error}"]
     return []
 
