@@ -145,10 +145,15 @@ def _compare_initial_weights(run: Path, records: Sequence[ledger.Record], found:
     if origin is None:
         return
     path = run / folder.INITIAL_WEIGHTS
-    if not path.is_file() or sha256_of(path) != origin["sha256"]:
-        found.problems.append(f"{path}: is missing, or is not what the run began with")
-    else:
+    try:
+        is_same = path.is_file() and sha256_of(path) == origin["sha256"]
+    except OSError as error:
+        found.problems.append(f"{path}: {error.strerror or error}")
+        return
+    if is_same:
         found.checked.append(f"initial weights: {ledger.describe_origin(origin)}")
+    else:
+        found.problems.append(f"{path}: is missing, or is not what the run began with")
 
 
 def write_findings(found: Audit, write: Callable[[str], object]) -> int:

@@ -74,7 +74,10 @@ def lock(run: Path, name: str = LOCK, facts: Mapping[str, object] = {}) -> conte
     def renew() -> None:
         sign = {"host": socket.gethostname(), "process": os.getpid(), "time": time.time()}
         with contextlib.suppress(OSError):  # tried again
-            files.replace_json(sign_of(run, name), {**sign, **facts})
+            try:
+                files.replace_json(sign_of(run, name), {**sign, **facts})
+            except OSError:  # a full disk takes a time
+                os.utime(sign_of(run, name))
 
     def remove() -> None:
         sign = control.read_json(sign_of(run, name)) or {}

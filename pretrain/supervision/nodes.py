@@ -9,6 +9,7 @@ them.
 import contextlib
 import dataclasses
 import math
+import os
 import secrets
 import socket
 import time
@@ -180,6 +181,15 @@ class Listener:
         self._socket.close()
 
 
+def _read_sign(path: Path) -> tuple[int, bytes] | None:
+    """Return the time and the content of a file; None if it cannot be read now."""
+    try:
+        with path.open("rb") as file:  # opening asks a network file system for the time
+            return os.fstat(file.fileno()).st_mtime_ns, file.read()
+    except OSError:
+        return None
+
+
 class SupervisorLiveness:
     """The heartbeats of node 0: those of its supervisor and of rank 0.
 
@@ -189,14 +199,14 @@ class SupervisorLiveness:
     def __init__(self, run: Path) -> None:
         """Start now; node 0 counts as silent after SILENCE_SECONDS."""
         paths = (sign_of(run, SUPERVISOR_LOCK), control.folder_of(run) / heartbeat.FILE_NAME)
-        self._known = {path: control.read_json(path) for path in paths}
+        self._known = {path: _read_sign(path) for path in paths}
         self._last = time.monotonic()
 
     def listen(self) -> None:
         """Read the files until one is new; may block while their file system is unavailable."""
         for path, known in self._known.items():
-            newest = control.read_json(path)
-            if newest is not None and newest != known:
+            newest = _read_sign(path)
+            if newest not in (None, known):
                 self._known[path], self._last = newest, time.monotonic()
                 return
 

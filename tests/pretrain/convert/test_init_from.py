@@ -1,6 +1,7 @@
 """Runs that start from another model: its loss at step 0, its copy, and what is refused."""
 
 import dataclasses
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from data_prep.common.files import sha256_of
 from data_prep.manifest import load_manifest
 from finetune.zeroclap import main as pretrain
 from pretrain.config.load import dump, public
@@ -19,10 +21,10 @@ from pretrain.convert.model_folder import load_model
 from pretrain.convert.reading import read_folder
 from pretrain.convert.writing import save_model
 from pretrain.model.language_model import LanguageModel
+from pretrain.records import audit, ledger, metrics
 from pretrain.records import folder as run_folder
-from pretrain.records import ledger, metrics
 from tests.fixtures import data_prep
-from tests.pretrain.builders import short
+from tests.pretrain.builders import failing, short
 from tests.pretrain.convert.conftest import HEADS
 from tests.pretrain.convert.contents import random_contents, without_pair_projection
 
@@ -114,6 +116,10 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
     for text in (capsys.readouterr().out, (run / "report.md").read_text()):
         assert f"those of {model} (model.safetensors " in text
     (run / run_folder.INITIAL_WEIGHTS).write_bytes(b"other")
+    with pytest.MonkeyPatch.context() as disk:
+        disk.setattr(audit, "sha256_of", failing(sha256_of, [errno.EIO]))
+        assert pretrain(["audit", str(run)]) == 1
+    assert f"{run_folder.INITIAL_WEIGHTS}: Input/output error\n" in capsys.readouterr().out
     assert pretrain(["audit", str(run)]) == 1
     assert "is missing, or is not what the run began with" in capsys.readouterr().out
     assert pretrain(["export", str(run), "--output", str(tmp_path / "x"), "--step", "0"]) == 2

@@ -1,7 +1,9 @@
 """Which node this is, and what node 0 knows of the others."""
 
 import contextlib
+import errno
 import socket
+import time
 
 import pytest
 
@@ -24,6 +26,7 @@ from pretrain.supervision.nodes import (
     SupervisorLiveness,
     this_node,
 )
+from tests.pretrain.builders import failing
 
 HOST = socket.gethostname()
 SLURM = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1"}
@@ -207,7 +210,15 @@ def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(
         control, "repeated", lambda _, act: renew.append(act) or contextlib.nullcontext()
     )
     held = folder.lock(tmp_path, folder.SUPERVISOR_LOCK)
-    for sign in (lambda: renew[0](), lambda: beat.beat("step", 1), lambda: None):
+
+    def renew_on_a_full_disk():
+        time.sleep(0.02)  # the clock of files is coarse
+        with monkeypatch.context() as disk:
+            disk.setattr(files, "replace_json", failing(files.replace_json, [errno.ENOSPC]))
+            renew[0]()
+
+    full = [renew_on_a_full_disk] * 2
+    for sign in (lambda: renew[0](), *full, lambda: beat.beat("step", 1), lambda: None):
         assert liveness.silence() == ""
         now[0] += 50
         sign()
