@@ -22,7 +22,7 @@ GRACE_SECONDS = 10.0
 """Time that processes have to exit when they are told to, or when their launcher or other ranks
 have exited."""
 _PR_SET_CHILD_SUBREAPER = 36
-_KILL_SECONDS = 30.0
+KILL_SECONDS = 30.0
 """For the system to end processes that received SIGKILL."""
 
 
@@ -107,7 +107,7 @@ def end_all(
         waited = time.monotonic() - started
         if waited > grace_seconds:
             number = signal.SIGKILL
-        if waited > grace_seconds + _KILL_SECONDS:
+        if waited > grace_seconds + KILL_SECONDS:
             pids = ", ".join(map(str, alive))
             raise TimeoutError(f"{run}: processes {pids} of this run did not end after SIGKILL")
         for pid in alive:
@@ -118,9 +118,13 @@ def end_all(
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not, once its last thread has ended.
+
+    Until then, memory is being freed, and the process keeps its file locks and GPUs.
+    """
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return process.is_running() and not (is_zombie and process.num_threads() <= 1)
     except psutil.NoSuchProcess:
         return False
 

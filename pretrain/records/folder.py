@@ -117,7 +117,7 @@ def holder(run: Path, name: str = LOCK) -> str:
     if sign["host"] == socket.gethostname():
         try:
             process = psutil.Process(sign["process"])
-            is_held = process.status() != psutil.STATUS_ZOMBIE
+            is_held = bool(process.cmdline())  # else it is exiting, and closes its files last
             is_held &= process.create_time() < sign["time"]  # else another one with its number
         except psutil.NoSuchProcess:
             is_held = False

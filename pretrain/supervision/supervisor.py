@@ -147,7 +147,7 @@ class Supervisor:
             last = control_file or ControlFile(secrets.token_hex(8), 0, control.STOP)
             self._write_control_file(dataclasses.replace(last, state=control.STOP))
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)
-        run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
+        self._check_not_trained()
         errors = failures.read_failures(self.run_folder, control_file.token) if control_file else []
         if attempt := decide.open_attempt(self._records()):
             unrecorded = "its end was not recorded: its supervisor was killed, or the disk was full"
@@ -157,6 +157,20 @@ class Supervisor:
         run_folder.reject_damaged_result(self.run_folder, self._state())
         self._print_news()
         return None
+
+    def _check_not_trained(self) -> None:
+        """Refuse a run that is trained without a supervisor; wait for a process that is exiting.
+
+        One that was killed before this start keeps its lock until its memory is freed.
+        """
+        deadline = time.monotonic() + processes.KILL_SECONDS
+        while True:
+            try:
+                return run_folder.lock(self.run_folder).close()
+            except ValueError:
+                if run_folder.holder(self.run_folder) or time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_SECONDS)
 
     def _next(self) -> int | None:
         """Take the next action that the ledger requires; return an exit code to stop."""

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from pretrain.processes import processes
+from tests.running import wait_until
 
 
 def process(run, code, node=0):
@@ -24,6 +25,9 @@ def process(run, code, node=0):
     assert child.stdout.readline() == b"1\n"
     child.stdout.close()
     return child
+
+
+EXITING = "from tests.running import exit_but_for; print(1, flush=True); exit_but_for(1)"
 
 
 def pids(run, node=0):
@@ -60,6 +64,17 @@ def test_a_stopped_process_is_continued_so_that_it_handles_sigterm(tmp_path):
     assert child.wait(5) == -signal.SIGTERM
 
 
+def test_a_process_is_alive_until_its_last_thread_has_ended(tmp_path):
+    """As one that was killed, while its memory is freed: it keeps its file locks."""
+    child = process(tmp_path, EXITING)
+    found = psutil.Process(child.pid)
+    wait_until(lambda: found.status() == psutil.STATUS_ZOMBIE)
+    assert processes.is_alive(found)
+    wait_until(lambda: found.num_threads() <= 1)
+    assert not processes.is_alive(found)
+    child.wait(10)
+
+
 def test_orphans_are_adopted_and_reaped(tmp_path):
     code = f"""
 import os, pathlib, subprocess, sys, time
@@ -82,7 +97,7 @@ assert not psutil.pid_exists(orphan.pid), "not reaped"
 def test_processes_that_cannot_be_ended_are_named(tmp_path, monkeypatch):
     child = process(tmp_path, "pass")
     monkeypatch.setattr(os, "kill", lambda pid, number: None)
-    monkeypatch.setattr(processes, "_KILL_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "KILL_SECONDS", 0.1)
     try:
         with pytest.raises(TimeoutError, match=rf"processes {child.pid} .* did not end"):
             processes.end_all(tmp_path, 0.1)

@@ -494,10 +494,20 @@ def test_a_run_that_is_trained_without_a_supervisor_is_refused_and_goes_on(stage
     control.write(stage.run, healthy := control.ControlFile("t", 0, control.RUN))
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "check_not_elsewhere", refuse)
+        patch.setattr(processes, "KILL_SECONDS", 0.0)
         with pytest.raises(ValueError, match="elsewhere"):
             stage.supervise(ENDS_WELL)
     assert control.read_control_file(stage.run) == healthy
     assert stage.supervise(ENDS_WELL) == 0
+
+
+def test_a_killed_rank_that_has_yet_to_free_its_memory_is_waited_for(stage):
+    held = f"held = folder.lock(Path({str(stage.run)!r})); print(1, flush=True)"
+    code = f"from pathlib import Path; from pretrain.records import folder; {held}"
+    code += "; from tests.running import exit_but_for; exit_but_for(1)"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as rank:
+        assert rank.stdout.readline() == b"1\n"
+        assert stage.supervise(ENDS_WELL) == 0
 
 
 def test_a_run_that_is_done_while_it_is_asked_to_stop_succeeds(stage):
