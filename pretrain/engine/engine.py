@@ -299,11 +299,11 @@ class Engine:
                 for code to be run. A run refuses another ZeRO stage before (`check_same_state`).
         """
         parts = list(folder.glob("*_optim_states.pt"))
-        if parts and len(parts) != self.world_size:
-            # Names differ only in the rank; rank 10 comes after rank 9.
-            self._reshard(folder, sorted(parts, key=lambda path: (len(path.name), path.name)))
-            return
-        with workarounds.load_without_code():
+        with workarounds.keep_scaler(self._deepspeed.optimizer), workarounds.load_without_code():
+            if parts and len(parts) != self.world_size:
+                # Names differ only in the rank; rank 10 comes after rank 9.
+                self._reshard(folder, sorted(parts, key=lambda path: (len(path.name), path.name)))
+                return
             found, _ = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
         if found is None:
             raise ValueError(f"{folder}: holds no DeepSpeed checkpoint")

@@ -100,6 +100,22 @@ def is_scale_exhausted(optimizer: object) -> bool:
     return bool(lowers and scaler.cur_scale == scaler.min_scale)
 
 
+@contextlib.contextmanager
+def keep_scaler(optimizer: Any) -> Iterator[None]:  # noqa: ANN401
+    """Take fp16's loss scale from a checkpoint that is loaded, but its settings from the run's.
+
+    DeepSpeed replaces the whole scaler (runtime/zero/stage_1_and_2.py, `_load_global_state`).
+    """
+    own = getattr(optimizer, "loss_scaler", None)
+    yield
+    if own is None:
+        return
+    loaded, optimizer.loss_scaler = optimizer.loss_scaler, own
+    if own.dynamic and loaded.dynamic:
+        for name in ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis"):
+            setattr(own, name, getattr(loaded, name))
+
+
 def judge_overflow_by_norm(optimizer: Any) -> None:  # noqa: ANN401
     """Keep a ZeRO optimizer of stages 1 and 2 from searching each gradient for inf and NaN.
 

@@ -695,6 +695,28 @@ def test_an_update_has_its_whole_gradient_when_the_loss_scale_grows(name, run_ra
         assert reported == pytest.approx(usual, rel=1e-2)
 
 
+@pytest.mark.parametrize(("name", "ranks"), [("zero1_fp16", 1), ("zero3_fp16", 2)])
+def test_a_resumed_loss_scale_grows_as_the_settings_of_now_say(
+    name, ranks, run_ranks, tmp_path, monkeypatch
+):
+    from deepspeed.accelerator import get_accelerator
+
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # slowly
+
+    def begin():
+        built = build(name, 2, precision={"loss_scale_window": 100})
+        train(built, 2, range(2))
+        save_engine(built, tmp_path, 2)
+
+    def go_on():
+        built = build(name, 2, precision={"loss_scale_window": 2})
+        built.load(checkpoints.folder_of(tmp_path, 2))
+        return [result.loss_scale for result in train(built, 2, range(2, 6))]
+
+    run_ranks(ranks, begin)
+    assert run_ranks(1, go_on) == [[128.0, 256.0, 256.0, 512.0]]
+
+
 def test_a_loop_meets_twice_a_step_and_gives_what_single_updates_give(run_ranks, monkeypatch):
     def figures(results):
         return [(r.loss, r.gradient_norm, r.tokens, r.targets) for r in results]
