@@ -90,7 +90,7 @@ def train(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> 
     scores |= zip(sorted(last), sorted(last.values()), strict=True)
     pieces = [(text, round(score, _DIGITS)) for text, score in scores.items()]
     pieces.sort(key=lambda piece: (-piece[1], piece[0]))
-    return _build([*((byte, 0.0) for byte in _BYTES), *pieces], normalizer, splitter)
+    return _build([*((byte, 0.0) for byte in _BYTES), *pieces], normalizer, splitter, True)
 
 
 def renumbered(backend: "Backend") -> tuple["Backend", list[int]]:
@@ -105,7 +105,8 @@ def renumbered(backend: "Backend") -> tuple["Backend", list[int]]:
     """
     from tokenizers import Regex, pre_tokenizers
 
-    pieces: list[tuple[str, float]] = content_of(backend)["model"]["vocab"]
+    model = content_of(backend)["model"]
+    pieces: list[tuple[str, float]] = model["vocab"]
     ids = backend.get_vocab(with_added_tokens=True)
     special = ALBERT if ALBERT[0] in ids else (*FIRST_TOKENS, MASK_TOKEN)
     if missing := [token for token in special if token not in ids]:
@@ -121,20 +122,22 @@ def renumbered(backend: "Backend") -> tuple["Backend", list[int]]:
             pre_tokenizers.Split(Regex(_SPECIAL_TOKEN), behavior="merged_with_previous"),
         ]
     )
-    return _build([pieces[id] for id in words], backend.normalizer, splitter), order
+    kept, has_bytes = [pieces[id] for id in words], model.get("byte_fallback", False)
+    return _build(kept, backend.normalizer, splitter, has_bytes), order
 
 
 def _build(
-    pieces: Sequence[tuple[str, float]], normalizer: "Normalizer", splitter: "PreTokenizer"
+    pieces: Sequence[tuple[str, float]],
+    normalizer: "Normalizer",
+    splitter: "PreTokenizer",
+    byte_fallback: bool,
 ) -> "Backend":
     """Return a tokenizer of pieces and their scores (natural logarithms of probabilities)."""
     from tokenizers import Tokenizer, decoders, models
 
     vocab = [*((token, 0.0) for token in FIRST_TOKENS), *((text, score) for text, score in pieces)]
-    has_bytes = {text for text, _ in pieces}.issuperset(_BYTES)
-    backend = Tokenizer(
-        models.Unigram(vocab, unk_id=FIRST_TOKENS.index("<unk>"), byte_fallback=has_bytes)
-    )
+    unknown = FIRST_TOKENS.index("<unk>")
+    backend = Tokenizer(models.Unigram(vocab, unk_id=unknown, byte_fallback=byte_fallback))
     backend.normalizer = normalizer
     backend.pre_tokenizer = splitter
     # Not Metaspace, which removes the space before the first piece: a piece on its own keeps it.

@@ -155,6 +155,19 @@ def test_alberts_file_is_loaded_as_any_other(albert, tmp_path):
     assert not set(ids.tolist()) & {0, 1, 2, ours.mask_id}
 
 
+@pytest.mark.parametrize("has_bytes", [False, True])
+def test_characters_without_a_piece_are_bytes_where_the_file_says_so(
+    vocabulary, has_bytes, tmp_path
+):
+    content = vocabulary.content()
+    content["model"]["byte_fallback"] = has_bytes
+    content["added_tokens"].reverse()
+    text = json.dumps(content).replace("</s>", "[SEP]")
+    text = text.replace("<s>", "[CLS]").replace("<mask>", "[MASK]")
+    (tmp_path / "tokenizer.json").write_text(text)
+    assert pieces_of(load(tmp_path), "漢") == [" ", *(["�"] * 3 if has_bytes else ["<unk>"])]
+
+
 def test_other_files_than_alberts_are_refused(albert, tmp_path):
     content = json.loads((albert / "tokenizer.json").read_text())
     content["added_tokens"] = []
