@@ -192,6 +192,7 @@ def load_with_order(name_or_path: str | Path) -> tuple[Tokenizer, list[int]]:
             backend = _read_json(place)
         settings = gpt2_vocabulary.read_settings(folder)
         _apply(settings, backend)
+        _check_every_text_has_ids(backend)
         return _with_our_ids(backend, gpt2_vocabulary.read_added_tokens(folder, settings))
 
 
@@ -271,14 +272,31 @@ def _apply(settings: Mapping[str, Any], backend: "tokenizers.Tokenizer") -> None
         backend.pre_tokenizer.add_prefix_space = bool(settings.get("add_prefix_space"))
 
 
-def _bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> "tokenizers.Tokenizer":
+def _check_every_text_has_ids(backend: "tokenizers.Tokenizer") -> None:
+    """Refuse a vocabulary whose library silently drops parts of a text, or fails at them.
+
+    Raises:
+        ValueError: Its unknown token is not in it; or, in a byte-pair encoding without one, not
+            every byte or character has an id.
+    """
     from tokenizers import models, pre_tokenizers
+
+    vocab, model = backend.get_vocab(with_added_tokens=True), backend.model
+    unknown = getattr(model, "unk_token", None)
+    if unknown in vocab or isinstance(model, models.Unigram):
+        return
+    if "ByteLevel" in f"{backend.normalizer} {backend.pre_tokenizer}":
+        if missing := sorted({*pre_tokenizers.ByteLevel.alphabet()} - vocab.keys()):
+            raise ValueError(f"{len(missing)} of the 256 bytes have no id, such as {missing[0]!r}")
+    elif not getattr(model, "byte_fallback", False):
+        raise ValueError(f"its unknown token, {unknown!r}, is not in the vocabulary")
+
+
+def _bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> "tokenizers.Tokenizer":
+    from tokenizers import models
 
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise ValueError(f"{len(vocab)} tokens, but their ids are not 0 to {len(vocab) - 1}")
-    # The library would silently drop such bytes from a text.
-    if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(vocab)):
-        raise ValueError(f"{len(missing)} of the 256 bytes have no id, such as {missing[0]!r}")
     backend = _byte_level(models.BPE(vocab=dict(vocab), merges=list(merges)))
     backend.add_special_tokens([*FIRST_TOKENS, MASK_TOKEN])
     return backend
@@ -298,9 +316,12 @@ def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
 def _control_ids(backend: "tokenizers.Tokenizer") -> list[int]:
     """Return the special ids, in our order, that a text may encode to."""
     backend.encode_special_tokens = True
-    written = backend.encode(_SPECIAL_TEXT, add_special_tokens=False).ids
+    texts = [_SPECIAL_TEXT, *_SPECIAL_TEXT.split()]
+    written = {
+        id for each in backend.encode_batch(texts, add_special_tokens=False) for id in each.ids
+    }
     last = backend.get_vocab_size(with_added_tokens=True) - 1
-    return sorted(set(written) & {0, 1, 2, last})
+    return sorted(written & {0, 1, 2, last})
 
 
 def _with_our_ids(

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from tokenizers import models
 
 from data_prep.encoders import DIFFICULT_TEXTS, Encoder
 from data_prep.tokenizer import Tokenizer, _bpe, load, load_with_order, train, train_characters
@@ -345,14 +346,27 @@ def test_a_damaged_file_is_named_with_its_line(tokenizer, tmp_path, file, change
         load(tmp_path / "gpt2")
 
 
-def test_invalid_vocabulary_tables_are_refused(tokenizer):
+def test_vocabularies_that_lose_text_or_have_other_ids_are_refused(tokenizer, tmp_path):
     vocab, pairs = contents_of(tokenizer)
     assert Tokenizer(_bpe(vocab, pairs)).digest() == tokenizer.digest()
     with pytest.raises(ValueError, match="321 tokens, but their ids are not 0 to 320"):
         Tokenizer(_bpe(vocab | {"one more": 900}, pairs))
     renamed = {"renamed" if token == "a" else token: id for token, id in vocab.items()}
+    _bpe(renamed, []).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="1 of the 256 bytes have no id, such as 'a'"):
-        Tokenizer(_bpe(renamed, []))
+        load(tmp_path)
+    specials = {token: vocab[token] for token in ("<s>", "<pad>", "</s>", "<unk>")}
+    others = models.WordLevel(specials, "[UNK]"), models.WordPiece(specials)
+    for model in (*others, models.BPE(specials, [])):
+        backend = tokenizers.Tokenizer(model)
+        backend.add_special_tokens(["<mask>"])
+        backend.save(str(tmp_path / "tokenizer.json"))
+        with pytest.raises(ValueError, match=r"its unknown token, .*, is not in the vocabulary"):
+            load(tmp_path)
+    backend = tokenizers.Tokenizer(models.WordLevel(specials, "<unk>"))  # a text is one word
+    backend.add_special_tokens([*specials, "<mask>"])
+    with pytest.raises(ValueError, match="encodes to the special ids"):
+        Tokenizer(backend)
     for swapped in ({"<s>": 1, "<pad>": 0}, {"<mask>": vocab["a"], "a": vocab["<mask>"]}):
         with pytest.raises(ValueError, match="special ids .*; accepted: "):
             Tokenizer(_bpe(vocab | swapped, pairs))
