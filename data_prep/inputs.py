@@ -69,9 +69,13 @@ def layout_of(source: Input) -> str:
 
 
 def place_of(source: Input) -> Input:
-    """Return the resolved path of an input, however it is read; of a dataset its name."""
+    """Return the resolved path of an input, however it is read; of a dataset all that names it."""
     prefix, place = split_prefix(source)
-    return source if prefix == "datasets" else Path(place).resolve()
+    if prefix != "datasets":
+        return Path(place).resolve()
+    name, config, split = split_dataset(place)
+    folder = _local_path(source)
+    return f"{prefix}:{folder.resolve() if folder else name}:{config}:{split}"
 
 
 def input_state(source: Input) -> tuple[int, int]:

@@ -70,7 +70,9 @@ def test_a_file_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
     ]
     Path("d").mkdir()
     folders = ["datasets:d:raw", "datasets:d:raw:valid"]
-    assert find_inputs(folders) == folders
+    assert find_inputs([*folders, "datasets:d/:raw:train", f"datasets:{tmp_path}/d:raw"]) == [
+        *(f"datasets:{tmp_path}/d:raw", folders[1])
+    ]
 
 
 def test_path_has_no_prefix(tmp_path, monkeypatch):
