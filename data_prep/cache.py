@@ -47,12 +47,20 @@ def kept(corpus: Path, digest: str) -> list[Path]:
 
 def differences(tables: Path) -> Iterator[str]:
     """Yield a line for each table in a folder that differs from its hash: damage, not forgery."""
-    sums = tables / HASHES
-    listed = sums.read_text(errors="replace").splitlines() if sums.is_file() else []
     found = [f"{sha256_of(file)}  {file.name}" for file in tables.glob("*.npy")]
-    for name in sorted({line.partition("  ")[2] for line in {*listed} ^ {*found}}):
-        file = tables / (name or HASHES)
-        yield f"{file}: is damaged; delete {tables}, and training makes it again"
+    for name in sorted({_name_in(line) for line in {*_hashes(tables)} ^ {*found}}):
+        yield f"{tables / name}: is damaged; delete {tables}, and training makes it again"
+
+
+def _hashes(tables: Path) -> list[str]:
+    """Return the lines of a folder's HASHES, if it is there."""
+    sums = tables / HASHES
+    return sums.read_text(errors="replace").splitlines() if sums.is_file() else []
+
+
+def _name_in(line: str) -> str:
+    """Return the name of the file in a line of HASHES; its own if the line is damaged."""
+    return line.partition("  ")[2] or HASHES
 
 
 def tables(corpus: Path, digest: str, name: str, make: Callable[[], Tables]) -> Tables:
@@ -77,8 +85,10 @@ def tables(corpus: Path, digest: str, name: str, make: Callable[[], Tables]) -> 
         write_atomically(folder / HASHES, hashes.encode())
 
     folder, found = made(corpus, digest, f"{name}-{digest[:16]}", save), {}
-    for file in (folder / HASHES).read_text(encoding="utf-8").split()[1::2]:
-        path = folder / file
+    names = [*map(_name_in, _hashes(folder))]
+    if {file.name for file in folder.glob("*.npy")} - {*names}:
+        names = [HASHES]
+    for path in (folder / name for name in names):
         try:
             with naming(path):
                 table = np.load(path, mmap_mode="r")

@@ -89,7 +89,9 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
 
 
 def _check_tokenizer(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
-    if load(folder).digest() != manifest.tokenizer_digest:
+    tokenizer = load(folder)
+    expected = (manifest.tokenizer_digest, manifest.vocab_size)
+    if (tokenizer.digest(), tokenizer.vocab_size) != expected:
         yield f"{folder / TOKENIZER_FILE}: is not the vocabulary that the corpus was made with"
 
 

@@ -95,8 +95,12 @@ def test_workers_do_not_change_the_findings_or_their_order(copy):
 
 
 def test_different_vocabulary_is_detected(copy):
-    train(iter(["other text"]), 300).save(copy / "tokenizer.json")
     problem = "is not the vocabulary that the corpus was made with"
+    content = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**content, "vocab_size": 999}))
+    assert list(verify(copy)) == [f"{copy / 'tokenizer.json'}: {problem}"]
+    (copy / "manifest.json").write_text(json.dumps(content))
+    train(iter(["other text"]), 300).save(copy / "tokenizer.json")
     assert list(verify(copy)) == [f"{copy / 'tokenizer.json'}: {problem}"]
     (copy / "tokenizer.json").unlink()
     [problem] = verify(copy)

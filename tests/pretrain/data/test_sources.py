@@ -250,14 +250,18 @@ def test_another_algorithm_reads_no_table_of_this_one(corpus, tmp_path, monkeypa
     assert len(ChunkedBlocks(Corpus(folder, "train"), LENGTH)) == length - 1
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "of floats"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "of floats", "hashes"])
 def test_a_damaged_table_is_named(damage, corpus, tmp_path):
     folder = shutil.copytree(corpus, tmp_path / "corpus", ignore=WITHOUT_BLOCKS)
     len(ChunkedBlocks(Corpus(folder, "train"), LENGTH))
     (file,) = folder.glob("blocks/*/ranges.npy")
     content, floats = file.read_bytes(), np.load(file).astype(float)
     file.unlink()
-    if damage == "cut":
+    if damage == "hashes":
+        file.write_bytes(content)
+        file = file.with_name("SHA256SUMS")
+        file.write_bytes(b"\xff")
+    elif damage == "cut":
         file.write_bytes(content[:-4])
     elif damage == "of floats":
         np.save(file, floats)
