@@ -215,7 +215,7 @@ def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
     if isinstance(rows := values.get("vocab_size"), int):
         masks: Any = settings.get("mask_token_ids")
         fits = isinstance(masks, list) and masks == [*range(rows - len(masks), rows)]
-        check_value("mask_token_ids", masks, fits, f"the last of the {rows} rows")
+        check_value("mask_token_ids", masks, fits, f"the last of {rows} rows, which resizing moves")
         values["vocab_size"] = rows - len(masks)
     return decode(ModelConfig, values)
 
