@@ -44,15 +44,10 @@ def test_every_shipped_recipe_says_on_which_hardware_it_ran_and_when():
 def test_what_leaves_a_run_says_nothing_of_its_machine_or_people(tmp_path):
     """Of paths the last name is left; sections that decide no weights are left out."""
     settings = [
-        "folder=/S3CRET/run",
-        "tracker=wandb",
-        'data.corpus=""',
+        *("folder=/S3CRET/run", "tracker=wandb", "training.steps=9000", 'data.corpus=""'),
         "data.corpora={a: {path: /S3CRET/wiki}}",
-        "model.init_from=../S3CRET/roberta/",
-        "training.deepspeed=/S3CRET/mine.json",
-        "training.steps=9000",
-        "supervision.hostfile=/S3CRET/hosts",
-        "notify.command=[/S3CRET/send, --token, S3CRET]",
+        *("model.init_from=../S3CRET/roberta/", "training.deepspeed=/S3CRET/mine.json"),
+        *("supervision.hostfile=/S3CRET/hosts", "notify.command=[/S3CRET/send, --token, S3CRET]"),
         "phases=[{steps: 5000}, {data: {corpora: {a: {path: /S3CRET/books}}}}]",
     ]
     config = recipes.load("small", settings)
@@ -80,9 +75,8 @@ def test_overrides_win_over_the_recipe_and_the_recipe_over_its_base(tmp_path):
 def test_a_recipe_may_extend_a_shipped_one(tmp_path):
     config = recipes.load(write(tmp_path, "mine", "{extends: demo, training: {seed: 9}}"))
     demo = recipes.load("demo")
-    assert config == dataclasses.replace(
-        demo, folder="runs/mine", training=dataclasses.replace(demo.training, seed=9)
-    )
+    training = dataclasses.replace(demo.training, seed=9)
+    assert config == dataclasses.replace(demo, folder="runs/mine", training=training)
 
 
 def test_a_run_has_the_recipes_name_unless_the_recipe_or_the_command_line_names_it(tmp_path):
@@ -97,18 +91,12 @@ def test_a_run_has_the_recipes_name_unless_the_recipe_or_the_command_line_names_
 
 
 def test_the_source_of_a_value_is_the_last_that_set_it(tmp_path):
-    base = write(
-        tmp_path, "base", "{training: {steps: 20000, seed: 3}, fault: {random_labels: [7, 9]}}"
-    )
-    last = write(
-        tmp_path, "last", "{extends: base, training: {seed: 4}, batch: {micro_batch_size: 1}}"
-    )
-    overrides = [
-        "batch.micro_batch_size=2",
-        "fault={random_labels: []}",
-        "model.overrides.dropout=0",
-    ]
-    assert recipes.sources(last, overrides) == {
+    text = "{training: {steps: 20000, seed: 3}, fault: {random_labels: [7, 9]}}"
+    base = write(tmp_path, "base", text)
+    text = "{extends: base, training: {seed: 4}, batch: {micro_batch_size: 1}}"
+    last = write(tmp_path, "last", text)
+    words = ["batch.micro_batch_size=2", "fault={random_labels: []}", "model.overrides.dropout=0"]
+    assert recipes.sources(last, words) == {
         "training.steps": base,
         "training.seed": last,
         "batch.micro_batch_size": "command line",
@@ -212,20 +200,14 @@ def test_values_that_contradict_each_other_are_refused(overrides, message):
         recipes.load("small", overrides)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "folder=elsewhere",
-        "batch.micro_batch_size=4",
-        "supervision.processes_per_node=1",
-        "training.checkpoint_interval=60",
-        "training.evaluation_blocks=3",
-        "training.data_workers=2",
-        "training.checkpoints_kept=9",
-        "spike.window=77",
-        "data.corpus=moved",
-    ],
-)
+CHANGES_NO_RESULT = """
+    folder=elsewhere batch.micro_batch_size=4 supervision.processes_per_node=1
+    training.checkpoint_interval=60 training.checkpoints_kept=9 training.data_workers=2
+    training.evaluation_blocks=3 spike.window=77 data.corpus=moved
+"""
+
+
+@pytest.mark.parametrize("override", CHANGES_NO_RESULT.split())
 def test_what_changes_no_result_may_change_on_resume(override):
     config, changed = recipes.load("small"), recipes.load("small", [override])
     assert changed != config
@@ -305,10 +287,8 @@ def test_whole_numbers_may_be_written_as_floats():
     for key in ("data.sequence_length", "training.checkpoints_kept", "objective.longest_ngram"):
         recipes.load("demo", [f"{key}=1e3"])
     words = ["model.overrides.max_positions=1e3", "model.overrides.initial_beta=2.0"]
-    assert [*map(repr, recipes.load("demo", words).model.overrides.values())][-2:] == [
-        "1000",
-        "2.0",
-    ]
+    shown = [*map(repr, recipes.load("demo", words).model.overrides.values())]
+    assert shown[-2:] == ["1000", "2.0"]
     assert recipes.load("demo", [f"training.seed={2**62 - 1}"]).training.seed == 2**62 - 1
     recipes.load("demo", ["training.seed=1e3"])
     for text in ("1.5", "1e-3", ".inf", ".nan", "'1e3'"):
@@ -334,6 +314,9 @@ ALIBI = {"position": "alibi", "alibi": "offset"}
 ZERO = {**CLAP, **ALIBI, "mask_embedding": "zero"}
 SCALED = {**ZERO, "embedding_scale": "sqrt-hidden"}
 UNDROPPED = {**ZERO, "attention_dropout": 0.0}
+ZERO_UNNORMALIZED = {**ZERO, "normalize_embeddings": False}
+CLAP_UNNORMALIZED = {**CLAP, "normalize_embeddings": False}
+WIKI, BARE = "wikitext103", "zero-clap-unscaled"
 PUBLISHED = [
     ("baseline_pile", "pile-base", "baseline", {}),
     ("sinusoidal_pile", "pile-base", "sinusoidal", {"position": "sinusoidal"}),
@@ -344,44 +327,23 @@ PUBLISHED = [
     ("learned_clap_large_pile", "pile-large", "learned-clap", CLAP),
     ("alibi_large_pile", "pile-large", "alibi", ALIBI),
     ("zero_clap_large_pile", "pile-large", "zero-clap", SCALED),
-    ("base", "wikitext103", "baseline", {}),
-    ("sinusoidal", "wikitext103", "sinusoidal", {"position": "sinusoidal"}),
-    ("alibi", "wikitext103", "alibi-symmetric", {**ALIBI, "alibi": "symmetric"}),
-    ("alibi_asymmetrical", "wikitext103", "alibi", ALIBI),
-    ("learned_clap", "wikitext103", "learned-clap", CLAP),
-    (
-        "learned_clap_unnormalized",
-        "wikitext103",
-        "learned-clap-unnormalized",
-        {**CLAP, "normalize_embeddings": False},
-    ),
-    ("clap", "wikitext103", "alibi-clap", {**CLAP, **ALIBI, "attention_dropout": 0.0}),
-    ("zero_clap", "wikitext103", "zero-clap-unscaled-no-dropout", UNDROPPED),
-    ("zero_clap_attention_dropout", "wikitext103", "zero-clap-unscaled", ZERO),
-    (
-        "zero_clap_unnormalized_attention_dropout",
-        "wikitext103",
-        "zero-clap-unscaled-unnormalized",
-        {**ZERO, "normalize_embeddings": False},
-    ),
-    ("zero_clap_scaled_embedding_attention_dropout", "wikitext103", "zero-clap", SCALED),
-    (
-        "zero_clap_self_masking",
-        "wikitext103-self-masking",
-        "zero-clap-unscaled-no-dropout",
-        UNDROPPED,
-    ),
+    ("base", WIKI, "baseline", {}),
+    ("sinusoidal", WIKI, "sinusoidal", {"position": "sinusoidal"}),
+    ("alibi", WIKI, "alibi-symmetric", {**ALIBI, "alibi": "symmetric"}),
+    ("alibi_asymmetrical", WIKI, "alibi", ALIBI),
+    ("learned_clap", WIKI, "learned-clap", CLAP),
+    ("learned_clap_unnormalized", WIKI, "learned-clap-unnormalized", CLAP_UNNORMALIZED),
+    ("clap", WIKI, "alibi-clap", {**CLAP, **ALIBI, "attention_dropout": 0.0}),
+    ("zero_clap", WIKI, f"{BARE}-no-dropout", UNDROPPED),
+    ("zero_clap_attention_dropout", WIKI, BARE, ZERO),
+    ("zero_clap_unnormalized_attention_dropout", WIKI, f"{BARE}-unnormalized", ZERO_UNNORMALIZED),
+    ("zero_clap_scaled_embedding_attention_dropout", WIKI, "zero-clap", SCALED),
+    ("zero_clap_self_masking", f"{WIKI}-self-masking", f"{BARE}-no-dropout", UNDROPPED),
 ]
+LARGE = {"hidden_size": 1024, "num_layers": 24, "num_heads": 16, "intermediate_size": 4096}
 ROBERTA = {
     "pile-base": ModelConfig(vocab_size=50265, max_positions=2048),
-    "pile-large": ModelConfig(
-        vocab_size=50265,
-        hidden_size=1024,
-        num_layers=24,
-        num_heads=16,
-        intermediate_size=4096,
-        max_positions=2048,
-    ),
+    "pile-large": ModelConfig(vocab_size=50265, max_positions=2048, **LARGE),
     "wikitext103": ModelConfig(vocab_size=50265, max_positions=512),
 }
 NUMBERS = {
@@ -400,17 +362,10 @@ def test_every_published_configuration_is_a_recipe_and_a_variant(published, name
     model = presets.build(config.model.size, config.model.variant, 50265, config.model.overrides)
     rows = 50264 if apart.get("mask_embedding") == "zero" else 50265
     assert model == dataclasses.replace(ROBERTA[base], vocab_size=rows, **apart)
-    assert NUMBERS[base] == (
-        config.batch.global_batch_size,
-        config.data.sequence_length,
-        config.training.steps,
-        config.optimizer.learning_rate,
-        config.schedule.minimum_learning_rate,
-        config.schedule.name,
-    )
-    assert config.optimizer == OptimizerConfig(
-        "adamw", config.optimizer.learning_rate, 0.9, 0.98, 1e-6, 0.01, "all", 0.0
-    )
+    rate, schedule = config.optimizer.learning_rate, config.schedule
+    sizes = config.batch.global_batch_size, config.data.sequence_length, config.training.steps
+    assert NUMBERS[base] == (*sizes, rate, schedule.minimum_learning_rate, schedule.name)
+    assert config.optimizer == OptimizerConfig("adamw", rate, 0.9, 0.98, 1e-6, 0.01, "all", 0.0)
     assert config.schedule.warmup_steps == 10000
     self_masking = MaskedLMConfig(0.15, 0.0, 0.0, "all")
     masking = self_masking if published.endswith("self_masking") else MaskedLMConfig(0.15, 0.1, 0.1)
@@ -457,10 +412,8 @@ def test_the_model_of_the_alibi_paper():
 def test_a_fast_recipe_is_the_published_one_without_attention_dropout_in_full_rows(name):
     published, fast = recipes.load(name), recipes.load(f"{name}-fast")
     found = [text for texts in recipes.differences(published, fast) for text in texts]
-    assert {text.partition(":")[0] for text in found} == {
-        "data.packing",
-        "model.overrides.attention_dropout",
-    }
+    keys = {text.partition(":")[0] for text in found}
+    assert keys == {"data.packing", "model.overrides.attention_dropout"}
     model = fast.architecture(50265)
     assert choose_backend(model, fast.training.attention_backend, on_gpu=True) == "flex"
     assert fast.training.compile == "auto"
