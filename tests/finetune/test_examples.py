@@ -10,6 +10,8 @@ from finetune.examples import Example
 from finetune.protocols import PROTOCOLS
 from finetune.tasks import TASKS
 
+PAIR, QUESTION = "index|sentence1|sentence2|label", "index|question|sentence|label"
+QQP = "id|qid1|qid2|question1|question2|is_duplicate"
 # A file of each task in the benchmark's layout: header (None: no header line) and one row.
 LAYOUTS = {
     "CoLA": (None, "gj04|1||He left.", ("He left.",), 1),
@@ -21,12 +23,7 @@ LAYOUTS = {
         ("A plane.", "A bird."),
         0.76,
     ),
-    "QQP": (
-        "id|qid1|qid2|question1|question2|is_duplicate",
-        "133273|213221|213222|How?|Why?|1",
-        ("How?", "Why?"),
-        1,
-    ),
+    "QQP": (QQP, "133273|213221|213222|How?|Why?|1", ("How?", "Why?"), 1),
     "MNLI": (
         "index|promptID|pairID|genre|sentence1_binary_parse|sentence2_binary_parse|sentence1_parse"
         "|sentence2_parse|sentence1|sentence2|label1|gold_label",
@@ -34,19 +31,9 @@ LAYOUTS = {
         ("It rains.", "It pours."),
         1,
     ),
-    "QNLI": (
-        "index|question|sentence|label",
-        "0|When?|In 1539.|not_entailment",
-        ("When?", "In 1539."),
-        1,
-    ),
-    "RTE": (
-        "index|sentence1|sentence2|label",
-        "0|It is.|Is it?|entailment",
-        ("It is.", "Is it?"),
-        0,
-    ),
-    "WNLI": ("index|sentence1|sentence2|label", "0|He sat.|Bob sat.|0", ("He sat.", "Bob sat."), 0),
+    "QNLI": (QUESTION, "0|When?|In 1539.|not_entailment", ("When?", "In 1539."), 1),
+    "RTE": (PAIR, "0|It is.|Is it?|entailment", ("It is.", "Is it?"), 0),
+    "WNLI": (PAIR, "0|He sat.|Bob sat.|0", ("He sat.", "Bob sat."), 0),
 }
 
 

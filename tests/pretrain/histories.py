@@ -102,48 +102,24 @@ class History:
         """An attempt from the newest surviving checkpoint, and so many steps of it."""
         state = self.state
         self.attempt, self.step = state.next_attempt, state.resume_step()
-        manifest = next(
-            (
-                r["manifest"]
-                for r in reversed(self.records)
-                if r["kind"] == "commit" and r["step"] == self.step
-            ),
-            "",
-        )
+        commits = [r for r in self.records if r["kind"] == "commit" and r["step"] == self.step]
         self.order, self.sizes = order_of(self.records)
-        self.add(
-            "attempt",
-            attempt=self.attempt,
-            step=self.step,
-            lineage=self.order.identity(),
-            manifest=manifest if self.step else "",
-            ranks=2,
-            seed=state.seeds_by_step[-1][1],
-            host="here",
-            hosts=["here", "there"],
-            versions=dict(self.versions),
-            kernels=["cpu", "math", False],
-        )
+        manifest = commits[-1]["manifest"] if self.step and commits else ""
+        loaded = {"lineage": self.order.identity(), "manifest": manifest}
+        place = {"ranks": 2, "host": "here", "hosts": ["here", "there"]}
+        code = {"versions": dict(self.versions), "kernels": ["cpu", "math", False]}
+        fields = {"seed": state.seeds_by_step[-1][1], **loaded, **place, **code}
+        self.add("attempt", attempt=self.attempt, step=self.step, **fields)
         self.train(steps)
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
             place, size = self.sizes.first_block(self.step), self.sizes.size(self.step)
-            self.lines.append(
-                {
-                    "attempt": self.attempt,
-                    "step": self.step,
-                    "loss": 5.0,
-                    "seed": self.order.seed_at(place),
-                    "blocks": lineage.digest(*self.order.blocks(place, size)),
-                    "tokens": 100,
-                    "seconds": 0.5,
-                    "gradient_norm": 1.0,
-                    "learning_rate": 1e-3,
-                    "loss_scale": 1.0,
-                    "skipped": False,
-                }
-            )
+            blocks = lineage.digest(*self.order.blocks(place, size))
+            line = {"attempt": self.attempt, "step": self.step, "loss": 5.0, "blocks": blocks}
+            line |= {"seed": self.order.seed_at(place), "tokens": 100, "seconds": 0.5}
+            line |= {"gradient_norm": 1.0, "learning_rate": 1e-3, "loss_scale": 1.0}
+            self.lines.append({**line, "skipped": False})
             self.step += 1
 
     def measure(self, step: int, loss: float | None = 5.0, **more: Any) -> None:
@@ -153,33 +129,18 @@ class History:
         self.measured.append({**line, **more})
 
     def commit(self) -> None:
-        self.add(
-            "commit", attempt=self.attempt, step=self.step, manifest=f"{self.attempt}-{self.step}"
-        )
+        manifest = f"{self.attempt}-{self.step}"
+        self.add("commit", attempt=self.attempt, step=self.step, manifest=manifest)
 
     def spike(self, onset: int) -> None:
-        self.add(
-            "spike",
-            attempt=self.attempt,
-            channel="fast",
-            step=self.step - 1,
-            onset=onset,
-            loss=7.0,
-            baseline=5.0,
-        )
+        rise = {"channel": "fast", "loss": 7.0, "baseline": 5.0}
+        self.add("spike", attempt=self.attempt, step=self.step - 1, onset=onset, **rise)
 
     def roll_back(self, step: int, skip: tuple[int, int] | None = None) -> None:
-        self.add(
-            "segment",
-            why="spike",
-            step=step,
-            seed=max(self.state.seeds) + 1,
-            skip=list(skip) if skip else None,
-            rung=2 if skip else 1,
-            onset=step,
-            learning_rate_factor=1.0,
-            learning_rate_steps=0,
-        )
+        order = {"seed": max(self.state.seeds) + 1, "skip": list(skip) if skip else None}
+        rate = {"learning_rate_factor": 1.0, "learning_rate_steps": 0}
+        rung = 2 if skip else 1
+        self.add("segment", why="spike", step=step, rung=rung, onset=step, **order, **rate)
 
     def audit(self) -> proof.Audit:
         return proof.examine(self.records, self.lines)

@@ -47,15 +47,11 @@ def cuda(monkeypatch):
     return pretend
 
 
-def variables(rank, count, local_rank, local_world_size):
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
-    }
+def variables(*numbers):
+    """What a launcher tells a rank of these numbers, in the order of `Process`."""
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+    numbered = dict(zip(names, map(str, numbers), strict=True))
+    return {**numbered, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
 def started(monkeypatch, calls):

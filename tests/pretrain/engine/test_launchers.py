@@ -8,12 +8,8 @@ from pretrain.engine.distributed import Process, first_host, launcher_variables
 from tests.pretrain.engine.test_engine import build, train
 
 SRUN = {
-    "SLURM_JOB_ID": "1234567",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    **{"SLURM_JOB_ID": "1234567", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"},
+    **{"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"},
     "SLURM_STEP_NODELIST": "gpu[03-05,9]",
 }
 
@@ -24,14 +20,8 @@ def test_a_process_without_a_launcher_is_alone():
 
 
 def test_variables_of_a_launcher_are_used_unchanged():
-    torchrun = {
-        "RANK": "5",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "4",
-        "MASTER_ADDR": "node7",
-        "MASTER_PORT": "1234",
-    }
+    torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    torchrun |= {"MASTER_ADDR": "node7", "MASTER_PORT": "1234"}
     assert launcher_variables(torchrun) == torchrun
     assert launcher_variables({**torchrun, **SRUN}) == torchrun  # torchrun inside a job
     assert Process.from_environment(torchrun) == Process(5, 8, 1, 4)
@@ -97,11 +87,8 @@ def test_variables_that_contradict_each_other_are_refused(variables, message):
 
 
 SLURM_OF_ONE_NODE = {
-    "SLURM_JOB_ID": "1",
-    "SLURM_NODEID": "0",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2",
-    "SLURM_STEP_NODELIST": "localhost",
+    **{"SLURM_JOB_ID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "localhost"},
+    **{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"},
 }
 
 

@@ -31,34 +31,17 @@ from tests.pretrain.histories import SEED, History, recipe
 @pytest.fixture
 def log(tmp_path, monkeypatch):
     path = tmp_path / ledger.FILE_NAME
-    ledger.append(
-        path,
-        "attempt",
-        attempt=1,
-        token="t",
-        step=0,
-        pid=1,
-        host="here",
-        ranks=1,
-        seed=1,
-        micro_batch_size=1,
-    )
+    begun = {"attempt": 1, "token": "t", "step": 0, "pid": 1, "host": "here"}
+    ledger.append(path, "attempt", **begun, ranks=1, seed=1, micro_batch_size=1)
     state = ledger.run_state(ledger.read_ledger(path))
     order = Order.begin(Mixture(((0, (1,)),)), [10], 1)
     start = ResumeState(1, "t", 0, state, order, 100, [{"name": ""}], 1)
     config = RunConfig(folder=str(tmp_path))
     monkeypatch.setattr(RunLog, "_announcement", list)
-    opened = RunLog(
-        SimpleNamespace(
-            config=config,
-            run_folder=tmp_path,
-            segments=config.segments,
-            start=start,
-            architecture=config.architecture(97),
-            group=SimpleNamespace(world_size=2),
-            environment={"accelerator": "NVIDIA H100 80GB HBM3"},
-        )
-    )
+    run = SimpleNamespace(config=config, run_folder=tmp_path, segments=config.segments, start=start)
+    run.architecture, run.group = config.architecture(97), SimpleNamespace(world_size=2)
+    run.environment = {"accelerator": "NVIDIA H100 80GB HBM3"}
+    opened = RunLog(run)
     opened.open()
     yield opened
     opened.close()
