@@ -78,9 +78,7 @@ def write_table(path, table):
 def outcomes(source, **settings):
     """The text of each record, or the reason why it is rejected, and its line."""
     found = read_documents(source, Settings(**settings))
-    return [
-        (getattr(each, "reason", None) or getattr(each, "text", ""), each.line) for each in found
-    ]
+    return [(getattr(e, "reason", None) or getattr(e, "text", ""), e.line) for e in found]
 
 
 def jsonl(texts):
@@ -338,9 +336,8 @@ def test_dataset_of_a_local_folder_is_read_by_name(tmp_path):
     (tmp_path / "test.jsonl").write_bytes(GOOD)
     assert find_inputs([f"datasets:{tmp_path}"]) == [f"datasets:{tmp_path}"]
     assert texts_of(f"datasets:{tmp_path}") == ["a", "b"]
-    assert list(read_documents(f"datasets:{tmp_path}:default:test")) == [
-        Document("good", "Books3", f"datasets:{tmp_path}:default:test", 1)
-    ]
+    test = f"datasets:{tmp_path}:default:test"
+    assert list(read_documents(test)) == [Document("good", "Books3", test, 1)]
     with pytest.raises(ValueError, match="datasets:.*cannot be read: ValueError: Bad split: valid"):
         list(read_documents(f"datasets:{tmp_path}::valid"))
     with pytest.raises(ValueError, match=r"datasets:a:b:c:d: is not of the form"):

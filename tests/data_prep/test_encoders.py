@@ -81,9 +81,8 @@ def test_merges_apply_in_their_own_order_whatever_the_ids(seed):
     tokenizer = random_merges(seed)
     encoder = Encoder(tokenizer)
     generator = np.random.default_rng(seed)
-    assert_same_ids(
-        encoder, tokenizer, ["".join(generator.choice(list("abc "), size=300)) for _ in range(20)]
-    )
+    texts = ["".join(generator.choice(list("abc "), size=300)) for _ in range(20)]
+    assert_same_ids(encoder, tokenizer, texts)
     assert encoder.name == FAST
 
 

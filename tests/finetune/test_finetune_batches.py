@@ -72,9 +72,8 @@ def test_windows_group_similar_lengths_without_a_trend(tiny_model):
 
     def padded(window):
         batches = batches_of(encoded, 8, 1, window)
-        sizes = [
-            batches.micro_batches(step, 0, 1)[0].arrays["input_ids"].size for step in range(80)
-        ]
+        read = [batches.micro_batches(step, 0, 1)[0] for step in range(80)]
+        sizes = [batch.arrays["input_ids"].size for batch in read]
         return sum(sizes), sizes
 
     alone, (together, sizes) = padded(1)[0], padded(40)

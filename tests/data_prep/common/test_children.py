@@ -41,9 +41,8 @@ def test_a_child_finds_our_packages_and_none_in_its_folder():
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(third_party())}
     code = "import random, numpy, pretrain.records.collective as found; print(found.__file__)"
     command = [sys.executable, "-S", "-c", code]
-    done = subprocess.run(
-        command, env=children.environment(environ), capture_output=True, text=True, check=False
-    )
+    environ = children.environment(environ)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == str(ROOT / "pretrain" / "records" / "collective.py"), done.stderr
 
 

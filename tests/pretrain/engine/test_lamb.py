@@ -16,9 +16,8 @@ SETTINGS = {"lr": RATE, "betas": (0.9, 0.999), "eps": 1e-6}
 @pytest.mark.parametrize("scale", [1, 1000])
 def test_steps_follow_the_formula_and_biases_have_neither_decay_nor_ratio(scale):
     """Compared with NumPy in double precision; the ratios are below 1, or above 10."""
-    config = OptimizerConfig(
-        name="lamb", beta2=0.999, weight_decay=0.01, weight_decay_on="matrices", epsilon=1e-6
-    )
+    decay = {"weight_decay": 0.01, "weight_decay_on": "matrices"}
+    config = OptimizerConfig(name="lamb", beta2=0.999, epsilon=1e-6, **decay)
     torch.manual_seed(1)
     model = nn.Linear(7, 5).double()
     model.weight.data *= scale

@@ -41,9 +41,8 @@ def test_a_space_before_the_mask_belongs_to_the_filler(tokenizer):
     assert (filler.token, filler.text) == (" the", "of the value")
     of, value = tokenizer.encode_batch(["of", " value"])
     assert reader.read == [0, *of, tokenizer.mask_id, *value, 2]
-    assert filler.probability == pytest.approx(
-        float(torch.tensor([9.0] + [0.0] * (reader.config.vocab_size - 1)).softmax(0)[0])
-    )
+    logits = torch.tensor([9.0] + [0.0] * (reader.config.vocab_size - 1))
+    assert filler.probability == pytest.approx(float(logits.softmax(0)[0]))
 
 
 @pytest.mark.parametrize(

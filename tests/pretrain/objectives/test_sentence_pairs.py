@@ -30,9 +30,8 @@ def block(index, longest=6):
     starts = 1000 * index + 100 * np.arange(len(lengths)) + 4
     ids = [np.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)]
     elsewhere = functools.partial(block, index + 40, longest)
-    return Block(
-        np.concatenate(ids), sentences=lengths, sample_other_document=lambda share: elsewhere()
-    )
+    ids = np.concatenate(ids)
+    return Block(ids, sentences=lengths, sample_other_document=lambda share: elsewhere())
 
 
 def pairs(task, count, longest=6, seed=1):
@@ -45,9 +44,8 @@ def pairs(task, count, longest=6, seed=1):
         ends = np.flatnonzero(ids == 2)
         assert (ids[0], ends[1], document[:size].all()) == (0, size - 1, True)
         assert (ids[size:] == PAD_ID).all()
-        assert arrays["segment_ids"][0].tolist() == [
-            int(ends[0] < place < size) for place in range(LENGTH)
-        ]
+        segments = [int(ends[0] < place < size) for place in range(LENGTH)]
+        assert arrays["segment_ids"][0].tolist() == segments
         first, second = ids[1 : ends[0]], ids[ends[0] + 1 : ends[1]]
         yield first, second, int(arrays["pair_labels"][0]), read
 
@@ -104,9 +102,8 @@ def test_special_tokens_are_never_hidden(longest_ngram):
     """The pair head reads `<s>`."""
     settings = SentencePairsConfig(probability=0.9, longest_ngram=longest_ngram)
     starts = np.ones(MASK_ID + 1, dtype=bool) if longest_ngram > 1 else None
-    arrays = SentencePairsLM(settings, MASK_ID, END, starts).collate(
-        [block(index) for index in range(40)], [(1, 0, index) for index in range(40)], LENGTH
-    )
+    blocks, keys = [block(index) for index in range(40)], [(1, 0, index) for index in range(40)]
+    arrays = SentencePairsLM(settings, MASK_ID, END, starts).collate(blocks, keys, LENGTH)
     labels = arrays["labels"][arrays["labels"] != IGNORED]
     assert len(labels) > 300
     assert (labels > 3).all()

@@ -255,9 +255,8 @@ def test_one_block_too_few_or_too_many_is_found_whichever_it_is():
         found = proof.Audit()
         proof._judge_epoch("epoch", lineage, 1, counts, True, found)
         missing = "epoch 1: 1 blocks were neither read nor declared skipped"
-        assert found.problems == [
-            f"epoch 1: block {block} was read, though skipped" if block in skipped else missing
-        ]
+        read = f"epoch 1: block {block} was read, though skipped"
+        assert found.problems == [read if block in skipped else missing]
 
 
 def test_a_launch_that_failed_before_the_run_was_created_does_no_harm():
@@ -385,9 +384,8 @@ def test_a_recipe_that_was_changed_or_gives_other_batches_than_the_ledger_is_fou
             assert f"{path}: was changed" in " ".join(found.problems)
     path.write_text(text)
     segments = audit.audit(tmp_path / "run").segments
-    assert [line.strip().split("  ")[0] for line in segments] == [
-        *("steps", "0 to 3", "3 to 6", "6 to 8", "8 to 133,082")
-    ]
+    steps = [line.strip().split("  ")[0] for line in segments]
+    assert steps == ["steps", "0 to 3", "3 to 6", "6 to 8", "8 to 133,082"]
     assert segments[1].endswith(" 5"), "after its seed: nothing changes at the first step"
     history.records[0]["batches"] = [[0, 2], [3, 4], [6, 5]]
     other = History()

@@ -206,9 +206,8 @@ def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys)
     (run / "metrics.jsonl").unlink()
     found = read(run, capsys)
     assert (found["step"], found["loss"]) == (0, None)
-    assert [(c["name"], c["blocks"], c["share_of_tokens"]) for c in found["corpora"]] == [
-        ("corpus", 0, 0.75)
-    ]
+    (corpus,) = found["corpora"]
+    assert (corpus["name"], corpus["blocks"], corpus["share_of_tokens"]) == ("corpus", 0, 0.75)
     ledger.append(run / ledger.FILE_NAME, "gave-up", reason="it looks structural")
     found = read(run, capsys)
     assert (found["state"], found["reason"]) == ("given-up", "it looks structural")
@@ -235,6 +234,5 @@ def test_a_finished_run_that_is_being_extended_is_not_finished(run, capsys):
 
 def test_the_next_command_of_a_run_that_was_moved_names_its_folder(run, capsys):
     moved = run.rename(run.parent / "moved here")
-    assert shown(moved, capsys).endswith(
-        f"next: zeroclap supervise '{moved}/run.yaml' 'folder={moved}' --nodes 2\n"
-    )
+    command = f"zeroclap supervise '{moved}/run.yaml' 'folder={moved}' --nodes 2"
+    assert shown(moved, capsys).endswith(f"next: {command}\n")

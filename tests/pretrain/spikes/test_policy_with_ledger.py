@@ -27,10 +27,8 @@ CONFIG = RunConfig(
 
 
 def records(*events):
-    start = ("segment", {"why": "start", "step": 0, "seed": 1})
-    return [
-        {"number": n, "kind": kind, **fields} for n, (kind, fields) in enumerate([start, *events])
-    ]
+    events = [("segment", {"why": "start", "step": 0, "seed": 1}), *events]
+    return [{"number": n, "kind": kind, **fields} for n, (kind, fields) in enumerate(events)]
 
 
 def commit(step):
@@ -103,9 +101,8 @@ def test_the_newest_checkpoints_are_kept_as_the_recipe_says():
 @pytest.mark.parametrize("interval", [7, 50, 400])
 @pytest.mark.parametrize("steps", [30, 345, 5000])
 def test_the_usual_number_of_checkpoints_is_what_a_run_without_a_spike_keeps(interval, steps):
-    training = dataclasses.replace(
-        CONFIG.training, steps=steps, checkpoint_interval=interval, checkpoints_kept=20
-    )
+    kept = {"checkpoint_interval": interval, "checkpoints_kept": 20}
+    training = dataclasses.replace(CONFIG.training, steps=steps, **kept)
     schedule = ScheduleConfig(warmup_steps=10)
     config = dataclasses.replace(CONFIG, training=training, schedule=schedule)
     events, most = [], 0

@@ -149,10 +149,8 @@ def test_a_run_folder_gives_what_its_surviving_attempts_judged_live(write):
     path = write("".join(json.dumps(line) + "\n" for line in lines), f"run/{metrics.METRICS}")
     made = {"perplexity": 1.0, "targets": 9, "subsets": {}, "validation_id": "a"}
     measured = [(1, 2, 7.5), (2, 2, 6.5), (2, 3, None)]
-    text = "".join(
-        json.dumps({"attempt": a, "step": s, "loss": x, **made}) + "\n" for a, s, x in measured
-    )
-    write(text, f"run/{metrics.VALIDATION}")
+    found = [{"attempt": a, "step": s, "loss": x, **made} for a, s, x in measured]
+    write("".join(json.dumps(line) + "\n" for line in found), f"run/{metrics.VALIDATION}")
     first, second, evaluated, third, last = read_curve(path.parent)
     kept = [lines[0], *lines[2:]]
     assert repr([first, second, third]) == repr([*map(observation, kept)])
