@@ -21,6 +21,14 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+@pytest.fixture
+def slow_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed trains in fp16 on any CPU, though slowly."""
+    from deepspeed.accelerator import get_accelerator
+
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
+
+
 @pytest.fixture(scope="session")
 def tokenizer(corpus: Path) -> Tokenizer:
     """The vocabulary of `corpus`."""

@@ -573,11 +573,8 @@ def test_consolidated_weights_are_the_fp32_weights_of_the_ranks(name, run_ranks,
 
 
 @pytest.mark.parametrize("name", ["zero0_fp32", *EACH_STAGE])
-def test_nothing_that_a_checkpoint_holds_is_executed(name, run_ranks, tmp_path, monkeypatch):
+def test_nothing_that_a_checkpoint_holds_is_executed(name, run_ranks, tmp_path, slow_fp16):
     """Whichever of its files holds it: when a run resumes, on other ranks, and for an export."""
-    from deepspeed.accelerator import get_accelerator
-
-    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # slowly
 
     def work():
         built = build(name, micro=8)
@@ -661,11 +658,8 @@ def test_a_non_finite_gradient_skips_the_update_and_its_adam_step(name, ranks, r
 
 
 @pytest.mark.parametrize("name", ["zero1_fp16", "zero2_fp16", "zero3_fp16"])
-def test_an_update_has_its_whole_gradient_when_the_loss_scale_grows(name, run_ranks, monkeypatch):
+def test_an_update_has_its_whole_gradient_when_the_loss_scale_grows(name, run_ranks, slow_fp16):
     """What the optimizer applies has the recorded norm, and that of a run whose scale stays."""
-    from deepspeed.accelerator import get_accelerator
-
-    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # slowly
 
     def trained(window):
         built = build(name, 8, precision={"loss_scale_window": window})
@@ -697,12 +691,8 @@ def test_an_update_has_its_whole_gradient_when_the_loss_scale_grows(name, run_ra
 
 @pytest.mark.parametrize(("name", "ranks"), [("zero1_fp16", 1), ("zero3_fp16", 2)])
 def test_a_resumed_loss_scale_grows_as_the_settings_of_now_say(
-    name, ranks, run_ranks, tmp_path, monkeypatch
+    name, ranks, run_ranks, tmp_path, slow_fp16
 ):
-    from deepspeed.accelerator import get_accelerator
-
-    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # slowly
-
     def begin():
         built = build(name, 2, precision={"loss_scale_window": 100})
         train(built, 2, range(2))

@@ -59,12 +59,9 @@ def optimizer_states(folder):
     ],
 )
 def test_resharding_and_back_gives_the_same_bits(
-    name, others, optimizer, run_ranks, tmp_path, monkeypatch
+    name, others, optimizer, run_ranks, tmp_path, slow_fp16
 ):
     """Weights, moments, steps, the decay of every group and the count of skipped updates."""
-    from deepspeed.accelerator import get_accelerator
-
-    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # slowly
 
     def written():
         built = build(name, optimizer)
@@ -78,9 +75,8 @@ def test_resharding_and_back_gives_the_same_bits(
         save_engine(built, tmp_path / run, 2)
         return built._deepspeed.skipped_steps
 
-    first, between, last = (
-        checkpoints.folder_of(tmp_path / run, 2) for run in ("first", "others", "back")
-    )
+    runs = [tmp_path / run for run in ("first", "others", "back")]
+    first, between, last = (checkpoints.folder_of(run, 2) for run in runs)
     run_ranks(2, written)
     run_ranks(others, passed_on, first, "others")
     assert run_ranks(2, passed_on, between, "back") == [1, 1]
@@ -181,17 +177,14 @@ def test_repartitioning_loses_no_element_and_reads_no_rank_in_vain(old, new):
     lengths = [1, 2, 7, 12]
     tensors = [torch.arange(1, n + 1) + 100.0 * n for n in lengths]
 
+    def part(tensor, rank, ranks, padding):
+        whole = torch.nn.functional.pad(tensor, (0, ranks * len(tensor)), value=padding)
+        size = -(-len(tensor) // ranks)
+        return whole[rank * size : (rank + 1) * size]
+
     def parts(ranks, padding):
         return [
-            torch.cat(
-                [
-                    torch.nn.functional.pad(t, (0, ranks * len(t)), value=padding)[
-                        rank * -(-len(t) // ranks) : (rank + 1) * -(-len(t) // ranks)
-                    ]
-                    for t in tensors
-                ]
-            )
-            for rank in range(ranks)
+            torch.cat([part(t, rank, ranks, padding) for t in tensors]) for rank in range(ranks)
         ]
 
     sizes = [(n, -(-n // old), -(-n // new)) for n in lengths]
