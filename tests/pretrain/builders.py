@@ -46,12 +46,9 @@ def slow(*cases):
 def short(steps, evaluation_interval, confirm_steps=3):
     """Settings of a run of so few steps, with a checkpoint after every second."""
     return [
-        f"training.steps={steps}",
-        "training.checkpoint_interval=2",
-        f"training.evaluation_interval={evaluation_interval}",
-        "schedule.warmup_steps=1",
-        "spike.margin_steps=1",
-        f"spike.confirm_steps={confirm_steps}",
+        *(f"training.steps={steps}", f"training.evaluation_interval={evaluation_interval}"),
+        *("training.checkpoint_interval=2", "schedule.warmup_steps=1"),
+        *("spike.margin_steps=1", f"spike.confirm_steps={confirm_steps}"),
     ]
 
 

@@ -50,12 +50,9 @@ def phases(corpus, other_corpus):
     """Three phases: one corpus; two, shorter, other masks, smaller batches; the first again."""
     both = {"first": {"path": str(corpus)}, "second": {"path": str(other_corpus), "weight": 2}}
     second = {
-        "name": "short",
-        "steps": 4,
+        **{"name": "short", "steps": 4, "objective": {"probability": 0.3}},
+        **{"batch": {"global_batch_size": 4}, "training": {"evaluation_interval": 2}},
         "data": {"corpus": "", "corpora": both, "sequence_length": 48},
-        "objective": {"probability": 0.3},
-        "batch": {"global_batch_size": 4},
-        "training": {"evaluation_interval": 2},
     }
     last = {"schedule": {"name": "wsd", "warmup_steps": 0, "cooldown_steps": 3}}
     return "phases=" + json.dumps([{"steps": 5}, second, last])

@@ -18,19 +18,16 @@ from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig, Classifier
 from tests.pretrain.convert.contents import random_contents
 
+SMALL = {"pair_head": True, "embedding_size": 16}
 MODELS = {
     **{name: (name, {}) for name in presets.VARIANTS if not name.startswith("char-")},
-    "albert-groups": (
-        *("albert", {"pair_head": True, "embedding_size": 16, "num_layers": 4, "layer_groups": 2}),
-    ),
+    "albert-groups": ("albert", {**SMALL, "num_layers": 4, "layer_groups": 2}),
     "albert-nothing-shared": ("albert", {"pair_head": True, "sharing": "none"}),
     "albert-gelu": ("albert", {"embedding_size": 16, "activation": "gelu", "segments": 3}),
     "albert-one-segment": ("albert", {"segments": 1}),
-    "shared-attention": (
-        *("albert", {"sharing": "attention", "embedding_size": 16, "pair_head": True}),
-    ),
+    "shared-attention": ("albert", {**SMALL, "sharing": "attention"}),
     "shared-feed-forward": ("albert", {"sharing": "feed-forward", "pair_head": True}),
-    "alibi-pairs": ("albert", {"position": "alibi", "embedding_size": 16, "pair_head": True}),
+    "alibi-pairs": ("albert", {**SMALL, "position": "alibi"}),
 }
 """What transformers can load: a variant, and what is changed in it."""
 HEADS = {
@@ -39,15 +36,9 @@ HEADS = {
     "average": ClassificationConfig(2, (), "mean"),
 }
 TINY = {  # settings of RobertaConfig and AlbertConfig
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 42,
-    "layer_norm_eps": 1e-5,
-    "type_vocab_size": 1,
-    "pad_token_id": 1,
+    **{"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"intermediate_size": 64, "max_position_embeddings": 42, "layer_norm_eps": 1e-5},
+    **{"type_vocab_size": 1, "pad_token_id": 1},
 }
 TINY_ALBERT = {
     **{**TINY, "embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2},

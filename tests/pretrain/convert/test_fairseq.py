@@ -32,21 +32,14 @@ from tests.pretrain.convert.contents import random_contents
 
 ENCODER, LM_HEAD = "encoder.sentence_encoder.", "encoder.lm_head."
 TOKENS = ENCODER + "embed_tokens.weight"
-HEADS = {
-    "topic": ClassificationConfig(3, dropout=0.2),
-    "score": ClassificationConfig(1, dropout=0.2),
-}
+CLASSES = {"topic": 3, "score": 1}
+HEADS = {name: ClassificationConfig(classes, dropout=0.2) for name, classes in CLASSES.items()}
 SETTINGS = {
     "baseline": {"dropout": 0.0, "pooler_dropout": 0.2},
     "zero-clap": {
-        "dropout": 0.0,
-        "no_token_positional_embeddings": True,
-        "encoder_alibi": True,
-        "encoder_alibi_asymmetrical": True,
-        "contrastive_pretraining": True,
-        "initial_beta": 2.5,
-        "no_scale_embedding": False,
-        "layernorm_embedding": False,
+        **{"dropout": 0.0, "no_token_positional_embeddings": True, "encoder_alibi": True},
+        **{"encoder_alibi_asymmetrical": True, "contrastive_pretraining": True},
+        **{"initial_beta": 2.5, "no_scale_embedding": False, "layernorm_embedding": False},
         "zero_masking": True,
     },
 }

@@ -153,9 +153,8 @@ def test_a_model_for_any_task_comes_back_as_it_was_saved(
     folder, ours = exported(name).folder, exported(name).contents
     model = fresh(transformers, folder, task)
     base = model.base_model
-    assert torch.equal(
-        first_output(base, **inputs), first_output(fresh(transformers, folder, ""), **inputs)
-    )
+    again = fresh(transformers, folder, "")
+    assert torch.equal(first_output(base, **inputs), first_output(again, **inputs))
     assert model.get_input_embeddings() is base.get_input_embeddings()
     first, second = base.layers
     assert (first.attention is second.attention) == ours.config.shares_attention
@@ -366,16 +365,10 @@ def test_trainer_trains_saves_resumes_and_what_it_saved_loads(
         model = fresh(transformers, export.folder, task)
         assert len(words) == len(model.get_input_embeddings().weight), "else run_mlm resizes it"
         arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path / name),
-            max_steps=steps,
-            per_device_train_batch_size=4,
-            save_steps=2,
-            learning_rate=1e-3,
-            lr_scheduler_type="constant",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=True,
-            dataloader_pin_memory=False,
+            **{"output_dir": str(tmp_path / name), "max_steps": steps, "save_steps": 2},
+            **{"per_device_train_batch_size": 4, "dataloader_pin_memory": False, "use_cpu": True},
+            **{"learning_rate": 1e-3, "lr_scheduler_type": "constant"},
+            **{"report_to": [], "disable_tqdm": True},
         )
         settings = {"train_dataset": rows, "data_collator": collator, "processing_class": words}
         trainer = transformers.Trainer(model, arguments, **settings)

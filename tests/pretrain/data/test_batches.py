@@ -92,13 +92,9 @@ def rows_of(batches, step, ranks):
             positions = arrays["target_positions"].reshape(size, -1)
             for row in range(size):
                 used = labels[row] != IGNORED
-                rows.append(
-                    (
-                        tuple(arrays["input_ids"][row]),
-                        tuple(positions[row][used] - row * LENGTH),
-                        tuple(labels[row][used]),
-                    )
-                )
+                places = positions[row][used] - row * LENGTH
+                parts = arrays["input_ids"][row], places, labels[row][used]
+                rows.append(tuple(map(tuple, parts)))
     return sorted(rows)
 
 

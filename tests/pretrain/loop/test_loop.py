@@ -49,15 +49,9 @@ class Recorder:
         return [event[1] for event in self.events if event[0] == name]
 
 
-def go(recorder, first=0, last=6, **keywords):
-    return run(
-        recorder,
-        recorder.micro_batches,
-        "objective",
-        learning_rate=lambda step: step / 100,
-        steps=range(first, last),
-        **keywords,
-    )
+def go(recorder, first=0, last=6, **more):
+    more |= {"learning_rate": lambda step: step / 100, "steps": range(first, last)}
+    return run(recorder, recorder.micro_batches, "objective", **more)
 
 
 def verdict_at(step, verdict):
@@ -66,14 +60,9 @@ def verdict_at(step, verdict):
 
 def test_the_events_of_a_step():
     recorder = Recorder()
-    verdict = go(
-        recorder,
-        4,
-        6,
-        observers=[recorder.observer("shown"), recorder.observer("judged")],
-        hooks=[Hook(6, recorder.hook("evaluate")), Hook(6, recorder.hook("save"))],
-    )
-    assert verdict == GO_ON
+    observers = [recorder.observer(name) for name in ("shown", "judged")]
+    hooks = [Hook(6, recorder.hook(name)) for name in ("evaluate", "save")]
+    assert go(recorder, 4, 6, observers=observers, hooks=hooks) == GO_ON
     assert recorder.events == [
         ("batch", 4, 0, 2),
         ("exchange", GO_ON),
@@ -115,24 +104,14 @@ def test_observers_see_every_record_with_all_fields():
     assert [record.measured["number"] for record in seen] == [(1, 1), (2, 2), (3, 3)]
     first = dataclasses.asdict(seen[0])
     assert first.pop("seconds") >= first.pop("data_seconds") >= 0
+    assert first.pop("result") == {
+        **{"loss": 2.8, "gradient_norm": 0.5, "tokens": 64, "targets": 10, "terms": {}},
+        **{"loss_scale": 1.0, "skipped": False, "scale_exhausted": False},
+    }
     assert first == {
-        "step": 2,
-        "result": {
-            "loss": 2.8,
-            "gradient_norm": 0.5,
-            "tokens": 64,
-            "targets": 10,
-            "loss_scale": 1.0,
-            "skipped": False,
-            "scale_exhausted": False,
-            "terms": {},
-        },
-        "learning_rate": 0.02,
-        "seed": 102,
-        "epoch": 0.2,
+        **{"step": 2, "learning_rate": 0.02, "seed": 102, "epoch": 0.2, "figures": {}},
         "batch_digest": "blocks of 2",
         "measured": {"number": (1, 1), "other": (0.5, 0.5)},
-        "figures": {},
     }
 
 

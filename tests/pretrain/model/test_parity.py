@@ -135,17 +135,12 @@ def positions_by_formula(weights, settings, length, size):
     if settings["encoder_learned_pos"]:
         return weights[ENCODER + "embed_positions.weight"].double()[2 : 2 + length]
     half = size // 2
-    return torch.tensor(
-        [
-            [
-                wave((2 + place) * 10000 ** (-k / (half - 1)))
-                for wave in (math.sin, math.cos)
-                for k in range(half)
-            ]
-            for place in range(length)
-        ],
-        dtype=torch.float64,
-    )
+    waves = [(wave, k) for wave in (math.sin, math.cos) for k in range(half)]
+    rows = [
+        [wave((2 + place) * 10000 ** (-k / (half - 1))) for wave, k in waves]
+        for place in range(length)
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def layer_by_formula(x, weights, settings, prefix):
@@ -192,16 +187,13 @@ def norm(x, weights, name, epsilon=1e-5):
     return unit * weights[name + ".weight"].double() + weights[name + ".bias"].double()
 
 
+ALIBI = {"no_token_positional_embeddings": True, "encoder_alibi": True}
 POSITIONS = {
     "learned": {},
     "sinusoidal": {"encoder_learned_pos": False},
     "none": {"no_token_positional_embeddings": True},
-    "alibi": {"no_token_positional_embeddings": True, "encoder_alibi": True},
-    "alibi-offset": {
-        "no_token_positional_embeddings": True,
-        "encoder_alibi": True,
-        "encoder_alibi_asymmetrical": True,
-    },
+    "alibi": ALIBI,
+    "alibi-offset": {**ALIBI, "encoder_alibi_asymmetrical": True},
 }
 HEADS = {
     "roberta": {},
@@ -220,20 +212,12 @@ def test_every_combination_of_settings_computes_those_of_eify_fairseq_formulas(
     position, head, heads, scaled, embedding_norm, zero_mask
 ):
     settings = {
-        "encoder_embed_dim": 24,
-        "encoder_layers": 2,
-        "encoder_attention_heads": heads,
-        "encoder_ffn_embed_dim": 40,
-        "max_positions": 16,
-        "encoder_learned_pos": True,
-        "no_token_positional_embeddings": False,
-        "encoder_alibi": False,
-        "encoder_alibi_asymmetrical": False,
-        "contrastive_pretraining": False,
-        "l2norm_embedding": True,
-        "no_scale_embedding": not scaled,
-        "layernorm_embedding": embedding_norm,
-        "zero_masking": zero_mask,
+        **{"encoder_embed_dim": 24, "encoder_layers": 2, "encoder_attention_heads": heads},
+        **{"encoder_ffn_embed_dim": 40, "max_positions": 16, "encoder_learned_pos": True},
+        **{"no_token_positional_embeddings": False, "encoder_alibi": False},
+        **{"encoder_alibi_asymmetrical": False, "contrastive_pretraining": False},
+        **{"l2norm_embedding": True, "no_scale_embedding": not scaled},
+        **{"layernorm_embedding": embedding_norm, "zero_masking": zero_mask},
         **POSITIONS[position],
         **HEADS[head],
     }

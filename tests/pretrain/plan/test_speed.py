@@ -143,22 +143,11 @@ def test_the_share_of_a_peak_is_printed_for_all_pairs_and_for_those_computed():
 
 
 MEASURED = speed.Speed(
-    device="NVIDIA H200",
-    memory_bytes=141_000_000_000,
-    torch="2.13",
-    world_size=2,
-    size="base",
-    variant="zero-clap",
-    backend="flex",
-    length=2048,
-    micro_batch_size=8,
-    global_batch_size=512,
-    seconds=1.07,
-    tokens_per_second=980_000.0,
-    flops=0.35 * 989e12,
-    computed_flops=0.3 * 989e12,
-    matmul_flops=7e14,
-    peak_bytes=60_000_000_000,
+    **{"device": "NVIDIA H200", "memory_bytes": 141_000_000_000, "torch": "2.13", "world_size": 2},
+    **{"size": "base", "variant": "zero-clap", "backend": "flex", "length": 2048},
+    **{"micro_batch_size": 8, "global_batch_size": 512, "seconds": 1.07},
+    **{"tokens_per_second": 980_000.0, "peak_bytes": 60_000_000_000},
+    **{"flops": 0.35 * 989e12, "computed_flops": 0.3 * 989e12, "matmul_flops": 7e14},
 )
 
 

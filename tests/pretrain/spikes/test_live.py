@@ -29,16 +29,9 @@ def curve(seed, steps=160):
         if draw.random() < 0.002:
             loss = float("nan")
         norm = None if draw.random() < 0.02 else draw.lognormvariate(0.0, 0.2)
-        records.append(
-            step_record(
-                step,
-                loss,
-                norm,
-                loss_scale=2.0 ** draw.randrange(9),
-                skipped=norm is None,
-                scale_exhausted=norm is None and draw.random() < 0.1,
-            )
-        )
+        scale = {"loss_scale": 2.0 ** draw.randrange(9), "skipped": norm is None}
+        scale["scale_exhausted"] = norm is None and draw.random() < 0.1
+        records.append(step_record(step, loss, norm, **scale))
     return records
 
 
@@ -63,23 +56,18 @@ class Run:
     def begin(self, step):
         lines = metrics.read_metrics(self.folder / metrics.METRICS)
         validation = metrics.read_metrics(self.folder / metrics.VALIDATION)
-        self.watch = SpikeWatch(
-            SpikeDetector(CONFIG), history_before(step, lines, validation), self.events.append
-        )
+        history = history_before(step, lines, validation)
+        self.watch = SpikeWatch(SpikeDetector(CONFIG), history, self.events.append)
 
     def step(self, record):
         self.metrics.write(metrics.line_of(record))
         verdict = self.watch(record)
         done = record.step + 1
         if done % EVERY == 0:
-            line = {
-                "attempt": 1,
-                "step": done,
-                "loss": validation_after(done),
-                "validation_id": "a",
-            }
+            loss = validation_after(done)
+            line = {"attempt": 1, "step": done, "loss": loss, "validation_id": "a"}
             self.validation.write({**line, "perplexity": 1.0, "targets": 1, "subsets": {}})
-            return verdict or self.watch.evaluated(done, validation_after(done), "a")
+            return verdict or self.watch.evaluated(done, loss, "a")
         return verdict
 
 
