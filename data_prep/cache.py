@@ -120,14 +120,14 @@ def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> 
     for folder in folders(corpus, digest):
         path = folder / name
         try:
-            if not path.is_dir():
+            if not os.path.isdir(path):
                 _make_alone(path, make)
         except OSError as error:
             errors.append(str(error))
         except ValueError:
-            if not path.is_dir():
+            if not os.path.isdir(path):
                 raise
-        if path.is_dir():  # or another machine was faster
+        if os.path.isdir(path):  # or another machine was faster
             return path
     raise ValueError(
         f"{corpus}: its blocks cannot be cached: {'; '.join(errors)}; make the corpus's folder "
