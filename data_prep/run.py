@@ -170,7 +170,8 @@ def _existing_shards(tasks: Sequence[ShardTask]) -> dict[int, ShardManifest]:
     """Return the manifests of the tasks that an earlier run finished.
 
     Raises:
-        ValueError: The folder has shards that none of the tasks would make.
+        ValueError: The folder has shards that none of the tasks would make, or is a finished corpus
+            of fewer inputs, which runs may be reading.
     """
     expected = {task.manifest_file.name for task in tasks}
     folder = tasks[0].corpus / "shards"
@@ -178,6 +179,13 @@ def _existing_shards(tasks: Sequence[ShardTask]) -> dict[int, ShardManifest]:
         raise ValueError(
             f"{folder / min(extra)}: left by a prepare of more inputs than the {len(expected)} "
             "named now. Name another --output, or use --overwrite to make the corpus again"
+        )
+    finished, count = tasks[0].corpus / records.FILE_NAME, len(tasks)
+    made = len(records.load_manifest(finished.parent).inputs) if finished.is_file() else count
+    if made < count:
+        raise ValueError(
+            f"{finished.parent}: is a corpus of {made} inputs, and {count} are named now. Name "
+            "another --output, or use --overwrite to make the corpus again"
         )
     return {task.index: shard for task in tasks if (shard := existing_manifest(task))}
 

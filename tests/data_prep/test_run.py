@@ -170,7 +170,7 @@ def test_only_what_is_missing_is_made_again(missing, remade, copy, inputs, token
 
 def test_changed_settings_and_inputs_are_refused_until_overwrite(tokenizer_folder, tmp_path):
     files = [write_pile(tmp_path / f"{n}.jsonl.zst", make_texts(20, 20, seed=n)) for n in range(2)]
-    corpus = tmp_path / "corpus"
+    more, corpus = write_pile(tmp_path / "2.jsonl.zst", make_texts(9, 20)), tmp_path / "corpus"
     prepare(files, corpus, tokenizer_folder, SETTINGS)
     before = content(corpus)
     changed = replace(SETTINGS, text_key="body", max_tokens=None)
@@ -179,6 +179,8 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(tokenizer_folde
         prepare(files, corpus, tokenizer_folder, changed)
     with pytest.raises(ValueError, match="left by a prepare of more inputs.*--overwrite"):
         prepare(files[:1], corpus, tokenizer_folder, SETTINGS)
+    with pytest.raises(ValueError, match="a corpus of 2 inputs, and 3 are named.*--overwrite"):
+        prepare([*files, more], corpus, tokenizer_folder, SETTINGS)
     with pytest.raises(ValueError, match=r"1\.jsonl\.zst differs from what was read.*--overwrite"):
         prepare(files[::-1], corpus, tokenizer_folder, SETTINGS)
     write_pile(files[0], make_texts(21, 20))
