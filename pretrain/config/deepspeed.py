@@ -40,7 +40,10 @@ _UNUSABLE = {
 _FIXED = {
     "zero_optimization.stage": 0,
     "bf16.enabled": False,
+    "bf16.bf16_master_weights_and_grads": False,
+    "bf16.bf16_optimizer_states": False,
     "fp16.enabled": False,
+    "fp16.fp16_master_weights_and_grads": False,
     "data_types.grad_accum_dtype": None,
     "communication_data_type": None,
 }

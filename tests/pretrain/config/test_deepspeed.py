@@ -165,6 +165,9 @@ def test_a_configuration_may_change_where_the_numbers_and_files_stay():
     settings = engine.deepspeed_json("zero3_fp16_offload", BATCH, 1.0, 1)
     settings["zero_optimization"] |= {"overlap_comm": False, "reduce_bucket_size": 1000}
     check_same_state("mine.json", settings | {"steps_per_print": 1}, saved, 30)
+    settings["fp16"] |= {"fp16_master_weights_and_grads": True}
+    with pytest.raises(ValueError, match="fp16_master_weights_and_grads: False, now True"):
+        check_same_state("mine.json", settings, saved, 30)
 
 
 @pytest.mark.parametrize(
