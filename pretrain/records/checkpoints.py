@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -76,6 +75,8 @@ def save(
     def write_own() -> Fingerprints:
         write(staging)
         own = [path for path in staging.iterdir() if _owner(path) == group.rank]
+        for path in own:
+            fsync(path)
         return {path.name: fingerprint(path) for path in own}
 
     group.on_rank_0(prepare)
@@ -112,9 +113,8 @@ def _owner(path: Path) -> int:
 
 
 def fingerprint(path: Path) -> dict[str, object]:
-    """Size and hash of a file, after an fsync."""
+    """Size and hash of a file."""
     with path.open("rb") as file, files.naming(path):
-        os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "blake2b").hexdigest()
     return {"bytes": path.stat().st_size, "blake2b": digest}
 
@@ -225,6 +225,12 @@ def size_of(manifest: Mapping[str, Any]) -> int:
     return sum(written["bytes"] for written in manifest["files"].values())
 
 
+def free_bytes(run: Path) -> int:
+    """Bytes free on the disk of a run's checkpoints, whose folder may be a link to another one."""
+    folder = run / "checkpoints"
+    return shutil.disk_usage(folder if folder.exists() else run).free
+
+
 def check_disk_space(run: Path, number: int, size: int) -> None:
     """Check that the disk has room for checkpoints.
 
@@ -236,7 +242,7 @@ def check_disk_space(run: Path, number: int, size: int) -> None:
     Raises:
         ValueError: names both numbers.
     """
-    free = shutil.disk_usage(run).free
+    free = free_bytes(run)
     if free < number * size:
         raise ValueError(
             f"{run}: {count(number, 'checkpoint')} of {size / 1e6:,.1f} MB need "

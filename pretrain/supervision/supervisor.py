@@ -24,6 +24,7 @@ from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
 from pretrain.records import control, failures, history, ledger, metrics, progress, wording
 from pretrain.records import folder as run_folder
+from pretrain.records.checkpoints import free_bytes
 from pretrain.records.control import ControlFile
 from pretrain.records.segments import Course
 from pretrain.spikes.policy import GiveUp, Rollback
@@ -237,7 +238,7 @@ class Supervisor:
         """Describe a disk without room for the next checkpoint, else ""."""
         newest = capacity.bytes_of_newest(self.run_folder, self._state().checkpoints)
         needed = max(_LEAST_BYTES, newest)
-        free = shutil.disk_usage(self.run_folder).free
+        free = free_bytes(self.run_folder)
         text = f"{self.run_folder}: has {free:,} bytes free and needs {needed:,}"
         return text if free < needed else ""
 
@@ -421,6 +422,8 @@ def forecast(course: Course, node: Node = _ONLY_NODE) -> str:
     records = ledger.read_ledger(run / ledger.FILE_NAME)
     if job := launch.find(run, control.read_control_file(run)):
         return f"next: watch attempt {job.control_file.attempt}, which is running\n"
+    if held := run_folder.holder(run):
+        return f"next: nothing here, {held} trains it\n"
     decision = None if course.goes_on else decide.decide(records, config)
     if isinstance(decision, Rollback):
         return f"next: roll back to step {decision.step:,}, with seed {decision.seed}\n"

@@ -551,6 +551,8 @@ def test_a_dry_run_says_what_comes_next_and_changes_nothing(tmp_path):
         assert path.read_bytes() == before
     course = dataclasses.replace(course, why=ledger.USER, source=Source(20))
     assert supervisor.forecast(course).startswith("next: launch an attempt\nfrom step 20: ")
+    with run_folder.lock(tmp_path):  # as seen from a machine without its processes
+        assert supervisor.forecast(course).startswith(f"next: nothing here, process {os.getpid()} ")
 
 
 def test_it_uses_little_memory_and_no_torch(tmp_path):
