@@ -41,7 +41,7 @@ class RankError:
     rank: int
     host: str
     time: float
-    """Wall-clock time of the rank's host."""
+    """Wall-clock time at which it was written."""
     code: int
     """The rank's exit code."""
     message: str
@@ -106,8 +106,10 @@ def read_failures(run: Path, token: str) -> list[RankError]:
     """Return the errors of an attempt's ranks, the earliest first."""
     errors = []
     for path in control.folder_of(run).glob(f"failure-{token}-*.json"):
-        with contextlib.suppress(TypeError):
-            errors.append(RankError(**(control.read_json(path) or {})))
+        with contextlib.suppress(TypeError, OSError):
+            error = RankError(**(control.read_json(path) or {}))
+            # Where a server keeps the files, its clock is the same for all.
+            errors.append(dataclasses.replace(error, time=path.stat().st_mtime))
     return sorted(errors, key=lambda error: error.time)
 
 

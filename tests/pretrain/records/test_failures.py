@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import os
 
 import pytest
 from torch.distributed import DistBackendError
@@ -99,6 +100,14 @@ def test_a_file_that_cannot_be_read_is_skipped(report, tmp_path):
     assert len(report(lambda: fail(ValueError("no")))) == 1
     path.write_text(json.dumps({"rank": 1, "of": "another version"}))
     assert len(failures.read_failures(tmp_path, "t")) == 1
+
+
+def test_errors_come_in_the_order_of_their_files_as_clocks_of_hosts_differ(tmp_path):
+    for rank, written in ((0, 20.0), (1, 10.0)):
+        path = control.folder_of(tmp_path) / f"failure-t-{rank}.json"
+        files.replace_json(path, dataclasses.asdict(error(rank, 100.0 * rank)))
+        os.utime(path, (written, written))
+    assert [e.rank for e in failures.read_failures(tmp_path, "t")] == [1, 0]
 
 
 def test_a_new_attempt_deletes_the_errors_of_earlier_ones(report, tmp_path):
