@@ -83,17 +83,19 @@ def _validation(measured: Sequence[Line]) -> list[str]:
     # A sum of several terms has no perplexity.
     terms = newest.get("terms", {})
     subsets = newest["subsets"] if len(newest["subsets"]) > 1 else {}
-    rows = {"all": newest, **terms, **subsets, **newest.get("corpora", {})}
+    rows = [("all", newest)]
+    for found in (terms, subsets, newest.get("corpora", {})):
+        rows += found.items()
     best = metrics.best_validation(measured)
     if best is not None and best is not newest:
-        rows[f"all, best (after {best['step']:,} steps)"] = best
+        rows.append((f"all, best (after {best['step']:,} steps)", best))
     cells = [
         (
             *(name, f"{row['targets']:,}"),
             format_number(row["loss"], ".4f"),
             "-" if terms and name not in terms else format_number(row["perplexity"], ".2f"),
         )
-        for name, row in rows.items()
+        for name, row in rows
     ]
     title = f"## Validation after {newest['step']:,} steps"
     return [title, "", *markdown_table(("subset", "targets", "loss, nats", "perplexity"), cells)]

@@ -24,7 +24,8 @@ def test_the_report_has_picture_table_validation_and_history(
 ):
     run = tmp_path / "run"
     history.measure(5, 4.9, attempt=1)
-    history.measure(20, **SCORE, subsets={"A": SCORE, "B": SCORE})
+    corpora = {"all": {"loss": 4.0, "perplexity": 54.6, "targets": 7}}
+    history.measure(20, **SCORE, subsets={"A": SCORE, "B": SCORE}, corpora=corpora)
     history.write(run)
     monkeypatch.chdir(run)
     assert command_line.main(["status", ".", "--report"]) == 0
@@ -43,7 +44,8 @@ def test_the_report_has_picture_table_validation_and_history(
         "\n    9 to 133,082  spike ",
         "\n    corpus: ",
         "## Validation after 20 steps",
-        "| B | 1,200 | 5.1000 | 164.00 |",
+        *("| all | 1,200 | 5.1000 | 164.00 |", "| B | 1,200 | 5.1000 | 164.00 |"),
+        "| all | 7 | 4.0000 | 54.60 |",
         "| all, best (after 5 steps) | 10 | 4.9000 | 134.29 |",
         "\n    next: zeroclap export . --output MODEL\n",
         "  LOSS SPIKE confirmed at step 13",
