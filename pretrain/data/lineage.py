@@ -119,6 +119,11 @@ class Lineage:
         """The lineage of a run that was never rolled back."""
         return cls(total, (Reordering(0, seed),))
 
+    def until(self, position: int) -> Lineage:
+        """The lineage without the rollbacks to positions after one."""
+        kept = (each for each in self.reorderings if each.first_position <= position)
+        return dataclasses.replace(self, reorderings=tuple(kept))
+
     def rolled_back(self, position: int, seed: int, skip: tuple[int, int] | None = None) -> Lineage:
         """The lineage that follows this one up to `position`, then continues with `seed`.
 

@@ -38,7 +38,7 @@ class Order:
             totals: number of blocks of each corpus.
             seed: of the run.
         """
-        return cls(mixture, (), ((0, seed),)).continued(mixture, totals, same=0)
+        return cls(mixture, (), ((0, seed),)).continued(mixture, totals, same=0, place=0)
 
     def rolled_back(self, place: int, seed: int, skip: tuple[int, int] | None = None) -> "Order":
         """The order that follows this one up to `place`, then continues with `seed`.
@@ -64,18 +64,22 @@ class Order:
         kept = tuple((first, old) for first, old in self.seeds if first < place)
         return Order(self.mixture, lineages, (*kept, (place, seed)))
 
-    def continued(self, mixture: Mixture, totals: Sequence[int], same: int) -> "Order":
-        """The order with other weights from some place on, and with other corpora behind its first.
+    def continued(self, mixture: Mixture, totals: Sequence[int], same: int, place: int) -> "Order":
+        """The order with other weights from a place on, and with other corpora behind its first.
 
         Args:
-            mixture: of all corpora; equal to this order's at the places that count as read.
+            mixture: of all corpora; equal to this order's before the place.
             totals: number of blocks of each corpus.
-            same: how many corpora are those of this order; at the places that count as read nothing
-                is drawn from its others.
+            same: how many corpora are those of this order; before the place nothing is drawn from
+                its others.
+            place: blocks before it count as read. Rollbacks to later ones end.
         """
-        seeds = (_seed_of(self.seeds[-1][1], corpus) for corpus in range(same, len(totals)))
+        before = tuple((first, seed) for first, seed in self.seeds if first <= place)
+        seeds = (_seed_of(before[-1][1], corpus) for corpus in range(same, len(totals)))
         added = map(Lineage.begin, totals[same:], seeds)
-        return Order(mixture, (*self.lineages[:same], *added), self.seeds)
+        draws = self.mixture.counts(place)[:same]
+        kept = [each.until(draw) for each, draw in zip(self.lineages, draws, strict=False)]
+        return Order(mixture, (*kept, *added), before)
 
     def drawn_from(self, place: int) -> int:
         """How many corpora there are up to the last one that is drawn from before a place."""

@@ -144,7 +144,7 @@ class RunState:
     """Hash of the manifest of each step's newest commit."""
     segments: tuple[Record, ...] = ()
     """The segments that hold, as they were recorded. A rollback ends those of rollbacks that begin
-    at its step or later, another recipe those of recipes."""
+    at its step or later; another recipe those of recipes, and rollbacks that begin later."""
     checkpoints: tuple[int, ...] = ()
     """Steps of the committed checkpoints on the surviving lineage that are kept, oldest first."""
     suspicions: tuple[Record, ...] = ()
@@ -305,12 +305,14 @@ def _go_back_to(state: RunState, step: int) -> None:
 def _begin_segment(state: RunState, record: Record) -> None:
     step, is_rollback = record["step"], record["why"] == SPIKE
     _go_back_to(state, step)
-    kept = (
-        r
-        for r in state.segments
-        if r["step"] < step or r["why"] == START or (r["why"] == SPIKE) != is_rollback
-    )
-    state.segments = (*kept, record)
+
+    def is_kept(before: Record) -> bool:
+        if before["step"] < step or before["why"] == START:
+            return True
+        was_rollback = before["why"] == SPIKE
+        return not was_rollback if is_rollback else was_rollback and before["step"] == step
+
+    state.segments = (*filter(is_kept, state.segments), record)
     # Of another run, a fork has the one checkpoint alone.
     state.checkpoints = tuple(
         c for c in state.checkpoints if c == step or (c < step and record["why"] != FORK)

@@ -107,7 +107,7 @@ def orders_of(records: Sequence[Record]) -> Iterator[tuple[int, tuple[Order, Siz
                 order = Order.begin(mixture, totals, record["seed"])
             else:
                 kept = itertools.takewhile(_is_same, zip(before, corpora, strict=False))
-                order = order.continued(mixture, totals, len([*kept]))
+                order = order.continued(mixture, totals, len([*kept]), sizes.first_block(step))
         else:
             assert order is not None, "a rollback is of a run that has begun"
             skip = record["skip"]

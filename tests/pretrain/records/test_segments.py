@@ -5,7 +5,7 @@ import pytest
 from pretrain.data.lineage import Lineage
 from pretrain.records import ledger
 from pretrain.records.segments import Source, _copy_lines, fork_records, order_of
-from tests.pretrain.histories import History
+from tests.pretrain.histories import History, recipe
 
 
 def test_the_order_counts_places_in_blocks_and_skips_what_was_declared():
@@ -17,6 +17,26 @@ def test_the_order_counts_places_in_blocks_and_skips_what_was_declared():
     assert expected.skipped_count == 64
     assert found.identity() == [list(each) for each in expected.identities]
     assert found.identity(352) == found.identity()[:2]
+
+
+def test_another_recipe_from_a_step_on_ends_the_rollbacks_to_later_steps():
+    """Their seeds, skips and learning rates answered spikes of steps that are done again."""
+    totals = {"one": 100, "other": 60}
+
+    def order_after(*later):
+        history = History(totals=totals, weights=[(0, (3, 1))])
+        history.roll_back(10)
+        for step in later:
+            history.roll_back(step, skip=(step, step + 3))
+        config = recipe([(12, 7)], [*totals], [(12, (1, 1))])
+        history.segment("user", 12, config)
+        return order_of(history.records), history.state.segments[1:]
+
+    (order, sizes), segments = order_after(14, 20)
+    (expected, _), _ = order_after()
+    assert order.identity() == expected.identity()
+    assert order.seeds == expected.seeds == ((0, 5), (sizes.first_block(10), 6))
+    assert [(r["step"], r["why"]) for r in segments] == [(10, "spike"), (12, "user")]
 
 
 def test_a_source_is_a_step_or_a_run_and_a_step(tmp_path, monkeypatch):
