@@ -212,10 +212,8 @@ def check_corpora(manifests: Mapping[str, CorpusManifest]) -> None:
         contents.check(Path(path), manifest)
 
 
-def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
-    """Verify the last checkpoint of a finished run; if it is damaged, record that.
-
-    The record of the reject means that the run is no longer finished.
+def damage_of_result(run: Path, state: ledger.RunState) -> str:
+    """Verify the last checkpoint of a finished run.
 
     Returns:
         What is wrong with the checkpoint; "" if it is intact, or the run is not finished.
@@ -229,6 +227,13 @@ def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
     try:
         checkpoints.read_manifest(checkpoints.folder_of(run, step), state.manifests[step])
     except ValueError as error:
-        ledger.append(run / ledger.FILE_NAME, "reject", step=step, reason=str(error))
         return str(error)
     return ""
+
+
+def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
+    """Return `damage_of_result`; if there is any, record that the run is no longer finished."""
+    if reason := damage_of_result(run, state):
+        step = state.checkpoints[-1]
+        ledger.append(run / ledger.FILE_NAME, "reject", step=step, reason=reason)
+    return reason

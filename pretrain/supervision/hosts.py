@@ -185,7 +185,8 @@ class Agents:
             self._start(node)
 
     def _start(self, node: int) -> None:
-        words = ("pretrain.supervision.agent", str(self._run), str(node), self.start)
+        run = str(self._run.absolute())  # an agent ends others of the same words
+        words = ("pretrain.supervision.agent", run, str(node), self.start)
         log = self._log(node)
         log.parent.mkdir(exist_ok=True)
         # In memory: with a full /tmp no agent would be started.

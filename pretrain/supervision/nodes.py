@@ -32,6 +32,9 @@ SILENCE_SECONDS = 60.0
 """The death of another node's agent, or of node 0, is noticed within this time."""
 QUIET_SECONDS = 6.0
 """Between two heartbeats of a node whose report is unchanged; each is a connection."""
+MAX_PAUSE = 10.0
+"""Seconds between two checks. If more have passed, this process was stopped, perhaps with its
+ranks, as by a scheduler that suspends a job."""
 
 
 class Interval:
@@ -200,7 +203,7 @@ class SupervisorLiveness:
         """Start now; node 0 counts as silent after SILENCE_SECONDS."""
         paths = (sign_of(run, SUPERVISOR_LOCK), control.folder_of(run) / heartbeat.FILE_NAME)
         self._known = {path: _read_sign(path) for path in paths}
-        self._last = time.monotonic()
+        self._last = self._asked = time.monotonic()
 
     def listen(self) -> None:
         """Read the files until one is new; may block while their file system is unavailable."""
@@ -216,8 +219,11 @@ class SupervisorLiveness:
         Args:
             limit: the longest silence, in seconds; 0: SILENCE_SECONDS.
         """
-        seconds = limit or SILENCE_SECONDS
-        if time.monotonic() - self._last <= seconds:
+        seconds, now = limit or SILENCE_SECONDS, time.monotonic()
+        if now - self._asked > MAX_PAUSE:
+            self._last += now - self._asked
+        self._asked = now
+        if now - self._last <= seconds:
             return ""
         return f"it received no heartbeat from node 0 for {seconds:.0f} s"
 

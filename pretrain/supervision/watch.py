@@ -9,11 +9,7 @@ from pretrain.processes import processes
 from pretrain.records import heartbeat, metrics
 from pretrain.records.control import ControlFile
 from pretrain.supervision.decide import HANG, Problem
-from pretrain.supervision.nodes import Interval
-
-_MAX_PAUSE = 10.0
-"""Seconds between two checks. If more have passed, this process was stopped, perhaps with its
-ranks."""
+from pretrain.supervision.nodes import MAX_PAUSE, Interval
 
 
 class Watch:
@@ -38,7 +34,7 @@ class Watch:
     def silence(self) -> str:
         """Read heartbeat and metrics; describe a silence that is too long, else ""."""
         now = time.monotonic()
-        if now - self._looked > _MAX_PAUSE:
+        if now - self._looked > MAX_PAUSE:
             self._last_sign = now
         self._looked = now
         newest = metrics.newest_lines(self._run / metrics.METRICS)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -99,11 +100,14 @@ def test_only_what_the_newest_ssh_printed_is_quoted(tmp_path, monkeypatch):
 
 
 def test_an_agent_gets_the_variables_without_a_folder_for_temporary_files(tmp_path, monkeypatch):
-    (tmp_path / "ssh").write_text("#!/bin/sh\ncat\n")
+    """And the whole path of the run: it ends other agents of the same words."""
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho $* > words\ncat\n")
     (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # as when /tmp is full
-    agents = hosts.Agents(["gpu-1", "gpu-2"], tmp_path, print)
+    agents = hosts.Agents(["gpu-1", "gpu-2"], Path(), print)
     agents.keep(OtherNodes(2, agents.start, None))
     agents.close(60.0)
     assert (tmp_path / "logs" / "agent-001.log").read_bytes() == hosts.variables(os.environ)
+    assert f"pretrain.supervision.agent {tmp_path} 1 {agents.start}" in Path("words").read_text()

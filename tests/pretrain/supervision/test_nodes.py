@@ -10,6 +10,7 @@ import pytest
 from data_prep.common import files
 from pretrain.records import control, folder
 from pretrain.records.heartbeat import Heartbeat
+from pretrain.supervision import nodes
 from pretrain.supervision.decide import CRASH, HANG, Problem
 from pretrain.supervision.nodes import (
     ENDED,
@@ -204,6 +205,7 @@ def test_a_new_supervisor_gives_the_other_nodes_time_to_report(tmp_path, now, ot
 def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(
     tmp_path, now, monkeypatch
 ):
+    monkeypatch.setattr(nodes, "MAX_PAUSE", 70.0)
     liveness = SupervisorLiveness(tmp_path)
     beat, renew = Heartbeat(tmp_path, "t"), []
     monkeypatch.setattr(
@@ -229,6 +231,8 @@ def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(
     renew[0]()
     assert liveness.silence() != ""  # it has to listen
     liveness.listen()
+    assert liveness.silence() == ""
+    now[0] += 500  # this process was stopped meanwhile, as with a suspended job
     assert liveness.silence() == ""
     held.close()
 
