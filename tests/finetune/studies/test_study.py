@@ -316,21 +316,32 @@ def test_a_dry_run_needs_neither_a_corpus_nor_the_data_of_glue(named, tmp_path, 
     assert "data.corpus: " in capsys.readouterr().err
 
 
-def test_seeds_and_the_report_of_a_study_that_was_begun_may_change_and_nothing_else(tmp_path):
+def test_seeds_and_the_report_of_a_study_that_was_begun_may_change_and_nothing_else(
+    tmp_path, monkeypatch
+):
     levels = {"f": {"x": {}, "y": {}}}
     begun = study.Study("a", "small", levels, [1], settings={"spike.deviations": math.inf})
 
-    def begin(now=begun, overrides=(), corpus="a"):
-        checked = {study.Arm((), {}): SimpleNamespace(config=CorpusConfig(corpus))}
+    def begin(now=begun, overrides=(), corpus="a", digest="first"):
+        manifest = SimpleNamespace(digest=lambda: digest)
+        monkeypatch.setattr("data_prep.manifest.load_manifest", {Path(corpus): manifest}.get)
+        config = load("small", [f"data.corpus={corpus}"])
+        checked = {study.Arm((), {}): SimpleNamespace(config=config)}
         _begin(tmp_path / STUDY, now, checked, Namespace(overrides=[*overrides], data=""))
 
     begin()
     for free in ({"title": "b"}, {"best": "f"}, {"pairs": [("x", "y")]}, {"seeds": [1, 2]}):
         begin(replace(begun, **free))
-    for changed, message in (
+    wrong = (
         ({"now": replace(begun, lengths=[64])}, "other lengths"),
         ({"overrides": ["training.steps=40"]}, "other overrides"),
         ({"corpus": "b"}, "other recipes"),  # a file as well, which may have changed since
-    ):
+        ({"digest": "second"}, "other corpora; name another --output, or .* corpora as they were"),
+    )
+    for changed, message in wrong:
         with pytest.raises(ValueError, match=message):
             begin(**changed)
+    before = json.loads((tmp_path / STUDY).read_text())
+    assert before.pop("corpora") == {"a": "first"}
+    (tmp_path / STUDY).write_text(json.dumps(before))  # as an earlier version wrote it
+    begin(digest="second")
