@@ -106,11 +106,11 @@ class Study:
     finetune: FineTuning | None = None
 
     def __post_init__(self) -> None:
-        """Check factors, seeds and lengths.
+        """Check factors, seeds, lengths and pairs.
 
         Raises:
             ValueError: no factor, a factor without levels or with another's name, no seeds or one
-                twice, a length twice or below 2.
+                twice, a length twice or below 2, a pair that is not two levels of one factor.
         """
         _check(self.factors, self.seeds)
         if not self.factors:
@@ -123,8 +123,11 @@ class Study:
         _check_known("best", [self.best] if self.best else [], [*self.factors])
         for level, models in only.items():
             _check_known(f"finetune.only.{level}", models, _levels(self.factors))
+        factors = self.factors | own
         for pair in self.pairs:
-            _check_known("pairs", pair, _levels(self.factors | own))
+            _check_known("pairs", pair, _levels(factors))
+            if not any(len(levels.keys() & {*pair}) == 2 for levels in factors.values()):
+                raise ValueError(f"pairs: {', '.join(pair)}: must be two levels of one factor")
 
 
 def _levels(factors: Factors) -> list[str]:

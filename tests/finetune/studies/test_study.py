@@ -121,6 +121,8 @@ WRONG = [
     ("lengths: [9999999]", [], "ALiBi, some: --lengths 9999999: the text to read has"),
     (f"{{settings: {SPANS}, factors: {FACTOR}}}", [], "'span-corruption' cannot draw targets"),
     ("pairs: [[ALiBi, rotary]]", [], "pairs: 'rotary' is not one of"),
+    ("pairs: [[ALiBi, none]]", [], "pairs: ALiBi, none: must be two levels of one factor"),
+    ("pairs: [[ALiBi, ALiBi]]", [], "pairs: ALiBi, ALiBi: must be two"),
     ("", ["--glue-jobs", "0"], "--glue-jobs"),
     ("finetune: {tasks: [CoLA]}", [], "--data"),
     ("finetune: {tasks: [COLLA]}", GLUE, "CoLA"),
