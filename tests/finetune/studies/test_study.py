@@ -102,6 +102,11 @@ WRONG = [
     ("finetune: {tasks: []}", GLUE, "finetune.tasks"),
     ("finetune: {tasks: [CoLA], seeds: []}", GLUE, "finetune.seeds"),
     ("finetune: {tasks: [CoLA], factors: {e: {}}}", GLUE, "no levels"),
+    (
+        "finetune: {tasks: [RTE, rte], by_task: {rte: {}}}",
+        ["--dry-run"],
+        "tasks RTE, rte: name each task once",
+    ),
     ("toy: 3", ["--toy"], "study.yaml: has no section"),
     ("factors: [a]", ["--toy"], "study.yaml: factors"),
     ("toy: {factors: [a]}", ["--toy"], "study.yaml: factors"),
@@ -255,6 +260,8 @@ def test_some_models_are_fine_tuned_in_more_ways_and_some_tasks_with_other_seeds
 def test_a_task_with_settings_alone_has_the_seeds_of_the_others():
     own = study.OfTask(settings={"epochs": 3})
     section = study.FineTuning(["CoLA", "SST-2"], [4, 5], by_task={"SST-2": own})
+    assert section.groups == [(["CoLA"], [4, 5], []), (["SST-2"], [4, 5], ["epochs=3"])]
+    section = replace(section, tasks=["cola", "sst2"])  # tasks have several spellings
     assert section.groups == [(["CoLA"], [4, 5], []), (["SST-2"], [4, 5], ["epochs=3"])]
 
 
