@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from data_prep.common.files import named_errors
 from data_prep.common.records import check_value
@@ -20,11 +21,15 @@ from finetune.studies.study import (
 from pretrain.checks.recipe import USUAL_VOCABULARY, check, check_device, check_settings
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
+from pretrain.config.settings import apply_override, flatten
 from pretrain.data.sources import SOURCES
 from pretrain.inference.evaluate import check_blocks, check_lengths
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import Vocabulary
 from pretrain.supervision.launch import world_size
+
+_OF_RUNS = {"training.seed": "its `seeds`, or --seeds", "folder": "one in --output each"}
+"""What neither levels nor settings of all arms may set, as it is each run's own."""
 
 
 def check_arms(
@@ -44,7 +49,12 @@ def check_arms(
     found = dict[Arm, Checked]()
     for arm in pretraining_arms(study):
         with named_errors(arm.name):
-            config = recipes.load(arm.recipe, [*arm.words, *changes])
+            words, given = [*arm.words, *changes], dict[str, Any]()
+            config = recipes.load(arm.recipe, words)
+            for word in words:
+                apply_override(given, word)
+            for key in flatten(given).keys() & _OF_RUNS:
+                raise ValueError(f"{key}: a study's runs have {_OF_RUNS[key]}; leave it out")
             ranks = world_size(config.supervision, 1)
             corpora = [Path(source.path) for source in config.segments.sources]
             if begins or (corpora and all(map(Path.exists, corpora))):

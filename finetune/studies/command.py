@@ -100,21 +100,27 @@ def _check_data(chosen: Study, data: str) -> None:
 def _begin(
     path: Path, chosen: Study, checked: Mapping[Arm, Checked], options: argparse.Namespace
 ) -> None:
-    """Write the study with its recipes; raise ValueError if the folder has another study.
+    """Write the study, recipes and digests of corpora; raise ValueError if the folder has others.
 
     Seeds may be added, and the report may change (`_FREE`).
     """
     import json
 
+    from data_prep.manifest import load_manifest
+
     now = dataclasses.asdict(chosen) | {"overrides": options.overrides, "data": options.data}
     now["recipes"] = {arm.name: dataclasses.asdict(each.config) for arm, each in checked.items()}
+    paths = {source.path for each in checked.values() for source in each.config.segments.sources}
+    now["corpora"] = {path: load_manifest(Path(path)).digest() for path in paths}
     now = json.loads(strict_json(now))  # as it is read back: JSON has no infinity
     if path.exists():
         before = read_json(path)
-        for changed in (key for key in now if before.get(key) != now[key] and key not in _FREE):
+        # A study that was begun before such a key was written has nothing to compare.
+        same = _FREE | {key for key in now if before.get(key, now[key]) == now[key]}
+        for changed in (key for key in now if key not in same):
             raise ValueError(
                 f"{path.parent}: was begun with other {changed}; name another --output, or give "
-                "the same study and settings"
+                "the same study and settings, and corpora as they were"
             )
     write_json(path, now)
 

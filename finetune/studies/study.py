@@ -58,14 +58,14 @@ class FineTuning:
         """Check the section.
 
         Raises:
-            ValueError: no tasks, a factor without levels, no seeds or one twice, a level or a task
-                that is not one of the section's.
+            ValueError: no tasks, one twice or unknown, a factor without levels, no seeds or one
+                twice, a level or a task that is not one of the section's.
         """
         if not self.tasks:
             raise ValueError("finetune.tasks: there is none")
         _check(self.factors, self.seeds, "finetune.")
         _check_known("finetune.only", self.only, _levels(self.factors))
-        _check_known("finetune.by_task", self.by_task, self.tasks)
+        _check_known("finetune.by_task", _names(self.by_task), _names(self.tasks))
         for task, own in self.by_task.items():
             if own.seeds is not None:
                 _check({}, own.seeds, f"finetune.by_task.{task}.")
@@ -73,16 +73,17 @@ class FineTuning:
     @property
     def groups(self) -> list[tuple[list[str], list[int], list[str]]]:
         """Tasks that are fine-tuned alike, their seeds, and their own settings as `key=value`."""
-        rest = [task for task in self.tasks if task not in self.by_task]
+        by_task = {task: own for key, own in self.by_task.items() for task in _names([key])}
+        rest = [task for task in _names(self.tasks) if task not in by_task]
         groups = [(rest, self.seeds, list[str]())] if rest else []
-        for task, own in self.by_task.items():
+        for task, own in by_task.items():
             groups.append(([task], own.seeds or self.seeds, _words(own.settings)))
         return groups
 
     @property
     def seeds_by_task(self) -> dict[str, int]:
         """The number of seeds of each task."""
-        return {task.name: len(own) for names, own, _ in self.groups for task in tasks.find(names)}
+        return {task: len(own) for names, own, _ in self.groups for task in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +107,11 @@ class Study:
     finetune: FineTuning | None = None
 
     def __post_init__(self) -> None:
-        """Check factors, seeds and lengths.
+        """Check factors, seeds, lengths and pairs.
 
         Raises:
             ValueError: no factor, a factor without levels or with another's name, no seeds or one
-                twice, a length twice or below 2.
+                twice, a length twice or below 2, a pair that is not two levels of one factor.
         """
         _check(self.factors, self.seeds)
         if not self.factors:
@@ -123,8 +124,16 @@ class Study:
         _check_known("best", [self.best] if self.best else [], [*self.factors])
         for level, models in only.items():
             _check_known(f"finetune.only.{level}", models, _levels(self.factors))
+        factors = self.factors | own
         for pair in self.pairs:
-            _check_known("pairs", pair, _levels(self.factors | own))
+            _check_known("pairs", pair, _levels(factors))
+            if not any(len(levels.keys() & {*pair}) == 2 for levels in factors.values()):
+                raise ValueError(f"pairs: {', '.join(pair)}: must be two levels of one factor")
+
+
+def _names(spelled: Iterable[str]) -> list[str]:
+    """Return the names of tasks; raise ValueError if one is unknown or there twice."""
+    return [task.name for task in tasks.find([*spelled])]
 
 
 def _levels(factors: Factors) -> list[str]:

@@ -86,6 +86,9 @@ WRONG = [
     ("factors: {positions: {}}", [], "no levels"),
     ("colour: red", [], "unknown key"),
     ("", ["training.steps=0"], "learned, some: "),
+    ("", ["training.seed=7"], "learned, some: training.seed: a study's runs have its `seeds`, or"),
+    ("settings: {training: {seed: 7}}", [], "learned, some: training.seed: a study's"),
+    ("factors: {f: {a: {}, b: {folder: x}}}", [], "b: folder: a study's runs have one in"),
     ("", ["supervision.processes_per_node=2"], "2 ranks on a machine with 1 usable GPU"),
     ("", ["model.overrides.dropout=0.0"], "same settings"),
     ("finetune: {tasks: [CoLA], settings: {epoch: 3}}", GLUE, "epochs"),
@@ -99,6 +102,11 @@ WRONG = [
     ("finetune: {tasks: []}", GLUE, "finetune.tasks"),
     ("finetune: {tasks: [CoLA], seeds: []}", GLUE, "finetune.seeds"),
     ("finetune: {tasks: [CoLA], factors: {e: {}}}", GLUE, "no levels"),
+    (
+        "finetune: {tasks: [RTE, rte], by_task: {rte: {}}}",
+        ["--dry-run"],
+        "tasks RTE, rte: name each task once",
+    ),
     ("toy: 3", ["--toy"], "study.yaml: has no section"),
     ("factors: [a]", ["--toy"], "study.yaml: factors"),
     ("toy: {factors: [a]}", ["--toy"], "study.yaml: factors"),
@@ -118,6 +126,8 @@ WRONG = [
     ("lengths: [9999999]", [], "ALiBi, some: --lengths 9999999: the text to read has"),
     (f"{{settings: {SPANS}, factors: {FACTOR}}}", [], "'span-corruption' cannot draw targets"),
     ("pairs: [[ALiBi, rotary]]", [], "pairs: 'rotary' is not one of"),
+    ("pairs: [[ALiBi, none]]", [], "pairs: ALiBi, none: must be two levels of one factor"),
+    ("pairs: [[ALiBi, ALiBi]]", [], "pairs: ALiBi, ALiBi: must be two"),
     ("", ["--glue-jobs", "0"], "--glue-jobs"),
     ("finetune: {tasks: [CoLA]}", [], "--data"),
     ("finetune: {tasks: [COLLA]}", GLUE, "CoLA"),
@@ -251,6 +261,8 @@ def test_a_task_with_settings_alone_has_the_seeds_of_the_others():
     own = study.OfTask(settings={"epochs": 3})
     section = study.FineTuning(["CoLA", "SST-2"], [4, 5], by_task={"SST-2": own})
     assert section.groups == [(["CoLA"], [4, 5], []), (["SST-2"], [4, 5], ["epochs=3"])]
+    section = replace(section, tasks=["cola", "sst2"])  # tasks have several spellings
+    assert section.groups == [(["CoLA"], [4, 5], []), (["SST-2"], [4, 5], ["epochs=3"])]
 
 
 def test_a_study_that_is_not_text_is_refused_by_its_name(tmp_path):
@@ -316,21 +328,32 @@ def test_a_dry_run_needs_neither_a_corpus_nor_the_data_of_glue(named, tmp_path, 
     assert "data.corpus: " in capsys.readouterr().err
 
 
-def test_seeds_and_the_report_of_a_study_that_was_begun_may_change_and_nothing_else(tmp_path):
+def test_seeds_and_the_report_of_a_study_that_was_begun_may_change_and_nothing_else(
+    tmp_path, monkeypatch
+):
     levels = {"f": {"x": {}, "y": {}}}
     begun = study.Study("a", "small", levels, [1], settings={"spike.deviations": math.inf})
 
-    def begin(now=begun, overrides=(), corpus="a"):
-        checked = {study.Arm((), {}): SimpleNamespace(config=CorpusConfig(corpus))}
+    def begin(now=begun, overrides=(), corpus="a", digest="first"):
+        manifest = SimpleNamespace(digest=lambda: digest)
+        monkeypatch.setattr("data_prep.manifest.load_manifest", {Path(corpus): manifest}.get)
+        config = load("small", [f"data.corpus={corpus}"])
+        checked = {study.Arm((), {}): SimpleNamespace(config=config)}
         _begin(tmp_path / STUDY, now, checked, Namespace(overrides=[*overrides], data=""))
 
     begin()
     for free in ({"title": "b"}, {"best": "f"}, {"pairs": [("x", "y")]}, {"seeds": [1, 2]}):
         begin(replace(begun, **free))
-    for changed, message in (
+    wrong = (
         ({"now": replace(begun, lengths=[64])}, "other lengths"),
         ({"overrides": ["training.steps=40"]}, "other overrides"),
         ({"corpus": "b"}, "other recipes"),  # a file as well, which may have changed since
-    ):
+        ({"digest": "second"}, "other corpora; name another --output, or .* corpora as they were"),
+    )
+    for changed, message in wrong:
         with pytest.raises(ValueError, match=message):
             begin(**changed)
+    before = json.loads((tmp_path / STUDY).read_text())
+    assert before.pop("corpora") == {"a": "first"}
+    (tmp_path / STUDY).write_text(json.dumps(before))  # as an earlier version wrote it
+    begin(digest="second")
