@@ -87,7 +87,7 @@ def tables(corpus: Path, digest: str, name: str, make: Callable[[], Tables]) -> 
     folder, found = made(corpus, digest, f"{name}-{digest[:16]}", save), {}
     names = [*map(_name_in, _hashes(folder))]
     if {file.name for file in folder.glob("*.npy")} - {*names}:
-        names = [HASHES]
+        names = [HASHES]  # which is refused below
     for path in (folder / name for name in names):
         try:
             with naming(path):

@@ -20,9 +20,9 @@ from data_prep.common import console, files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
-from pretrain.records import control, folder, ledger
+from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
-from pretrain.records.folder import SUPERVISED
+from pretrain.records.folder import SUPERVISED, damage_of_result
 from pretrain.supervision import decide, launch, nodes
 from pretrain.supervision.nodes import Report, SupervisorLiveness
 from pretrain.supervision.watch import StoppedProcesses
@@ -77,9 +77,9 @@ class Agent:
         with self._lock, self._stop_requests.counted():
             records = ledger.read_ledger(self._run / ledger.FILE_NAME)
             finished = isinstance(decide.decide(records, self._config), decide.Finished)
-            damage = folder.damage_of_result(self._run, ledger.run_state(records))
-            if finished and not goes_on and not damage:
-                self._print("finished")  # no supervisor will come
+            leaves = finished and not goes_on  # no supervisor will come, unless to mend damage
+            if leaves and not damage_of_result(self._run, ledger.run_state(records)):
+                self._print("finished")
                 return EXIT_DONE
             processes.adopt_orphans()
             try:
