@@ -120,7 +120,7 @@ def end_all(
 def is_alive(process: psutil.Process) -> bool:
     """Return whether a process runs; a zombie does not, once its last thread has ended.
 
-    Until then, memory is being freed, and the process keeps its file locks and GPUs.
+    Until then its memory is being freed, and its files stay open and locked.
     """
     try:
         is_zombie = process.status() == psutil.STATUS_ZOMBIE

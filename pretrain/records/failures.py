@@ -41,7 +41,7 @@ class RankError:
     rank: int
     host: str
     time: float
-    """Wall-clock time at which it was written."""
+    """At which its file was written: a server's clock is the same for all hosts."""
     code: int
     """The rank's exit code."""
     message: str
@@ -68,15 +68,14 @@ def report(run: Path, code: int, error: Exception, unexpected: bool = False) -> 
         lines = "".join(traceback.format_exception(error)).splitlines()
         lines = [line for line in lines if "<frozen importlib" not in line]
         last_lines = "\n".join(lines[-_MAX_TRACEBACK:])
-    rank_error = RankError(
-        rank, socket.gethostname(), time.time(), code, message, _is_secondary(error), last_lines
-    )
+    told = {"rank": rank, "host": socket.gethostname(), "code": code, "message": message}
+    told |= {"is_secondary": _is_secondary(error), "traceback": last_lines}
     path = control.folder_of(run) / f"failure-{token}-{rank}.json"
     deadline = time.monotonic() + _WRITE_SECONDS
     with contextlib.suppress(ValueError):  # the caller still raises the error itself
         while token and run.is_dir() and not control.superseded(run, token):
             try:
-                files.replace_json(path, dataclasses.asdict(rank_error))
+                files.replace_json(path, told)
             except OSError:
                 if time.monotonic() < deadline:
                     time.sleep(_WRITE_SECONDS / 40)
@@ -107,9 +106,8 @@ def read_failures(run: Path, token: str) -> list[RankError]:
     errors = []
     for path in control.folder_of(run).glob(f"failure-{token}-*.json"):
         with contextlib.suppress(TypeError, OSError):
-            error = RankError(**(control.read_json(path) or {}))
-            # Where a server keeps the files, its clock is the same for all.
-            errors.append(dataclasses.replace(error, time=path.stat().st_mtime))
+            values = control.read_json(path) or {}
+            errors.append(RankError(**{**values, "time": path.stat().st_mtime}))
     return sorted(errors, key=lambda error: error.time)
 
 

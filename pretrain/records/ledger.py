@@ -309,8 +309,9 @@ def _begin_segment(state: RunState, record: Record) -> None:
     def is_kept(before: Record) -> bool:
         if before["step"] < step or before["why"] == START:
             return True
-        was_rollback = before["why"] == SPIKE
-        return not was_rollback if is_rollback else was_rollback and before["step"] == step
+        if is_rollback:
+            return before["why"] != SPIKE
+        return before["why"] == SPIKE and before["step"] == step
 
     state.segments = (*filter(is_kept, state.segments), record)
     # Of another run, a fork has the one checkpoint alone.
