@@ -52,8 +52,10 @@ ALONE = "chaos", "gpu"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the session a folder of compiled code, which its workers inherit. A process that is
-    killed while it compiles leaves a file cut short there."""
+    """Give the session a folder of compiled code, which its workers inherit.
+
+    A process that is killed while it compiles leaves a file cut short there.
+    """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="zeroclap-inductor-")
@@ -97,8 +99,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _environment():
-    """Undo what a test, or the code that it calls, changes in this process's environment. A command
-    that runs in this process may take the place of a launched rank: RANK and its like."""
+    """Undo what a test, or the code that it calls, changes in this process's environment.
+
+    A command that runs in this process may take the place of a launched rank: RANK and its like.
+    """
     before = dict(os.environ)
     yield
     if os.environ != before:
@@ -123,9 +127,10 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     """`run_ranks(count, function, *arguments)`: what each of `count` ranks returns, rank 0 first.
-    The function runs in forked processes that know each other as a launcher's ranks do; it may be a
-    closure, what it returns is pickled. An exception in a rank is raised here with its
-    traceback."""
+
+    The function runs in forked processes that know each other as a launcher's ranks do; it may be
+    a closure, what it returns is pickled. An exception in a rank is raised here with its traceback.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # DeepSpeed, and what a rank imports and makes when it first trains: once, before the forks.

@@ -98,7 +98,9 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
 @pytest.fixture(scope="session")
 def train_ranks(run_ranks, recipe):
     """`train_ranks(folder, *overrides)`: exit code, output and errors of each rank, rank 0 first.
-    `sabotage(rank)` is called in each rank before it starts."""
+
+    `sabotage(rank)` is called in each rank before it starts.
+    """
     from pretrain.train import __main__ as train
 
     with warnings.catch_warnings():
@@ -124,9 +126,11 @@ def train_ranks(run_ranks, recipe):
 
 @pytest.fixture(scope="session")
 def easy_glue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make tasks that any model solves. CoLA: three in ten sentences contain "wug" and are not
-    acceptable. RTE: a first sentence with "wug" does not entail the second. STS-B: 5 if the second
-    sentence contains "wug", else 0."""
+    """Make tasks that any model solves.
+
+    CoLA: three in ten sentences contain "wug" and are not acceptable. RTE: a first sentence with
+    "wug" does not entail the second. STS-B: 5 if the second sentence contains "wug", else 0.
+    """
     folder = tmp_path_factory.mktemp("glue")
     draw = random.Random(0)
 

@@ -151,8 +151,10 @@ def loop(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
 
 
 def encode(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
-    """Encode texts in memory, including imports and loading the vocabulary. The time to read and
-    measure the texts is excluded."""
+    """Encode texts in memory, including imports and loading the vocabulary.
+
+    The time to read and measure the texts is excluded.
+    """
     start = time.perf_counter()
     batches = list(_batches(_texts(inputs)))
     text_bytes = sum(len(text.encode()) for batch in batches for text in batch)

@@ -181,10 +181,12 @@ def detections(losses: Losses) -> list[Event]:
 
 
 def judged(kind: str, seed: int) -> dict[str, object]:
-    """What the detector did on a curve, up to its first spike after the rise begins. There a run
-    would be rolled back. Numbers of records count from the label; `after` and `height`, in nats
-    above the undisturbed loss, are those of the last spike, counted from the first changed
-    record."""
+    """What the detector did on a curve, up to its first spike after the rise begins.
+
+    There a run would be rolled back. Numbers of records count from the label; `after` and `height`,
+    in nats above the undisturbed loss, are those of the last spike, counted from the first changed
+    record.
+    """
     labelled = curve(kind, seed)
     events = detections(labelled.losses)
     spikes = [event for event in events if event.kind == "spike"]

@@ -19,8 +19,10 @@ SHORT = ["epochs=1", "max_train_examples=64"]
 
 
 class Replayed(torch.autograd.Function):
-    """The node that `torch.cuda.make_graphed_callables` makes of a module. As there, each replay
-    writes the output and the gradients to the memory of the one before."""
+    """The node that `torch.cuda.make_graphed_callables` makes of a module.
+
+    As there, each replay writes the output and the gradients to the memory of the one before.
+    """
 
     @staticmethod
     def forward(ctx, module, weights, static, *inputs):

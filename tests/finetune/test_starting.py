@@ -38,8 +38,10 @@ def test_runs_share_the_devices(gpus, jobs, world_size, fitting, expected):
 
 
 def test_the_memory_of_a_run_is_that_of_its_weights_states_and_activations():
-    """For each of a base model's 125 M weights 18 bytes (2, a sum in 4, 12), and activations. And 2
-    bytes in each of the graphs, for up to 32, 64, ... tokens."""
+    """For each of a base model's 125 M weights 18 bytes (2, a sum in 4, 12), and activations.
+
+    And 2 bytes in each of the graphs, for up to 32, 64, ... tokens.
+    """
     base, long = presets.build("base", "zero-clap", 50265, {}), 512
     config = FinetuneConfig(batch_size=16, max_tokens=long)
     of_states, of_a_graph = (each * needs.parameters(base) for each in (18, 2))

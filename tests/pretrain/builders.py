@@ -82,8 +82,10 @@ class Trap:
 
 
 def failing(action, left, name=""):
-    """An action on a path that fails while there are errors left, the last one first. With a name
-    it fails for files of that name only."""
+    """An action on a path that fails while there are errors left, the last one first.
+
+    With a name it fails for files of that name only.
+    """
 
     def act(path, *arguments, **keywords):
         if left and name in ("", path.name):

@@ -8,7 +8,9 @@ from torch.utils._pytree import tree_leaves
 
 class LiveBytes(TorchDispatchMode):
     """Bytes of the tensors made within the block: those alive now, and the most at any time.
-    Tensors saved for the backward pass count. What a kernel takes for itself does not."""
+
+    Tensors saved for the backward pass count. What a kernel takes for itself does not.
+    """
 
     def __init__(self):
         super().__init__()

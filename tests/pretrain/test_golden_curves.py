@@ -116,8 +116,10 @@ CAUSAL = ("objective.name=causal-lm", "data.packing=contiguous")
 
 
 def runs_of(causal):
-    """A run of each variant that is causal, or of each that is not. But for models of characters,
-    and `modern`, whose curves have not been recorded."""
+    """A run of each variant that is causal, or of each that is not.
+
+    But for models of characters, and `modern`, whose curves have not been recorded.
+    """
     return tuple(
         (variant, (f"model.variant={variant}", *(CAUSAL if causal else ())))
         for variant, delta in VARIANTS.items()

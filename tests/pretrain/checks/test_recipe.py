@@ -254,7 +254,8 @@ def test_a_summary_says_what_is_read_and_what_is_dropped(recipe, tmp_path):
 @pytest.mark.parametrize("packing", ["best-fit", "complete"])
 def test_blocks_that_drop_much_of_a_split_are_warned_of(packing, recipe, tmp_path):
     """Where more than a tenth of its tokens is dropped: at 60 of the help topics of Python 3.11
-    from the validation split alone."""
+    from the validation split alone.
+    """
     for length in (24, 60):
         words = [f"data.packing={packing}", f"data.sequence_length={length}"]
         config = recipe.load(tmp_path, *words)

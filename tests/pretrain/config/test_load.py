@@ -168,8 +168,10 @@ def test_values_out_of_range_are_refused_by_name(override):
 
 
 def test_every_number_is_finite_and_none_overflows_what_is_computed_with_it():
-    """In numpy's and torch's 64-bit whole numbers, fp32, and quotients of the spike detector. A
-    check that tried to count the weights of such a model would not end."""
+    """In numpy's and torch's 64-bit whole numbers, fp32, and quotients of the spike detector.
+
+    A check that tried to count the weights of such a model would not end.
+    """
     hints = dict(records.keys(RunConfig, {}))
     del hints["model.overrides.vocab_size"]  # is no setting
     for key, hint in hints.items():

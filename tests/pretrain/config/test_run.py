@@ -37,8 +37,10 @@ def test_a_trial_that_ends_before_a_spike_could_be_confirmed_is_only_warned(step
 def test_kept_checkpoints_reach_back_before_any_spike_or_the_recipe_is_refused(
     patience, confirm, gross, interval, kept, margin
 ):
-    """Law 5: the retention rule, tried against a sudden, a confirmed and a wavering rise. Exactly
-    those recipes are refused whose checkpoints reach back less far than the longest alarm."""
+    """Law 5: the retention rule, tried against a sudden, a confirmed and a wavering rise.
+
+    Exactly those recipes are refused whose checkpoints reach back less far than the longest alarm.
+    """
     training = TrainingConfig(checkpoint_interval=interval, checkpoints_kept=kept)
     spike = SpikeConfig(
         window=512, patience=patience, confirm_steps=confirm, gross_nats=gross, margin_steps=margin

@@ -158,8 +158,10 @@ def batch(vocab_size):
 
 
 def our_logits(ours, ids, mask=None, segments=None):
-    """Our logits, [B, T, V] or [B, C], and those of the pairs, or None. The logit of a mask without
-    a row is the lowest number, as in transformers."""
+    """Our logits, [B, T, V] or [B, C], and those of the pairs, or None.
+
+    The logit of a mask without a row is the lowest number, as in transformers.
+    """
     if ours.classifier:
         return Classifier(ours.model.encoder, ours.classifier)(ids, mask, segments), None
     places, with_pairs = torch.arange(ids.numel()), ours.model.config.pair_head
@@ -178,8 +180,11 @@ def their_logits(theirs, **inputs):
 
 @torch.no_grad()
 def check_same_logits(ours, theirs):
-    """In segments and without, with padding on either side and without. ALBERT of transformers
-    counts positions from the left, padding included, and its classifiers read the first token."""
+    """In segments and without, with padding on either side and without.
+
+    ALBERT of transformers counts positions from the left, padding included, and its classifiers
+    read the first token.
+    """
     ids, mask = batch(theirs.config.vocab_size)
     halves = (torch.arange(24) > 6).long().expand_as(ids)
     name = type(theirs).__name__

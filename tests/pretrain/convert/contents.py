@@ -14,9 +14,12 @@ from pretrain.model.language_model import LanguageModel
 def random_contents(
     variant, vocabulary, classifier=None, provenance=None, rows=0, scale=0.05, **overrides
 ):
-    """A model none of whose weights has its initial value. `rows` are of the token table, as of
-    `presets.build`; the vocabulary's where nothing is said. `scale` is the standard deviation of
-    what is added to the initial weights. With a classifier there are no other heads."""
+    """A model none of whose weights has its initial value.
+
+    `rows` are of the token table, as of `presets.build`; the vocabulary's where nothing is said.
+    `scale` is the standard deviation of what is added to the initial weights. With a classifier
+    there are no other heads.
+    """
     torch.manual_seed(7)
     config = presets.build("tiny", variant, rows or vocabulary.vocab_size, overrides)
     weights = dict(LanguageModel(config).state_dict())

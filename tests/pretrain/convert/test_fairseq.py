@@ -48,7 +48,9 @@ SETTINGS = {
 
 def write(path, variant, heads=None, rows=50):
     """Write a checkpoint of a tiny model with random weights, and return our contents of it.
-    `heads` are further classification heads."""
+
+    `heads` are further classification heads.
+    """
     fields = {"dropout": 0.0, "max_positions": 17}
     fields |= {"initial_beta": 2.5} if variant == "zero-clap" else {}
     contents = random_contents(variant, None, rows=rows, scale=1.0, **fields)

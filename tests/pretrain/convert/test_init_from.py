@@ -164,8 +164,10 @@ def test_step_0_of_a_run_that_draws_its_weights_can_be_exported(attempt, corpus,
 
 
 def test_the_model_card_of_an_export_says_how_it_was_trained(attempt, source, recipe, tmp_path):
-    """Data, tokens, recipe, perplexity, spikes survived, initial weights. Nothing else: neither
-    what only this machine, its user or a service should know, nor a path."""
+    """Data, tokens, recipe, perplexity, spikes survived, initial weights.
+
+    Nothing else: neither what only this machine, its user or a service should know, nor a path.
+    """
     run = tmp_path / "run"
     private = ["notify.command=[curl, S3CRET]", "supervision.hostfile=S3CRET"]
     assert attempt(run, f"model.init_from={source()}", *private)[0] == 0

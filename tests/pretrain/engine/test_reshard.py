@@ -118,8 +118,10 @@ def test_a_checkpoint_from_before_the_first_update_is_resharded(name, run_ranks,
 def test_a_run_continues_alike_with_another_number_of_ranks(
     name, old, new, optimizer, run_ranks, tmp_path
 ):
-    """Law 2. Of 3 ranks two have an empty micro-batch. In bf16, the assignment of micro-batches to
-    ranks changes the last bits."""
+    """Law 2. Of 3 ranks two have an empty micro-batch.
+
+    In bf16, the assignment of micro-batches to ranks changes the last bits.
+    """
     # ZeRO 3 keeps small weights whole on every rank; with threshold 0 it partitions all of them.
     cut = {"stage3_param_persistence_threshold": 0} if name == "zero3_fp32" else {}
     built_as = functools.partial(build, name, dataclasses.replace(ADAMW, name=optimizer), **cut)

@@ -19,8 +19,10 @@ LAYERS, HEADS = 2, 4
 
 
 def weight(name, shape):
-    """The weight of a name: sines whose phase is quadratic in the element's number. A linear phase
-    would make matrices of rank two."""
+    """The weight of a name: sines whose phase is quadratic in the element's number.
+
+    A linear phase would make matrices of rank two.
+    """
     number = np.arange(math.prod(shape), dtype=np.float64)
     waves = np.sin(0.37 * number * number + sum(map(ord, name))).reshape(shape)
     if name == "head.beta":
@@ -60,8 +62,11 @@ def models():
 
 
 def figures(shapes, logits_of):
-    """Of a model: the loss in nats, some logits, and the norm of each gradient. Every parameter is
-    read under its name by the formulas: one that they lack, or have beside these, is an error."""
+    """Of a model: the loss in nats, some logits, and the norm of each gradient.
+
+    Every parameter is read under its name by the formulas: one that they lack, or have beside
+    these, is an error.
+    """
     weights = {
         name: torch.tensor(weight(name, shape), requires_grad=True)
         for name, shape in shapes.items()

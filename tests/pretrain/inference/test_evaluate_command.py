@@ -273,7 +273,9 @@ def test_the_score_is_that_of_the_run_to_the_last_digit(
     precision, ranks, overrides, compared, corpus
 ):
     """Blocks, masks, length and micro-batches are the recipe's; a bf16 run rounds its weights.
-    Whatever tokens the recipe predicts. Several ranks add their sums in another order."""
+
+    Whatever tokens the recipe predicts. Several ranks add their sums in another order.
+    """
     overrides = [f"training.deepspeed=zero1_{precision}", "training.steps=6", *overrides]
     overrides += ["training.evaluation_blocks=5", "data.sequence_length=48"]
     logged, found = compared(corpus, *overrides, "batch.micro_batch_size=4", ranks=ranks)

@@ -88,8 +88,10 @@ def test_ranks_with_other_copies_of_files_are_refused_before_the_start(attempt, 
 
 
 def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
-    """Rank 1, on a machine of its own, reads its batches slowly. Nothing of that is in the steps'
-    durations."""
+    """Rank 1, on a machine of its own, reads its batches slowly.
+
+    Nothing of that is in the steps' durations.
+    """
 
     def sabotage(rank):
         from pretrain.data.batches import PretrainingBatches
@@ -304,8 +306,10 @@ def found_live(run):
 
 
 def test_a_spike_that_the_last_evaluation_confirms_is_rolled_back(attempt, tmp_path):
-    """Like any other: the run is not done, and what it ended with is not saved. The launcher ends
-    all ranks with the first that ends: rank 0 ends its trackers before."""
+    """Like any other: the run is not done, and what it ended with is not saved.
+
+    The launcher ends all ranks with the first that ends: rank 0 ends its trackers before.
+    """
     closed = tmp_path / "closed"
 
     def sabotage(rank):
