@@ -53,7 +53,9 @@ def main(folder: Path) -> int:
             # Left by an interrupted run, which may have had other settings.
             (folder / METRICS).unlink(missing_ok=True)
             shutil.rmtree(folder / MODEL, ignore_errors=True)
-            write_json(folder / RESULT, train(plan, folder))
+            result = train(plan, folder)
+            plan.write(folder)  # a later command may have replaced it
+            write_json(folder / RESULT, result)
     except ValueError as error:
         print(f"finetune.train: error: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -282,6 +282,21 @@ def test_a_run_that_begins_again_keeps_nothing_of_an_interrupted_one(
     assert {path.name for path in (tmp_path / plan.name).iterdir()} == {PLAN, "lock", "result.json"}
 
 
+def test_a_command_with_other_settings_during_a_run_does_not_take_its_result(
+    tiny_model, easy_glue, tmp_path, monkeypatch
+):
+    from finetune import train
+
+    (plan,) = plans(tiny_model, easy_glue, save_models=False)
+    other = plans(tiny_model, easy_glue, "epochs=9", save_models=False)
+    monkeypatch.setattr(train, "train", lambda plan, folder: runs.prepare(tmp_path, other) and {})
+    runs.prepare(tmp_path, [plan])
+    assert train.main(tmp_path / plan.name) == 0
+    assert runs.prepare(tmp_path, [plan]) == []
+    with pytest.raises(ValueError, match="not comparable"):
+        runs.prepare(tmp_path, other)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_ended_ends_its_runs_and_resumes_when_called_again(
