@@ -69,13 +69,13 @@ def study(options: argparse.Namespace) -> None:
     if options.dry_run:
         sys.stdout.write(_forecast(chosen, checked, runs, options))
         return
-    _check_data(chosen, options.data)
+    glue = _check_data(chosen, options.data)
     engine = _engine(options, max(each.ranks for each in checked.values()), len(runs))
     if not (options.output / STUDY).exists():
         check_new(options.output, "lock")  # a study that was killed at once has no more
     options.output.mkdir(parents=True, exist_ok=True)
     with lock(options.output / "lock", "another process works on this study"):
-        _begin(options.output / STUDY, chosen, checked, options)
+        _begin(options.output / STUDY, chosen, checked, options.overrides, glue)
         try:
             failed = _do(chosen, checked, runs, options, engine)
         finally:  # a study that is stopped has a report of what is finished
@@ -85,22 +85,27 @@ def study(options: argparse.Namespace) -> None:
         raise CommandFailed("; ".join(left_out))
 
 
-def _check_data(chosen: Study, data: str) -> None:
-    """Raise ValueError if the data of a task is missing."""
+def _check_data(chosen: Study, data: str) -> dict[str, str]:
+    """Return the digest of each task's data; raise ValueError if some is missing."""
     from finetune import runs, tasks
 
     if not chosen.finetune:
-        return
+        return {}
     if not data:
         raise ValueError("--data: the study fine-tunes its models; name the folder of GLUE's data")
     named = tasks.find(chosen.finetune.tasks)
-    runs.read_tasks(data, named, runs.check_settings(named, []))
+    read = runs.read_tasks(data, named, runs.check_settings(named, []))
+    return {task: digest for task, (digest, _) in read.items()}
 
 
 def _begin(
-    path: Path, chosen: Study, checked: Mapping[Arm, Checked], options: argparse.Namespace
+    path: Path,
+    chosen: Study,
+    checked: Mapping[Arm, Checked],
+    overrides: Sequence[str],
+    glue: Mapping[str, str],
 ) -> None:
-    """Write the study, recipes and digests of corpora; raise ValueError if the folder has others.
+    """Write the study, recipes and digests of data; raise ValueError if the folder has others.
 
     Seeds may be added, and the report may change (`_FREE`).
     """
@@ -108,7 +113,7 @@ def _begin(
 
     from data_prep.manifest import load_manifest
 
-    now = dataclasses.asdict(chosen) | {"overrides": options.overrides, "data": options.data}
+    now = dataclasses.asdict(chosen) | {"overrides": overrides, "data of tasks": glue}
     now["recipes"] = {arm.name: dataclasses.asdict(each.config) for arm, each in checked.items()}
     paths = {source.path for each in checked.values() for source in each.config.segments.sources}
     now["corpora"] = {path: load_manifest(Path(path)).digest() for path in paths}
@@ -120,7 +125,7 @@ def _begin(
         for changed in (key for key in now if key not in same):
             raise ValueError(
                 f"{path.parent}: was begun with other {changed}; name another --output, or give "
-                "the same study and settings, and corpora as they were"
+                "the same study and settings, and data as it was"
             )
     write_json(path, now)
 

@@ -143,7 +143,8 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
     study_file, tmp_path, monkeypatch, capsys, change, words, says
 ):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr("pretrain.processes.gpus.visible_gpus", lambda: ["0"])
+    monkeypatch.setattr("pretrain.processes.gpus._present", lambda environ: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr("pretrain.checks.recipe.cpu_has_fp16", lambda: False)
     path, output = tmp_path / "study.yaml", tmp_path / "output"
     changes = yaml.safe_load(change) or {}
@@ -208,7 +209,7 @@ def test_a_study_fills_a_new_folder_or_one_that_a_killed_study_left_and_no_other
 @pytest.mark.parametrize(("runs", "slots", "threads"), [(2, 2, 4), (20, 8, 1)])
 def test_few_runs_share_all_cores_of_a_machine_without_gpus(monkeypatch, runs, slots, threads):
     monkeypatch.setattr("joblib.cpu_count", lambda: 8)
-    monkeypatch.setattr("pretrain.processes.gpus.visible_gpus", list)
+    monkeypatch.setattr("pretrain.processes.gpus._present", lambda environ: 0)
     found = _engine(Namespace(engine="local", jobs=0, glue_jobs=1), 1, runs).keywords
     assert (len(found["devices"]), found["threads"]) == (slots, threads)
 
@@ -334,12 +335,12 @@ def test_seeds_and_the_report_of_a_study_that_was_begun_may_change_and_nothing_e
     levels = {"f": {"x": {}, "y": {}}}
     begun = study.Study("a", "small", levels, [1], settings={"spike.deviations": math.inf})
 
-    def begin(now=begun, overrides=(), corpus="a", digest="first"):
+    def begin(now=begun, overrides=(), corpus="a", digest="first", glue="first"):
         manifest = SimpleNamespace(digest=lambda: digest)
         monkeypatch.setattr("data_prep.manifest.load_manifest", {Path(corpus): manifest}.get)
         config = load("small", [f"data.corpus={corpus}"])
         checked = {study.Arm((), {}): SimpleNamespace(config=config)}
-        _begin(tmp_path / STUDY, now, checked, Namespace(overrides=[*overrides], data=""))
+        _begin(tmp_path / STUDY, now, checked, [*overrides], {"CoLA": glue})
 
     begin()
     for free in ({"title": "b"}, {"best": "f"}, {"pairs": [("x", "y")]}, {"seeds": [1, 2]}):
@@ -348,7 +349,8 @@ def test_seeds_and_the_report_of_a_study_that_was_begun_may_change_and_nothing_e
         ({"now": replace(begun, lengths=[64])}, "other lengths"),
         ({"overrides": ["training.steps=40"]}, "other overrides"),
         ({"corpus": "b"}, "other recipes"),  # a file as well, which may have changed since
-        ({"digest": "second"}, "other corpora; name another --output, or .* corpora as they were"),
+        ({"digest": "second"}, "other corpora; name another --output, or .* data as it was"),
+        ({"glue": "second"}, "other data of tasks"),
     )
     for changed, message in wrong:
         with pytest.raises(ValueError, match=message):
