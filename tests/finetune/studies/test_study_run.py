@@ -59,6 +59,7 @@ def test_a_study_that_is_stopped_and_killed_goes_on_without_doing_anything_twice
     assert [line for line in lines if str(output) in " ".join(line)] == []
     start_until("*/evaluate.done", signal.SIGKILL)
     before = {path: path.stat().st_mtime_ns for path in output.glob("*/*.done")}
+    words[-1] = str(shutil.copytree(easy_glue, tmp_path / "moved"))
     code, text, error = run(tmp_path, *words)
     assert code == 0, error
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -94,3 +95,7 @@ def test_a_study_that_is_stopped_and_killed_goes_on_without_doing_anything_twice
     assert "runs to do: 1, finished before: 1" in text
     assert f"error: {failing.name}: failed, ended with code 2; see {failing}/log.txt" in error
     assert "learned, some" in text
+    # Scores on other data would stand in one table with those of before.
+    (tmp_path / "moved/CoLA/dev.tsv").write_bytes((easy_glue / "CoLA/train.tsv").read_bytes())
+    code, text, error = run(tmp_path, *words)
+    assert (code, "was begun with other data of tasks; name another --output" in error) == (2, True)
