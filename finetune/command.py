@@ -130,8 +130,14 @@ def _run(
     waiting = prepare(options.output, plans)
     counts = f"runs to do: {len(waiting)}, finished before: {len(plans) - len(waiting)}"
     print(f"{options.output}: {counts}", flush=True)
-    ranks, model = options.world_size, loaded.model.config
-    failed = run_all(options.output, waiting, model, jobs=options.jobs, world_size=ranks)
+    failed = run_all(
+        options.output,
+        waiting,
+        loaded.model.config,
+        planned=len(plans),
+        jobs=options.jobs,
+        world_size=options.world_size,
+    )
     if any(options.output.glob(f"*/{RESULT}")):
         print(f"\n{write_report(options.output)}")
         print(f"report: {options.output / 'report.md'}")

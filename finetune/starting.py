@@ -80,6 +80,7 @@ def run_all(
     plans: Sequence[RunPlan],
     model: ModelConfig,
     *,
+    planned: int,
     jobs: int = 0,
     world_size: int = 1,
 ) -> dict[str, str]:
@@ -91,6 +92,8 @@ def run_all(
         output: the folder of the runs' folders.
         plans: prepared plans, in the order in which they start.
         model: the architecture.
+        planned: `plans` and those finished before; a run has the threads, and so the last digits,
+            that it has where none is.
         jobs: runs at once; 0: as the devices allow (`slots`).
         world_size: processes per run, no more than there are GPUs.
 
@@ -101,7 +104,7 @@ def run_all(
     needed = max((run_bytes(plan.config, model, world_size) for plan in plans), default=1)
     free = min((gpu.free if gpu.is_shared else 0 for gpu in describe()), default=0)
     fitting = int(HEADROOM * free / needed)
-    devices = slots(visible_gpus(), cores, jobs, world_size, fitting)[: max(1, len(plans))]
+    devices = slots(visible_gpus(), cores, jobs, world_size, fitting)[: max(1, planned)]
     threads = max(1, cores // (len(devices) * world_size))
     failed, done = dict[str, str](), list[RunPlan]()
     began = logged = time.monotonic()

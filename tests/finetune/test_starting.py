@@ -59,8 +59,25 @@ def test_a_gpu_in_exclusive_mode_has_room_for_one_run(is_shared, expected, tmp_p
     gpu = gpus.Gpu("0", 9.0, 1 << 40, 4, is_shared)
     monkeypatch.setattr(starting, "describe", lambda: [gpu])
     monkeypatch.setattr(starting, "slots", lambda *given: fitting.append(given[-1]) or [["0"]])
-    starting.run_all(tmp_path, [], model)  # a run of one byte, as there is none
+    starting.run_all(tmp_path, [], model, planned=0)  # a run of one byte, as there is none
     assert fitting == [expected]
+
+
+@pytest.mark.parametrize(("planned", "threads"), [(1, 8), (2, 4), (99, 1)])
+def test_the_last_of_several_runs_has_the_threads_of_the_others(
+    planned, threads, tmp_path, monkeypatch
+):
+    """It may be the only one that is left to do, and its threads decide its last digits."""
+    monkeypatch.setattr(children, "usable_cores", lambda: 8)
+    given = []
+    monkeypatch.setattr(starting, "_start", lambda *args: given.append(args[3]))
+    monkeypatch.setattr(children, "run_in_slots", lambda plans, n, start, *_: start(plans[0], 0))
+    plan, model = (
+        SimpleNamespace(config=FinetuneConfig()),
+        presets.build("tiny", "baseline", 50, {}),
+    )
+    starting.run_all(tmp_path, [plan], model, planned=planned)
+    assert given == [threads]
 
 
 def test_a_run_has_its_share_of_the_cores_unless_the_environment_says_otherwise(
