@@ -16,7 +16,7 @@ from data_prep.common.files import write_atomically
 from data_prep.common.markup import markdown_table
 from finetune.protocols import COLUMNS, PROTOCOLS, Protocol
 from finetune.result import RESULT, read_result, task_of
-from finetune.runs import WEIGHTS
+from finetune.runs import WEIGHTS, check_comparable, read_plan
 from finetune.scores import LOWER_IS_BETTER, mean
 from finetune.tasks import TASKS, Task
 
@@ -57,12 +57,15 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     """Read every finished run's result, with its folder's name.
 
     Raises:
-        ValueError: there is no such folder, or no finished run.
+        ValueError: there is no such folder, or no finished run, or runs are not comparable.
     """
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
         lack = "has no finished run of `zeroclap glue`"
         raise ValueError(f"{folder}: {lack if folder.is_dir() else 'no such folder'}")
+    of_task = {plan.task: plan for plan in (read_plan(path.parent) for path in paths)}
+    for path in paths:
+        check_comparable(path.parent, of_task.values(), "the runs beside it")
     return [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
 
 

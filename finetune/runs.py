@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common.files import check_new, named_errors, read_json, sha256_of, write_json
@@ -253,25 +253,34 @@ def prepare(output: Path, plans: Sequence[RunPlan]) -> list[RunPlan]:
     """Write the plans of the runs that are still to do, and return them.
 
     Raises:
-        ValueError: a run has no other run's model to start from, or the folder has results of the
-            same task that are not comparable, or of another model or protocol.
+        ValueError: a run has no other run's model to start from, or the folder has results that
+            `check_comparable` refuses.
     """
     plans = [_with_start(output, plan) for plan in plans]
     for path in sorted(output.glob(f"*/{RESULT}")):
-        old = read_plan(path.parent)
-        for new in plans:
-            changed = old.differences(new)
-            if old.task != new.task:  # they share a report
-                changed = [each for each in changed if each.startswith(("protocol: ", "model: "))]
-            if changed:
-                raise ValueError(
-                    f"{path.parent}: not comparable with the requested runs "
-                    f"({'; '.join(changed)}); use the same settings, or a new --output"
-                )
+        check_comparable(path.parent, plans, "the requested runs")
     waiting = [plan for plan in plans if not is_finished(output / plan.name, plan)]
     for plan in waiting:
         plan.write(output / plan.name)
     return waiting
+
+
+def check_comparable(folder: Path, plans: Iterable[RunPlan], others: str) -> None:
+    """Refuse to report a finished run beside others, "the requested runs" for example.
+
+    Raises:
+        ValueError: one is of the same task and not comparable, or of another model or protocol.
+    """
+    old = read_plan(folder)
+    for new in plans:
+        changed = old.differences(new)
+        if old.task != new.task:  # they share a report
+            changed = [each for each in changed if each.startswith(("protocol: ", "model: "))]
+        if changed:
+            raise ValueError(
+                f"{folder}: not comparable with {others} ({'; '.join(changed)}); use the same "
+                "settings, or a folder of its own"
+            )
 
 
 def _with_start(output: Path, plan: RunPlan) -> RunPlan:

@@ -12,6 +12,7 @@ import pytest
 from finetune import classifiers, predict, tasks
 from finetune.examples import Example
 from finetune.protocols import PROTOCOLS
+from finetune.runs import read_plan
 from finetune.zeroclap import main
 from pretrain.convert.model_folder import build, load_model
 from pretrain.convert.reading import read_folder
@@ -157,6 +158,7 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
     output, data = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("data")
     shutil.copytree(trained, output, dirs_exist_ok=True)
     vocabulary = read_folder(tiny_model).vocabulary
+    plan = read_plan(output / "CoLA-pretrained-seed1")
     for task in tasks.TASKS.values():
         run = output / f"{task.name}-pretrained-seed1"
         if run.is_dir():
@@ -167,6 +169,7 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
         result = result_like(task.name)
         result["plan"]["data"] = str(data)
         (run / "result.json").write_text(json.dumps(result))
+        dataclasses.replace(plan, task=task.name).write(run)
         for split in task.test:
             texts = ("the old dog",) * len(task.texts)
             write_tsv(data, task.name, split, [task.texts, texts])

@@ -8,7 +8,9 @@ import pytest
 
 from data_prep.common.files import write_json
 from finetune import report
+from finetune.config import FinetuneConfig
 from finetune.report import CONSTANT, UNCOLLAPSED, collect, summary
+from finetune.runs import RunPlan
 from finetune.zeroclap import main
 from tests.finetune.conftest import result_like
 
@@ -31,6 +33,8 @@ def write_run(
         result |= {"best": scores, "last": scores, "constant": {**scores, "published_loss": 0.13}}
     result["epochs"] = [result["best"], {**result["last"], "epoch": 2}]
     write_json(run / "result.json", result)
+    config = FinetuneConfig(best_epoch_by=best_epoch_by)
+    RunPlan(task, weights, seed, "model", "data", "1", "2", config).write(run)
 
 
 @pytest.fixture
@@ -69,6 +73,13 @@ def test_collapsed_runs_are_counted_and_reported_with_and_without(runs):
     table = report.write_report(runs).splitlines()
     assert "| **ours**, pretrained | 68.8 (1 of 4) | 80.0 | 0.130 (1 of 1) |" in table
     assert "| **ours**, pretrained, without collapsed | 75.0 | 80.0 |  |" in table
+
+
+def test_runs_of_other_settings_that_were_copied_into_the_folder_are_refused(runs):
+    write_run(runs, "random", 9, 0.8, 0.7, best_epoch_by="benchmark")
+    with pytest.raises(ValueError, match=r"CoLA-.*: not comparable with the runs beside it \(best"):
+        report.write_report(runs)
+    assert not (runs / "report.md").exists()
 
 
 def test_a_diverged_regression_has_the_worst_score(runs):
