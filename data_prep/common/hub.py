@@ -35,7 +35,8 @@ def fetch(name: str, patterns: Sequence[str]) -> Path:
     except Exception as error:  # also of its client, where a connection breaks
         what, *_ = str(error).splitlines() or [type(error).__name__]
         hub = "not in the hub's cache" if local else "not to be had from the Hugging Face hub"
-        raise ValueError(f"no such file here, and {hub}: {what}") from error
+        # The library's further sentences name arguments of its functions.
+        raise ValueError(f"no such file here, and {hub}: {what.partition('. ')[0]}") from error
 
 
 def stay_offline_if_silent() -> None:

@@ -142,8 +142,8 @@ def _comparison(
         return ""
     notes = [
         f"Mean over at most {seeds} seeds that both arms have, with the 95 % interval of Student's "
-        f"t; **bold** where it leaves out 0. One in twenty of these {intervals} intervals leaves "
-        "out 0 by chance.\n"
+        "t, which equal differences do not give; **bold** where it leaves out 0. One in twenty of "
+        f"these {intervals} intervals leaves out 0 by chance.\n"
         if seeds > 1
         else "Of one seed, which gives no interval.\n"
     ]

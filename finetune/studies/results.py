@@ -217,11 +217,13 @@ def paired(measured: Measured, one: Arm, other: Arm) -> DataFrame:
 
     Returns:
         For each figure `seeds`, `mean` (other minus one) and `half_width`, of the 95 % interval by
-        Student's t over the seeds; NaN with one seed.
+        Student's t over the seeds; NaN with one seed, and where all differences are equal, as
+        those of models that give one answer to everything.
     """
     deltas = measured[other] - measured[one]
     seeds = deltas.count()
     half_width = t.ppf(0.975, seeds - 1) * deviation(deltas) / seeds**0.5
+    half_width = half_width.where(deltas.nunique() > 1)
     return DataFrame({"seeds": seeds, "mean": deltas.mean(), "half_width": half_width})
 
 

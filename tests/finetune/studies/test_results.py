@@ -44,6 +44,8 @@ def test_the_interval_is_that_of_a_paired_t_test_over_the_seeds_that_both_have()
 def test_one_seed_has_no_interval_and_no_seed_no_difference():
     found = results.paired(measured(ours=[4.0], theirs=[3.0, 2.0]), OURS, THEIRS).loc[LOSS]
     assert report._difference(found["mean"], found.half_width) == "-1"
+    found = results.paired(measured(ours=[4.0, 3.0], theirs=[3.0, 2.0]), OURS, THEIRS).loc[LOSS]
+    assert report._difference(found["mean"], found.half_width) == "-1"  # of constant answers
     found = results.paired(measured(ours=[4.0, None], theirs=[None, 2.0]), OURS, THEIRS).loc[LOSS]
     assert report._difference(found["mean"], found.half_width) == ""
 
