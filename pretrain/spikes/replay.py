@@ -2,9 +2,9 @@
 
 The detector is the one that runs live. A curve is a run's folder or another program's log, also
 compressed (.gz, .zst): a CSV (one run of W&B, TensorBoard), JSON Lines, trainer_state.json of
-transformers, or the JSON log of fairseq. A step number that
-does not increase marks a restart from a checkpoint; later records replace earlier ones. Steps may
-be missing: many logs keep one in five.
+transformers, or the JSON log of fairseq, whose losses have base 2. A step number that does not
+increase marks a restart from a checkpoint; later records replace earlier ones. Steps may be
+missing: many logs keep one in five.
 """
 
 import csv
@@ -79,6 +79,9 @@ def read_curve(path: Path) -> list[Seen]:
     elif path.is_file():
         rows = [row for number, record in _records(path) if (row := _row(record, path, number))]
         seen = [Observation(**row) for row in metrics.surviving(rows)]
+        if len(seen) < len(rows):
+            left = f"{path}: {len(seen):,} of {len(rows):,} records are used; where a step does not"
+            print(f"note: {left} increase, later ones replace earlier ones", file=sys.stderr)
     else:
         raise ValueError(f"{path}: no such file or run's folder")
     if not seen:
@@ -149,7 +152,8 @@ def _row(record: dict[str, Any], path: Path, number: int) -> dict[str, Any] | No
         norm = None if norm is None else float(norm)
         # In fp16 an update whose norm is not finite may have been skipped.
         known = norm if norm is None or math.isfinite(norm) else None
-        return {"step": int(float(step)), "loss": float(loss), "gradient_norm": known}
+        nats = float(loss) * (math.log(2) if "num_updates" in plain else 1.0)
+        return {"step": int(float(step)), "loss": nats, "gradient_norm": known}
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: line {number}: {error}") from None
 

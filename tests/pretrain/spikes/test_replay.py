@@ -77,15 +77,21 @@ TRAINER = """{"best_metric": null,
 
 
 @pytest.mark.parametrize(
-    ("text", "name"), [(FAIRSEQ, "train.log"), (FAIRSEQ, "a.json"), (TRAINER, "trainer_state.json")]
+    ("text", "name", "unit"),
+    [
+        (FAIRSEQ, "train.log", math.log(2)),
+        (FAIRSEQ, "a.json", math.log(2)),
+        (TRAINER, "trainer_state.json", 1.0),
+    ],
 )
-def test_logs_of_other_trainers_are_read(text, name, write):
-    assert read_curve(write(text, name)) == [Observation(100, 9.5, 4.5)]
+def test_logs_of_other_trainers_are_read_in_nats(text, name, unit, write):
+    assert read_curve(write(text, name)) == [Observation(100, 9.5 * unit, 4.5)]
 
 
-def test_records_after_a_repeated_step_replace_earlier_ones(write):
+def test_records_after_a_repeated_step_replace_earlier_ones(write, capsys):
     text = "step,loss\n1,9\n2,8\n3,7\n4,6\n3,5\n4,4\n4,3\n"
     assert pairs(read_curve(write(text))) == [(1, 9), (2, 8), (3, 5), (4, 3)]
+    assert ": 4 of 7 records are used" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
