@@ -1,6 +1,8 @@
 """Call the user's program at a rollback, on a full disk, when giving up, and at a run's end."""
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -36,4 +38,12 @@ def tell(command: Sequence[str], run: Path, record: Record, sentence: str) -> No
         event = {"event": kind, "run": str(run.resolve()), "host": socket.gethostname()}
         event |= {"text": f"{run.name}: {sentence}", "record": dict(record)}
         data = strict_json(event).encode() + b"\n"
-        subprocess.run(command, input=data, timeout=COMMAND_SECONDS, check=True)
+        # Of a session of its own, to be ended with what it started.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+            try:
+                process.communicate(data, COMMAND_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
