@@ -1,6 +1,6 @@
 """Settings as a user writes them: YAML, `key=value` overrides, and options of the command line.
 
-Pretraining and fine-tuning share it. Floats are those of YAML 1.2: 1e-3 is a number.
+Pretraining and fine-tuning share it. Numbers are those of YAML 1.2: 1e-3 is one, 010 is ten.
 """
 
 import argparse
@@ -13,8 +13,14 @@ from typing import Any
 
 import yaml
 
-_FLOAT = re.compile(r"^(?:[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+|[-+]\.[0-9]+)$")
-"""Floats of YAML 1.2 that YAML 1.1, and so PyYAML, takes for text."""
+_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?[0-9]+$|0o[0-7]+$|0x[0-9a-fA-F]+$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*|(?=[eE])))([eE][-+]?[0-9]+)?$"
+        r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
+}
+"""Numbers of YAML 1.2. PyYAML has those of 1.1: 1e-3 is text, 010 is 8, and 12:30 is 750."""
 
 
 def add_recipe(command: argparse.ArgumentParser) -> None:
@@ -94,10 +100,20 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text that would be read as a number."""
 
 
+def _int(_: _Loader, node: yaml.ScalarNode) -> int:
+    return int(node.value, 0 if node.value[1:2].isalpha() else 10)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
 for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+    for _tag, _pattern in _NUMBERS.items():
+        _kind.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
     for _found in _kind.yaml_implicit_resolvers.values():  # a date is a text: a folder's name
-        _found[:] = [each for each in _found if not each[0].endswith(":timestamp")]
+        _found[:] = [
+            (tag, pattern)
+            for tag, pattern in _found
+            if pattern is _NUMBERS.get(tag, pattern) and not tag.endswith(":timestamp")
+        ]
 
 
 def override(key: str, value: object) -> str:

@@ -1,5 +1,7 @@
 """Settings as a user writes them."""
 
+import math
+
 import pytest
 
 from pretrain.config import settings
@@ -15,7 +17,22 @@ def test_a_float_is_one_however_it_is_written(text):
     assert settings.parse(text, "here") == 1e-3
 
 
-@pytest.mark.parametrize("text", ["1e3", "0.5", "3", "true", "null", "run 1", "é"])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("0300", 300), ("-7", -7), ("+0", 0), ("0x1F", 31), ("0o17", 15)),
+        *((".5", 0.5), ("-.5", -0.5), ("1.", 1.0), ("-.inf", -math.inf), ("1e5", 1e5)),
+        *((each, each) for each in ("12:30", "12:30:00.5", "1_000", "1_0.5", "0b1", "08x", ".")),
+    ],
+)
+def test_numbers_are_those_of_yaml_1_2(text, value):
+    found = settings.parse(text, "here")
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "text", ["1e3", "0.5", "3", "010", "0x1", ".nan", "true", "null", "a 1", "é"]
+)
 def test_text_that_looks_like_another_value_is_written_in_quotes(text):
     assert settings.parse(settings.to_yaml({"name": text}), "here") == {"name": text}
 
