@@ -64,6 +64,8 @@ class RunLog:
         self._metrics = metrics.JsonLines(self._run / metrics.METRICS)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         self._first_validation_id = (validation or [{}])[0].get("validation_id", "")
+        for line in [each for each in validation if each["step"] == start.step][-1:]:
+            self._show_validation(line)  # TensorBoard drops it with the steps that are done again
         self._loss_before = recorded_loss(lines, records, start)
         self.watch = SpikeWatch(
             SpikeDetector(config.spike, declared_changes(self._setup.segments)),
@@ -191,17 +193,24 @@ class RunLog:
         if not parts["terms"]:
             del parts["terms"]
         line = {"attempt": self._start.attempt, "step": step, **total}
-        self._validation.write({**line, "validation_id": validation_id, **parts})
-        # What cannot be compared is another curve.
+        line |= {"validation_id": validation_id, **parts}
+        self._validation.write(line)
         self._first_validation_id = self._first_validation_id or validation_id
-        other = "" if validation_id == self._first_validation_id else f"@{validation_id}"
-        values = {f"validation/{name}": total[name] for name in ("loss", "perplexity")}
-        for name, score in parts.get("terms", {}).items():
-            values[f"validation/loss/{name}"] = score["loss"]
-        for name, score in {**parts["subsets"], **parts.get("corpora", {})}.items():
-            values[f"validation perplexity/{name}"] = score["perplexity"]
-        self._scalars(step, {f"{name}{other}": value for name, value in values.items()})
+        self._show_validation(line)
         self.say(wording.validation_line([line]))
+
+    def _show_validation(self, line: Mapping[str, Any]) -> None:
+        """Draw the points of a line of validation.jsonl."""
+        blocks = line.get("validation_id", "")
+        # What cannot be compared is another curve.
+        other = "" if blocks == self._first_validation_id else f"@{blocks}"
+        values = {f"validation/{name}": line[name] for name in ("loss", "perplexity")}
+        for name, score in line.get("terms", {}).items():
+            values[f"validation/loss/{name}"] = score["loss"]
+        for name, score in {**line["subsets"], **line.get("corpora", {})}.items():
+            values[f"validation perplexity/{name}"] = score["perplexity"]
+        finite = {f"{name}{other}": value for name, value in values.items() if value is not None}
+        self._scalars(line["step"], finite)
 
     def _suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values
         """Record what the spike detector found: the fields of an `Event`."""

@@ -1,5 +1,6 @@
 """What rank 0 writes while an attempt runs."""
 
+import dataclasses
 import errno
 import json
 import math
@@ -92,6 +93,20 @@ def test_evaluations_without_an_id_are_read(log, tmp_path):
     line = {"attempt": 1, "step": 9, "loss": 2.0, "perplexity": 7.4, "subsets": {}}
     (tmp_path / metrics.VALIDATION).write_text(f"{json.dumps(line)}\n")
     log.open()
+
+
+def test_an_attempt_draws_again_what_tensorboard_drops_at_its_first_step(log, monkeypatch):
+    """The validation after as many updates; later ones are measured again."""
+    scores = {"terms": {}, "subsets": {}}
+    for step, loss in ((0, 4.0), (10, 3.0), (10, 2.0), (20, 1.0)):
+        log.validated(
+            step, {"total": {"loss": loss, "perplexity": 7.4, "targets": 9}, **scores}, "a"
+        )
+    shown = []
+    monkeypatch.setattr(log, "_scalars", lambda step, values: shown.append((step, values)))
+    log._start = dataclasses.replace(log._start, step=10)
+    log.open()
+    assert shown == [(10, {"validation/loss": 2.0, "validation/perplexity": 7.4})]
 
 
 LINES = [
