@@ -210,7 +210,8 @@ def _divided(
 ) -> tuple[list[Example], list[Example]]:
     """Split examples into train and dev by a hash of their texts; equal texts stay together.
 
-    Dev has the same share of every class, and train keeps an example of each.
+    Dev has the same share of every class, or less where texts are equal, and train keeps an example
+    of each.
     """
     check_value("--dev-share", share, 0 < share < 1, "above 0 and below 1")
     classes = [e.label if kind == "classification" else 0 for e in examples]
@@ -226,7 +227,7 @@ def _divided(
     in_dev: set[int] = set()
     for _, numbers in sorted(equal.items()):
         found = Counter(classes[number] for number in numbers)
-        if all(wanted[label] > 0 and left[label] > found[label] for label in found):
+        if all(wanted[label] >= number < left[label] for label, number in found.items()):
             left, wanted = left - found, wanted - found
             in_dev.update(numbers)
     if not in_dev:
@@ -243,7 +244,8 @@ def _hash(example: Example) -> bytes:
 
 def _summary(task: Task, splits: Mapping[str, list[Example]], request: Request) -> Iterator[str]:
     sizes = ", ".join(f"{len(found):,} {name}" for name, found in splits.items())
-    taken = "" if request.dev else f" (dev is {request.dev_share:.0%} of train)"
+    share = len(splits["dev"]) / (len(splits["train"]) + len(splits["dev"]))
+    taken = "" if request.dev else f" (dev is {share:.0%} of them)"
     how = "" if request.kind else " (by its labels; --kind names another)"
     yield f"{task.name}: {task.kind}{how}, {sizes}{taken}"
     if task.is_regression:

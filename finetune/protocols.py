@@ -92,6 +92,8 @@ class Protocol:
                 settings |= {"warmup_steps": warmup, "schedule_steps": steps}
                 settings |= {"gradient_clipping": 0.0, "length_window": 1}
         for each in overrides:
+            if each.startswith("warmup_fraction="):
+                settings["warmup_steps"] = 0  # the published one, or one given before
             apply_override(settings, each)
         return decode(FinetuneConfig, settings)
 

@@ -89,6 +89,9 @@ def test_dev_has_the_same_share_of_every_class(table):
     assert [sizes[label] for label in range(6)] == [12, 4, 2, 2, 0, 0]
     most = describe(Request("own", table(labelled(*labels)), dev_share=0.9))
     assert {e.label for e in most.splits["train"]} == {*range(6)}
+    often = describe(Request("own", table(labelled(*"ab" * 50) + [("often", "a")] * 100)))
+    assert len(often.splits["dev"]) == 20
+    assert often.summary[0].endswith(" (dev is 10% of them)")
 
 
 def test_texts_of_dev_that_train_has_are_counted(table):

@@ -38,6 +38,7 @@ def test_the_studies_have_fairseq_s_settings_and_the_default_clips_and_groups_by
         peak = max(config.rate(step, 1) for step in range(config.schedule_steps))
         assert peak == config.rate(config.warmup_steps, 1) == config.learning_rate
         assert config.rate(config.schedule_steps, 1) == 0
+        assert PROTOCOLS[protocol].config(TASKS[name], ["warmup_fraction=0.2"]).warmup_steps == 0
     config = PROTOCOLS["default"].config(TASKS[name])
     assert (config.learning_rate, config.batch_size) == PUBLISHED[name][:2]
     assert config.warmup_fraction == (0.25 if name == "QQP" else 0.06)
