@@ -185,6 +185,7 @@ def finetune(options: argparse.Namespace) -> None:
     batch_size = min(BATCH_SIZE, len(rows))
     steps = math.ceil(epochs * len(rows) / batch_size)
     settings = [f"optimizer.learning_rate={options.finetune_lr}", f"training.steps={steps}"]
+    settings += ["schedule.warmup_steps=0"]  # the rate is constant
     settings += ["schedule.minimum_learning_rate=0", f"training.seed={options.seed}"]
     config = recipe(options, *settings)
     start = read(options) if reading else fresh(options, config)

@@ -42,7 +42,7 @@ class Blocks(ABC):
         return (
             f"fits into data.sequence_length {self.sequence_length}; the shortest has "
             f"{int(self.corpus.lengths.min())} tokens and needs one more for <s>; use longer "
-            "blocks, or data.packing=chunked or contiguous"
+            "blocks, or the packing chunked or contiguous"
         )
 
     @cached_property

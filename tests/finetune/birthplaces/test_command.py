@@ -136,9 +136,11 @@ def test_fine_tuning_starts_from_the_pretrained_weights_and_repeats_bit_for_bit(
     assert first == second != Path("same/model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(("batch_size", "steps"), [(256, 3), (41, 4), (8, 16)])
+@pytest.mark.parametrize(
+    ("batch_size", "epochs", "steps"), [(256, 1, 1), (256, 3, 3), (41, 3, 4), (8, 3, 16)]
+)
 def test_every_epoch_is_read_in_an_order_of_the_seed_and_few_rows_are_one_batch(
-    task, tmp_path, monkeypatch, batch_size, steps
+    task, tmp_path, monkeypatch, batch_size, epochs, steps
 ):
     """A row more than a batch is not two batches."""
 
@@ -151,7 +153,8 @@ def test_every_epoch_is_read_in_an_order_of_the_seed_and_few_rows_are_one_batch(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training, "_train", trained)
     monkeypatch.setattr(training, "BATCH_SIZE", batch_size)
-    words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} --epochs 3 {TINY}"
+    words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} {TINY}"
+    words += f" --epochs {epochs}"
     for output, seed in (("a", 1), ("b", 1), ("c", 2)):
         more = f"--seed {seed} --writing_params_path {output}"
         training.finetune(parse_arguments(program(GROUPS), f"birthplaces {words} {more}".split()))

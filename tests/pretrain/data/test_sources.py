@@ -271,6 +271,6 @@ def test_a_damaged_table_is_named(damage, corpus, tmp_path):
 
 
 def test_a_corpus_without_a_document_that_fits_is_refused(corpus):
-    with pytest.raises(ValueError, match="sequence_length 3; the shortest has .*=chunked"):
+    with pytest.raises(ValueError, match="sequence_length 3; the shortest has .*packing chunked"):
         CompleteBlocks(Corpus(corpus, "train"), 3)
     assert ChunkedBlocks(Corpus(corpus, "train"), 3).share_of_tokens == 1.0
