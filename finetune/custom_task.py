@@ -231,9 +231,8 @@ def _divided(
             left, wanted = left - found, wanted - found
             in_dev.update(numbers)
     if not in_dev:
-        raise ValueError(
-            f"{count(total, 'example')}: too few different texts to divide; give --dev"
-        )
+        lack = "too few different texts to divide; give --dev, or a larger --dev-share"
+        raise ValueError(f"{count(total, 'example')}: {lack}")
     train = [example for number, example in enumerate(examples) if number not in in_dev]
     return train, [examples[number] for number in sorted(in_dev)]
 
