@@ -24,9 +24,7 @@ class FinetuneConfig:
     batch_size: PositiveInt = 16
     learning_rate: PositiveFloat = 1e-5
     warmup_fraction: Fraction = 0.06
-    """Share of the steps in which the learning rate rises to its peak; afterwards it falls to 0."""
-    warmup_steps: NonNegativeInt = 0
-    """Warm-up as a number of steps; 0: use `warmup_fraction`."""
+    """Share of the schedule's steps in which the learning rate rises; afterwards it falls to 0."""
     schedule_steps: NonNegativeInt = 0
     """Step at which the learning rate reaches 0; 0: at the end of the run."""
     weight_decay: NonNegativeFloat = 0.1
@@ -71,7 +69,7 @@ class FinetuneConfig:
         update has rate 0 and changes nothing.
         """
         end = self.schedule_steps or steps
-        warmup = self.warmup_steps or round(self.warmup_fraction * end)
+        warmup = round(self.warmup_fraction * end)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
         return self.learning_rate * max(0, end - step) / max(1, end - warmup)

@@ -74,7 +74,7 @@ class Protocol:
     seeds: int = 1
     best_epoch_by: str = "benchmark"
     as_in_fairseq: bool = True
-    """Whether warm-up and decay are counted in steps, gradients are not clipped, and batches are
+    """Whether the rate falls to 0 at a published step, gradients are not clipped, and batches are
     drawn from examples of all lengths."""
 
     def config(self, task: Task, overrides: Sequence[str] = ()) -> FinetuneConfig:
@@ -89,11 +89,9 @@ class Protocol:
             settings |= {"learning_rate": rate, "batch_size": batch}
             settings |= {"warmup_fraction": round(warmup / steps, 2)}
             if self.as_in_fairseq:
-                settings |= {"warmup_steps": warmup, "schedule_steps": steps}
+                settings |= {"warmup_fraction": warmup / steps, "schedule_steps": steps}
                 settings |= {"gradient_clipping": 0.0, "length_window": 1}
         for each in overrides:
-            if each.startswith("warmup_fraction="):
-                settings["warmup_steps"] = 0  # the published one, or one given before
             apply_override(settings, each)
         return decode(FinetuneConfig, settings)
 
