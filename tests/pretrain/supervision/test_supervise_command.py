@@ -19,7 +19,7 @@ from finetune import zeroclap as command_line
 from pretrain.checks import capacity
 from pretrain.checks.resume import check_run
 from pretrain.processes import gpus, processes
-from pretrain.records import folder, ledger, segments
+from pretrain.records import checkpoints, folder, ledger, segments
 from pretrain.supervision import launch, nodes
 from pretrain.supervision import run as supervised_run
 from tests.pretrain.builders import failing
@@ -214,6 +214,20 @@ def test_a_finished_run_asks_no_other_machine(supervise, recipe, tmp_path, monke
     assert (code, "finished" in output) == (0, True)
     again = "--from=5", "optimizer.learning_rate=1e-3", "supervision.node_wait_seconds=1"
     assert "elsewhere was asked" in supervise(f"supervision.hostfile={hosts}", *again)[2]
+
+
+def test_an_edited_deepspeed_file_is_refused_before_a_launch(supervise, recipe, tmp_path):
+    run = tmp_path / "run"
+    segments.begin(check_run(recipe.load(run)))
+    for kind, facts in (("attempt", {"token": "t"}), ("commit", {"ranks": 2, "manifest": ""})):
+        ledger.append(run / ledger.FILE_NAME, kind, attempt=1, step=5, **facts)
+    manifest = checkpoints.folder_of(run, 5) / checkpoints.MANIFEST
+    manifest.parent.mkdir(parents=True)
+    refused = "differs from that of the checkpoint of step 5: zero_opt"
+    for text, said in (('{"deepspeed": {"zero_optimization": {"stage": 3}}}', refused), ("{", "")):
+        manifest.write_text(text)  # the ranks look for one that is whole
+        code, _, error = supervise("--dry-run")
+        assert (code, said in error) == (2 if said else 0, True), error
 
 
 def test_another_recipe_is_not_recorded_while_another_supervisor_has_the_run(
