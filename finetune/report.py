@@ -63,9 +63,10 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     if not paths:
         lack = "has no finished run of `zeroclap glue`"
         raise ValueError(f"{folder}: {lack if folder.is_dir() else 'no such folder'}")
-    of_task = {plan.task: plan for plan in (read_plan(path.parent) for path in paths)}
-    for path in paths:
-        check_comparable(path.parent, of_task.values(), "the runs beside it")
+    plans = {path.parent: read_plan(path.parent) for path in paths}
+    of_task = {plan.task: plan for plan in plans.values()}
+    for run, plan in plans.items():
+        check_comparable(run, plan, of_task.values(), "the runs beside it")
     return [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
 
 

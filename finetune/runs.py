@@ -258,23 +258,22 @@ def prepare(output: Path, plans: Sequence[RunPlan]) -> list[RunPlan]:
     """
     plans = [_with_start(output, plan) for plan in plans]
     for path in sorted(output.glob(f"*/{RESULT}")):
-        check_comparable(path.parent, plans, "the requested runs")
+        check_comparable(path.parent, read_plan(path.parent), plans, "the requested runs")
     waiting = [plan for plan in plans if not is_finished(output / plan.name, plan)]
     for plan in waiting:
         plan.write(output / plan.name)
     return waiting
 
 
-def check_comparable(folder: Path, plans: Iterable[RunPlan], others: str) -> None:
-    """Refuse to report a finished run beside others, "the requested runs" for example.
+def check_comparable(folder: Path, plan: RunPlan, plans: Iterable[RunPlan], others: str) -> None:
+    """Refuse to report the run of a folder beside others, "the requested runs" for example.
 
     Raises:
         ValueError: one is of the same task and not comparable, or of another model or protocol.
     """
-    old = read_plan(folder)
-    for new in plans:
-        changed = old.differences(new)
-        if old.task != new.task:  # they share a report
+    for other in plans:
+        changed = plan.differences(other)
+        if plan.task != other.task:  # they share a report
             changed = [each for each in changed if each.startswith(("protocol: ", "model: "))]
         if changed:
             raise ValueError(
