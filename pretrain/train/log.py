@@ -64,8 +64,9 @@ class RunLog:
         self._metrics = metrics.JsonLines(self._run / metrics.METRICS)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         self._first_validation_id = (validation or [{}])[0].get("validation_id", "")
-        for line in [each for each in validation if each["step"] == start.step][-1:]:
-            self._show_validation(line)  # TensorBoard drops it with the steps that are done again
+        if measured := [line for line in validation if line["step"] == start.step]:
+            # TensorBoard drops it with the steps that are done again.
+            self._board.scalars(start.step, self._validation_curves(measured[-1]))
         self._loss_before = recorded_loss(lines, records, start)
         self.watch = SpikeWatch(
             SpikeDetector(config.spike, declared_changes(self._setup.segments)),
@@ -196,11 +197,11 @@ class RunLog:
         line |= {"validation_id": validation_id, **parts}
         self._validation.write(line)
         self._first_validation_id = self._first_validation_id or validation_id
-        self._show_validation(line)
+        self._scalars(step, self._validation_curves(line))
         self.say(wording.validation_line([line]))
 
-    def _show_validation(self, line: Mapping[str, Any]) -> None:
-        """Draw the points of a line of validation.jsonl."""
+    def _validation_curves(self, line: Mapping[str, Any]) -> dict[str, float]:
+        """Return the points of a line of validation.jsonl, by curve, without those not finite."""
         blocks = line.get("validation_id", "")
         # What cannot be compared is another curve.
         other = "" if blocks == self._first_validation_id else f"@{blocks}"
@@ -209,8 +210,7 @@ class RunLog:
             values[f"validation/loss/{name}"] = score["loss"]
         for name, score in {**line["subsets"], **line.get("corpora", {})}.items():
             values[f"validation perplexity/{name}"] = score["perplexity"]
-        finite = {f"{name}{other}": value for name, value in values.items() if value is not None}
-        self._scalars(line["step"], finite)
+        return {f"{name}{other}": value for name, value in values.items() if value is not None}
 
     def _suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values
         """Record what the spike detector found: the fields of an `Event`."""

@@ -25,6 +25,7 @@ from pretrain.train.attempt import Attempt
 from pretrain.train.log import RunLog, discontinuity, recorded_loss
 from pretrain.train.measurements import Measurements
 from pretrain.train.setup import ResumeState
+from pretrain.train.trackers import TensorBoard
 from tests.pretrain.builders import step_record
 from tests.pretrain.histories import SEED, History, recipe
 
@@ -97,13 +98,11 @@ def test_evaluations_without_an_id_are_read(log, tmp_path):
 
 def test_an_attempt_draws_again_what_tensorboard_drops_at_its_first_step(log, monkeypatch):
     """The validation after as many updates; later ones are measured again."""
-    scores = {"terms": {}, "subsets": {}}
     for step, loss in ((0, 4.0), (10, 3.0), (10, 2.0), (20, 1.0)):
-        log.validated(
-            step, {"total": {"loss": loss, "perplexity": 7.4, "targets": 9}, **scores}, "a"
-        )
+        total = {"loss": loss, "perplexity": 7.4, "targets": 9}
+        log.validated(step, {"total": total, "terms": {}, "subsets": {}}, "a")
     shown = []
-    monkeypatch.setattr(log, "_scalars", lambda step, values: shown.append((step, values)))
+    monkeypatch.setattr(TensorBoard, "scalars", lambda _, *point: shown.append(point))
     log._start = dataclasses.replace(log._start, step=10)
     log.open()
     assert shown == [(10, {"validation/loss": 2.0, "validation/perplexity": 7.4})]
