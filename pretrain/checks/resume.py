@@ -9,6 +9,7 @@ from data_prep.common import files
 from data_prep.common.records import decode
 from data_prep.common.wording import changes
 from data_prep.manifest import CorpusManifest, load_manifest
+from pretrain.config import deepspeed
 from pretrain.config.load import RUN_FILE, differences
 from pretrain.config.run import RunConfig, Segments
 from pretrain.data.sources import algorithms
@@ -71,6 +72,23 @@ def check_run(config: RunConfig, source: Source | None = None) -> Course:
         course = Course(config, Segments.of([*recipes, (source.step, config)]), {}, why or USER)
         return _checked(dataclasses.replace(course, source=source), records)
     return _checked(unchanged, records)
+
+
+def check_deepspeed(config: RunConfig, ranks: int) -> None:
+    """Compare the DeepSpeed file, which may have been edited, with that of the last checkpoint.
+
+    Raises:
+        ValueError: its arithmetic or its stage differs.
+    """
+    run = Path(config.folder)
+    kept = ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME)).checkpoints
+    try:
+        saved = files.read_json(checkpoints.folder_of(run, kept[-1]) / checkpoints.MANIFEST)
+        before = saved["deepspeed"]
+    except (OSError, ValueError, LookupError):  # none is kept, or the ranks look for a whole one
+        return
+    settings = deepspeed.read_settings(*config.deepspeed_arguments(ranks))
+    deepspeed.check_same_state(config.training.deepspeed, settings, before, kept[-1])
 
 
 def _check_vocabulary(config: RunConfig, records: Sequence[Record]) -> None:

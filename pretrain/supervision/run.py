@@ -7,16 +7,15 @@ from pathlib import Path
 
 from data_prep import manifest
 from data_prep.common.exit_codes import EXIT_DONE
-from data_prep.common.files import read_json
 from pretrain.checks import capacity
 from pretrain.checks.needs import least_states
 from pretrain.checks.recipe import check, check_device, data_summary
-from pretrain.checks.resume import check_run
-from pretrain.config.deepspeed import check_same_state, path_of, read_settings
+from pretrain.checks.resume import check_deepspeed, check_run
+from pretrain.config.deepspeed import path_of
 from pretrain.config.run import RunConfig
 from pretrain.model.config import ModelConfig
 from pretrain.processes import gpus
-from pretrain.records import checkpoints, control, folder, ledger, segments
+from pretrain.records import control, folder, ledger, segments
 from pretrain.records.metrics import METRICS
 from pretrain.records.report import write_report
 from pretrain.records.segments import Course, Source
@@ -109,7 +108,7 @@ def _check(config: RunConfig, source: Source | None, node: Node) -> Course:
     ranks = launch.world_size(config.supervision, node.count)
     model = check(config, ranks)
     course = check_run(config, source)
-    _check_deepspeed(config, ranks)
+    check_deepspeed(config, ranks)
     if config.model.init_from and node.rank == 0:
         from pretrain.convert import initial_weights
 
@@ -118,18 +117,6 @@ def _check(config: RunConfig, source: Source | None, node: Node) -> Course:
     _check_machine(config, model, ranks, node)
     sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config, ranks))
     return course
-
-
-def _check_deepspeed(config: RunConfig, ranks: int) -> None:
-    """Compare the DeepSpeed file, which may have been edited, with that of the last checkpoint."""
-    run = Path(config.folder)
-    for step in ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME)).checkpoints[-1:]:
-        try:
-            saved = read_json(checkpoints.folder_of(run, step) / checkpoints.MANIFEST)["deepspeed"]
-        except (OSError, ValueError, KeyError):
-            return  # the ranks look for a checkpoint that is whole
-        settings = read_settings(*config.deepspeed_arguments(ranks))
-        check_same_state(config.training.deepspeed, settings, saved, step)
 
 
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
