@@ -72,10 +72,8 @@ def test_the_last_of_several_runs_has_the_threads_of_the_others(
     given = []
     monkeypatch.setattr(starting, "_start", lambda *args: given.append(args[3]))
     monkeypatch.setattr(children, "run_in_slots", lambda plans, n, start, *_: start(plans[0], 0))
-    plan, model = (
-        SimpleNamespace(config=FinetuneConfig()),
-        presets.build("tiny", "baseline", 50, {}),
-    )
+    plan = SimpleNamespace(config=FinetuneConfig())
+    model = presets.build("tiny", "baseline", 50, {})
     starting.run_all(tmp_path, [plan], model, planned=planned)
     assert given == [threads]
 

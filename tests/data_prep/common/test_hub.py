@@ -24,7 +24,7 @@ def test_the_files_that_match_are_fetched_once(tmp_path, capsys):
     with hub_of(tmp_path):
         huggingface_hub.constants.ENDPOINT = "http://127.0.0.1:9"  # nobody is there
         assert hub.fetch("someone/small-1.0", ["config.json"]) == found
-        with pytest.raises(ValueError, match="no such file here, and not in the hub's cache: "):
+        with pytest.raises(ValueError, match=r"here, and not in the hub's cache: [^.]+$"):
             hub.fetch("someone/other", ["config.json"])
         notes = capsys.readouterr().err
         assert "note: http://127.0.0.1:9 does not answer ([Errno 111] Connection refused)" in notes

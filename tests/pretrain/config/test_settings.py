@@ -30,9 +30,7 @@ def test_numbers_are_those_of_yaml_1_2(text, value):
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
-    "text", ["1e3", "0.5", "3", "010", "0x1", ".nan", "true", "null", "a 1", "é"]
-)
+@pytest.mark.parametrize("text", ["1e3", "0.5", "3", "010", "0x1", "true", "null", "run 1", "é"])
 def test_text_that_looks_like_another_value_is_written_in_quotes(text):
     assert settings.parse(settings.to_yaml({"name": text}), "here") == {"name": text}
 
