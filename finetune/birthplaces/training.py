@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def run_folder(options: argparse.Namespace, rate: str) -> Path:
     """
     size = [str(options.bottleneck_dim)] * (options.variant == "perceiver")
     words = [options.tb_expt_name, options.variant, *size, rate, f"seed_{options.seed}"]
-    output = str(options.writing_params_path).strip("/").replace("/", "_")
+    output = quote(str(options.writing_params_path), safe="")  # another one for each path
     return EXPERIMENTS / str(options.function) / "_".join(words) / output
 
 

@@ -127,12 +127,13 @@ def test_fine_tuning_starts_from_the_pretrained_weights_and_repeats_bit_for_bit(
     start = fresh("vanilla").reading_params_path
     words = f"finetune vanilla {task.text} --finetune_corpus_path {task.train} --epochs 2 --seed 3"
     words += f" --reading_params_path {start} optimizer.weight_decay=0 --finetune_lr"
-    for name, rate in (("same", 1e-9), ("first", 1e-3), ("second", 1e-3)):
+    for name, rate in (("same", 1e-9), ("a/b", 1e-3), ("a_b", 1e-3)):
         assert birthplaces(f"{words} {rate} --writing_params_path {name}") == 0
+    assert len(list(Path("expt").glob("finetune/*/*/tensorboard"))) == 3
     before, same = (load_model(Path(name)).model for name in (start, "same"))
     for name, weights in before.state_dict().items():
         torch.testing.assert_close(same.state_dict()[name], weights, rtol=0, atol=1e-7)
-    first, second = (Path(name, "model.safetensors").read_bytes() for name in ("first", "second"))
+    first, second = (Path(name, "model.safetensors").read_bytes() for name in ("a/b", "a_b"))
     assert first == second != Path("same/model.safetensors").read_bytes()
 
 
