@@ -201,12 +201,12 @@ def test_an_agent_of_a_finished_run_leaves_at_once_unless_the_run_goes_on(stage)
     ledger.append(stage.run / ledger.FILE_NAME, "done", step=RunConfig().training.steps)
     stage.start()
     assert stage.join() == EXIT_DONE
-    control.write(stage.run, ControlFile("end", 99, control.EXIT, code=EXIT_FAILED))
-    assert Agent(stage.config(), 1).run(goes_on=True) == EXIT_FAILED  # followed the control file
+    config = stage.config(node_wait_seconds=0.5)
+    assert Agent(config, 1).run(goes_on=True) == EXIT_FAILED  # no supervisor came
     ledger.append(
         stage.run / ledger.FILE_NAME, "commit", step=1, manifest="of a damaged checkpoint"
     )
-    assert Agent(stage.config(), 1).run() == EXIT_FAILED
+    assert Agent(config, 1).run() == EXIT_FAILED
 
 
 def test_a_file_system_that_is_unavailable_for_a_while_does_not_end_an_agent(stage, monkeypatch):
