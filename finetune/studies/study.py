@@ -111,7 +111,8 @@ class Study:
 
         Raises:
             ValueError: no factor, a factor without levels or with another's name, no seeds or one
-                twice, a length twice or below 2, a pair that is not two levels of one factor.
+                twice, a length twice or below 2, a pair that is not two levels of one factor
+                other than `best`.
         """
         _check(self.factors, self.seeds)
         if not self.factors:
@@ -124,7 +125,7 @@ class Study:
         _check_known("best", [self.best] if self.best else [], [*self.factors])
         for level, models in only.items():
             _check_known(f"finetune.only.{level}", models, _levels(self.factors))
-        factors = self.factors | own
+        factors = {k: v for k, v in (self.factors | own).items() if k != self.best}
         for pair in self.pairs:
             _check_known("pairs", pair, _levels(factors))
             if not any(len(levels.keys() & {*pair}) == 2 for levels in factors.values()):

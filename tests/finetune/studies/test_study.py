@@ -128,6 +128,7 @@ WRONG = [
     ("pairs: [[ALiBi, rotary]]", [], "pairs: 'rotary' is not one of"),
     ("pairs: [[ALiBi, none]]", [], "pairs: ALiBi, none: must be two levels of one factor"),
     ("pairs: [[ALiBi, ALiBi]]", [], "pairs: ALiBi, ALiBi: must be two"),
+    ("{pairs: [[none, some]], best: dropout}", [], "pairs: 'none' is not one of learned, ALiBi"),
     ("", ["--glue-jobs", "0"], "--glue-jobs"),
     ("finetune: {tasks: [CoLA]}", [], "--data"),
     ("finetune: {tasks: [COLLA]}", GLUE, "CoLA"),
