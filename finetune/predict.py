@@ -43,7 +43,7 @@ def predict(model: Path, file: Path, device: str | None = None) -> str:
     chosen = choose_device(device)
     loaded = load_model(model)
     task = _task_of(loaded)
-    if file.suffix.lower() in (".csv", ".jsonl", ".json", ".parquet"):
+    if file.suffix.lower() in (".csv", ".jsonl", ".ndjson", ".json", ".parquet"):
         raise ValueError(
             f"{file}: is a table; `predict` reads one text per line, or two separated by a tab. "
             "Write the texts into a .txt file"
@@ -97,7 +97,7 @@ def _read_lines(file: Path, task: Task) -> list[Example]:
                 f"{file}: line {number}: has {len(texts)} tab-separated texts, of "
                 f"{sum(map(len, texts))} characters; it must have {count}, not all empty"
             )
-        if number == 1 and texts == task.texts and file.suffix == ".tsv":
+        if number == 1 and texts == task.texts and file.suffix.lower() == ".tsv":
             raise ValueError(f"{file}: line 1: is a header, not a text; leave it out")
         found.append(Example(texts))
     return found

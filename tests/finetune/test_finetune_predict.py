@@ -37,9 +37,9 @@ def predicted(trained, tmp_path, capsys):
     """`predicted(task, text)`: the exit code, the lines of columns and the error of `predict`."""
 
     def run(task, text, *options):
-        (tmp_path / "new.tsv").write_bytes(text.encode())
+        (tmp_path / "new.TSV").write_bytes(text.encode())
         model = str(trained / f"{task}-pretrained-seed1" / "model")
-        code = main(["predict", model, str(tmp_path / "new.tsv"), *options])
+        code = main(["predict", model, str(tmp_path / "new.TSV"), *options])
         shown = capsys.readouterr()
         return code, [line.split("\t") for line in shown.out.splitlines()], shown.err
 
@@ -81,12 +81,12 @@ def test_a_model_answers_its_own_task_and_not_that_of_the_model_it_started_from(
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("", (), "new.tsv: is empty"),
-        ("one\n\nthree\n", (), "new.tsv: line 2: has 1 tab-separated texts, of 0 characters; it"),
-        ("sentence\none\n", (), "new.tsv: line 1: is a header, not a text"),
+        ("", (), "new.TSV: is empty"),
+        ("one\n\nthree\n", (), "new.TSV: line 2: has 1 tab-separated texts, of 0 characters; it"),
+        ("sentence\none\n", (), "new.TSV: line 1: is a header, not a text"),
         ("one\ntwo\tthree\n", (), "line 2: has 2 tab-separated texts, of 8 characters; it must ha"),
         ("one\n", ("--device", "cuda"), "--device cuda: this machine has cpu"),
-        ("one\n", ("--output", "new.tsv"), "new.tsv: exists; choose a new name"),
+        ("one\n", ("--output", "new.TSV"), "new.TSV: exists; choose a new name"),
         ("one\n", ("--output", "."), ".: exists; choose a new name"),
     ],
 )
@@ -97,7 +97,7 @@ def test_what_cannot_be_predicted_is_refused(
     code, lines, error = predicted("CoLA", text, *options)
     assert (code, lines, error.count("\n")) == (2, [], 1)
     assert message in error
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("new.tsv", text)]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("new.TSV", text)]
 
 
 def test_answers_are_without_dropout_and_of_the_model_s_segments(segment_model, monkeypatch):
@@ -115,7 +115,7 @@ def test_answers_are_without_dropout_and_of_the_model_s_segments(segment_model, 
 def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_head_are_refused(
     trained, tiny_model, tmp_path, capsys
 ):
-    for name in ("new.tsv", "new.CSV"):
+    for name in ("new.TSV", "new.ndjson"):
         (tmp_path / name).write_text("one\n")
     model = trained / "CoLA-pretrained-seed1" / "model"
     output = ["--output", str(tmp_path / "submission")]
@@ -124,8 +124,8 @@ def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_he
         (["submit", str(tmp_path), *output], "has no finished run of `"),
         (["submit", str(tmp_path / "gone"), *output], "gone: no such folder"),
         (["glue-report", str(tmp_path / "gone")], "gone: no such folder"),
-        (["predict", str(tiny_model), str(tmp_path / "new.tsv")], "has no classification head"),
-        (["predict", str(model), f"{tmp_path}/new.CSV"], "new.CSV: is a table; `predict` reads"),
+        (["predict", str(tiny_model), str(tmp_path / "new.TSV")], "has no classification head"),
+        (["predict", str(model), f"{tmp_path}/new.ndjson"], "new.ndjson: is a table; `predict` reads"),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
