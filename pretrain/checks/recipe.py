@@ -112,7 +112,6 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
         Mixture.of_run(config.segments)  # refuses weights that no order could follow
     check_packing(SOURCES[data.packing], objective, model.latents)
     settings = deepspeed_settings.read_settings(*config.deepspeed_arguments(world_size))
-    deepspeed_settings.check_optimizer(settings, config.optimizer.name)
     backend = training.attention_backend
     with named_errors("training", "."):
         check_backend(model, choose_backend(model, backend, on_gpu=False))

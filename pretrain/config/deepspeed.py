@@ -3,30 +3,61 @@
 Imports neither torch nor deepspeed, so that an invalid file is refused before a launch.
 """
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from data_prep.common.files import read_json
-from data_prep.common.records import check_value, unknown_key
+from data_prep.common.files import named_errors, read_json
+from data_prep.common.records import (
+    PositiveFloat,
+    PositiveInt,
+    check_value,
+    decode,
+    unknown_key,
+)
 from data_prep.common.wording import changes
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import flatten, named_file
 from pretrain.model.backends import AUTOMATIC
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
-_SECTIONS = ("zero_optimization", "fp16", "bf16", "data_types")
 _OFFLOADS = ("offload_optimizer", "offload_param")
-_TOP_LEVEL_KEYS = {
-    *_SECTIONS,
-    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-    *("gradient_clipping", "prescale_gradients", "gradient_predivide_factor"),
-    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
-    *("communication_data_type", "wall_clock_breakdown", "steps_per_print", "dump_state"),
-}
+_HALF = ("bf16", "fp16")
+_Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _DataTypes:
+    grad_accum_dtype: _Dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """What DeepSpeed reads without a check of its own, and the sections that it does check."""
+
+    train_batch_size: Any = "auto"
+    train_micro_batch_size_per_gpu: Any = "auto"
+    gradient_accumulation_steps: Any = "auto"
+    gradient_clipping: Any = "auto"
+    prescale_gradients: bool = False
+    gradient_predivide_factor: PositiveFloat = 1.0
+    zero_allow_untested_optimizer: bool = True
+    zero_force_ds_cpu_optimizer: bool = False
+    communication_data_type: _Dtype = "fp32"
+    wall_clock_breakdown: bool = False
+    steps_per_print: PositiveInt = 1_000_000_000
+    dump_state: bool = False
+    zero_optimization: dict[str, Any] = dataclasses.field(default_factory=dict)
+    fp16: dict[str, Any] = dataclasses.field(default_factory=dict)
+    bf16: dict[str, Any] = dataclasses.field(default_factory=dict)
+    data_types: _DataTypes = _DataTypes("fp32")
+
+
 _ONE_SUB_GROUP = 10**12
 """Elements of a parameter group that a rank of ZeRO 3 keeps in one piece: more than there are."""
 _OF_RANKS = "the optimizer state would depend on the number of ranks, and no other could resume"
+_OWN_OPTIMIZER = "DeepSpeed has it for optimizers of its own alone"
 _UNUSABLE = {
     "sub_group_size": (_ONE_SUB_GROUP, _OF_RANKS),
     "round_robin_gradients": (False, _OF_RANKS),
@@ -35,6 +66,10 @@ _UNUSABLE = {
     "elastic_checkpoint": (False, "DeepSpeed does not load what it saves with it"),
     "compute_grad_norm": (True, "there is no norm of the gradient to record and to clip by"),
     "cpu_offload": (False, 'an old name; use offload_optimizer: {"device": "cpu"}'),
+    "cpu_offload_param": (False, 'an old name; use offload_param: {"device": "cpu"}'),
+    "zenflow": (None, _OWN_OPTIMIZER),
+    "offload_optimizer.ratio": (1.0, _OWN_OPTIMIZER),
+    "offload_optimizer.super_offload": (False, _OWN_OPTIMIZER),
 }
 """Settings of ZeRO with the one value that works here, and what another one does."""
 _FIXED = {
@@ -55,8 +90,8 @@ def read_settings(
 ) -> dict[str, Any]:
     """Read the DeepSpeed configuration of a run, with every "auto" replaced by the recipe's number.
 
-    DeepSpeed ignores unknown keys at the top level, so they are refused here. Keys of the sections
-    are checked by `engine.deepspeed_json`, with DeepSpeed's own records.
+    DeepSpeed does not check the top level, so this does. The sections are checked by
+    `engine.deepspeed_json`, with DeepSpeed's own records.
 
     Args:
         name: a file of ds_configs/ without its suffix, or a path to a JSON file.
@@ -65,13 +100,11 @@ def read_settings(
         world_size: number of ranks.
 
     Raises:
-        ValueError: there is no such file, it is not a JSON object, a key is unknown, a number
-            contradicts the recipe, or DeepSpeed would run a combination of settings differently
-            from what it says.
+        ValueError: there is no such file, it is not a JSON object, a key or value is not accepted,
+            a number contradicts the recipe, or DeepSpeed would run a combination of settings
+            differently from what it says.
     """
     path, settings = _load(name)
-    check_known_keys(str(path), settings, _TOP_LEVEL_KEYS)
-    check_known_keys(f"{path}: data_types", settings.get("data_types", {}), {"grad_accum_dtype"})
     _check_not_misleading(path, settings)
     accumulation = batch.accumulation_steps(world_size)
     owned = {
@@ -92,8 +125,8 @@ def read_settings(
         settings["fp16"]["loss_scale_window"] = max(1, 2**14 // world_size // accumulation)
     # DeepSpeed's timer would synchronise with the GPU before each forward pass.
     settings["timers"] = {"throughput": {"enabled": False}}
-    # DeepSpeed asks for this in order to use any optimizer that it does not know, such as ours.
-    settings["zero_allow_untested_optimizer"] = True
+    # DeepSpeed asks for these in order to use any optimizer that it does not know, such as ours.
+    settings |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
     settings.setdefault("steps_per_print", 1_000_000_000)
     if stage_of(settings) == 3:
         settings["zero_optimization"]["sub_group_size"] = _ONE_SUB_GROUP
@@ -108,22 +141,22 @@ def path_of(name: str) -> Path:
 def _load(name: str) -> tuple[Path, dict[str, Any]]:
     path = path_of(name)
     settings = read_json(path)
-    for name in _SECTIONS:
-        _check_object(f"{path}: {name}", settings.get(name, {}))
+    with named_errors(path):
+        decode(_File, settings)
     zero = settings.get("zero_optimization", {})
     for key in [key for key, value in zero.items() if value == "auto"]:
         del zero[key]  # DeepSpeed takes its default
     for name in _OFFLOADS:  # DeepSpeed takes null for one that is not used
-        _check_object(f"{path}: {name}", zero.get(name) or {})
+        part = zero.get(name) or {}
+        check_value(f"{path}: {name}", part, isinstance(part, dict), "a mapping of keys to values")
+    for name in _HALF:  # DeepSpeed takes other values for one of them, and "auto" for false
+        enabled = settings.get(name, {}).get("enabled", False)
+        check_value(f"{path}: {name}.enabled", enabled, enabled in (True, False), "true or false")
     for name in ("stage", "reduce_bucket_size"):
         number = zero.get(name, 0)
         fits = isinstance(number, int | float) and not number % 1
         check_value(f"{path}: {name}", number, fits, "a whole number")
     return path, settings
-
-
-def _check_object(where: str, part: object) -> None:
-    check_value(where, part, isinstance(part, dict), "an object of keys and values")
 
 
 def _check_not_misleading(path: Path, settings: Mapping[str, Any]) -> None:
@@ -135,6 +168,7 @@ def _check_not_misleading(path: Path, settings: Mapping[str, Any]) -> None:
     offload = any(offloads(settings, part) for part in _OFFLOADS)
     nvme = [f"{p}.device" for p in _OFFLOADS if (zero.get(p) or {}).get("device") == "nvme"]
     combinations = [
+        (len(half) > 1, f"{' and '.join(half)} are both enabled; choose one"),
         (
             stage == 0 and half,
             f"{' and '.join(half)} with ZeRO stage 0 takes another code path in DeepSpeed, whose "
@@ -145,6 +179,10 @@ def _check_not_misleading(path: Path, settings: Mapping[str, Any]) -> None:
             f"grad_accum_dtype {accumulation} with offload at ZeRO stage {stage} keeps a "
             "non-finite gradient, so that every later update is skipped; use stage 3",
         ),
+        (
+            stage < 3 and offloads(settings, "offload_param"),
+            f"DeepSpeed offloads no weights at ZeRO stage {stage}; use stage 3",
+        ),
         (stage == 0 and offload, "DeepSpeed offloads nothing at ZeRO stage 0; use stage 2"),
         (
             nvme,
@@ -152,11 +190,12 @@ def _check_not_misleading(path: Path, settings: Mapping[str, Any]) -> None:
             "committed; accepted: cpu",
         ),
     ]
+    given = {**flatten(zero), **zero}
     for key, (accepted, reason) in _UNUSABLE.items():
-        is_other = zero.get(key, accepted) != accepted and (stage == 3 or key != "sub_group_size")
-        combinations.append((is_other, f"{key} {zero.get(key)}: {reason}; remove it"))
-    for given, message in combinations:
-        if given:
+        is_other = given.get(key, accepted) != accepted and (stage == 3 or key != "sub_group_size")
+        combinations.append((is_other, f"{key} {given.get(key)}: {reason}; remove it"))
+    for is_wrong, message in combinations:
+        if is_wrong:
             raise ValueError(f"{path}: {message}")
 
 
@@ -167,7 +206,7 @@ def offloads(settings: Mapping[str, Any], part: str) -> bool:
 
 def half_precisions(settings: Mapping[str, Any]) -> list[str]:
     """Return which of bf16 and fp16 the weights of the forward pass have; none of them in fp32."""
-    return [name for name in ("bf16", "fp16") if settings.get(name, {}).get("enabled", False)]
+    return [name for name in _HALF if settings.get(name, {}).get("enabled", False)]
 
 
 def stage_of(settings: Mapping[str, Any]) -> int:
@@ -195,21 +234,6 @@ def compiles(wanted: bool | str, settings: Mapping[str, Any], on_gpu: bool) -> b
             "pass, so that nothing is left to compile; use stage 2, false or auto"
         )
     return is_possible and (on_gpu if wanted == AUTOMATIC else bool(wanted))
-
-
-def check_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
-    """Refuse optimizers by parameter where DeepSpeed does not show them whole partitions.
-
-    Raises:
-        ValueError: with ZenFlow or SuperOffload.
-    """
-    zero = settings.get("zero_optimization", {})
-    super_offload = (zero.get("offload_optimizer") or {}).get("super_offload")
-    if optimizer != "adamw" and (zero.get("zenflow") or super_offload):
-        raise ValueError(
-            f"optimizer.name: {optimizer} needs whole parameters, which DeepSpeed's zenflow and "
-            'super_offload do not give; offload to "cpu" without them'
-        )
 
 
 def check_same_state(

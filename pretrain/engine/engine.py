@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from pretrain.config.deepspeed import check_known_keys, read_settings, stage_of
@@ -27,10 +28,10 @@ from pretrain.loop.protocols import MicroBatch, StepInput, StepResult, TermLoss,
 def deepspeed_json(
     name: str, batch: BatchConfig, clipping: float, world_size: int
 ) -> dict[str, Any]:
-    """Read a DeepSpeed configuration of a run, and check the keys of its sections.
+    """Read a DeepSpeed configuration of a run, and check its sections.
 
     Raises:
-        ValueError: as `read_settings`, or a section has an unknown key.
+        ValueError: as `read_settings`, or a key or value of a section is not accepted.
     """
     workarounds.select_cpu_without_gpu()
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
@@ -39,15 +40,22 @@ def deepspeed_json(
     settings = read_settings(name, batch, clipping, world_size)
     sections = settings | settings.get("zero_optimization", {})
     for section, record in {
-        "zero_optimization": config.DeepSpeedZeroConfig,
         "offload_optimizer": offload_config.DeepSpeedZeroOffloadOptimizerConfig,
         "offload_param": offload_config.DeepSpeedZeroOffloadParamConfig,
+        "zero_optimization": config.DeepSpeedZeroConfig,
         "fp16": DeepSpeedFP16Config,
         "bf16": DeepSpeedBF16Config,
     }.items():
         aliases = {field.alias for field in record.model_fields.values() if field.alias}
-        known = record.model_fields.keys() | aliases
-        check_known_keys(f"{name}: {section}", sections.get(section) or {}, known)
+        known, values = record.model_fields.keys() | aliases, sections.get(section) or {}
+        check_known_keys(f"{name}: {section}", values, known)
+        try:
+            record(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key, value = ".".join(map(str, (section, *first["loc"]))), first["input"]
+            reason = f"{value!r} is not accepted: {first['msg']}"
+            raise ValueError(f"{name}: {key}: {reason}") from None
     return settings
 
 

@@ -140,7 +140,8 @@ class Supervisor:
         dump(self.config, self.run_folder / run_folder.SUPERVISED)
         control_file = control.read_control_file(self.run_folder)
         if job := launch.find(self.run_folder, control_file):
-            self._print(f"attempt {job.control_file.attempt} still runs; watching it")
+            still = f"attempt {job.control_file.attempt} still runs; watching it"
+            self._print(f"{still}; settings that changed hold from the next attempt on")
             return self._run_to_end(job)
         if self._settings.hostfile or (control_file and control_file.state != control.EXIT):
             # If its supervisor only stood still, it sees that another one wrote this, and leaves.
