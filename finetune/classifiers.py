@@ -12,7 +12,8 @@ import torch
 from data_prep.common.files import remove_partial_folders
 from finetune.batches import EncodedExamples
 from finetune.config import FinetuneConfig
-from finetune.runs import MODEL, RunPlan
+from finetune.result import RunPlan
+from finetune.runs import MODEL
 from finetune.tasks import Logits, Task
 from pretrain.convert.contents import CLASSIFIER, ModelContents
 from pretrain.convert.model_folder import LoadedModel

@@ -147,12 +147,12 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
 
 def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
     """Return each test set: its task, the run that predicts it, its file's name, its examples."""
-    pretrained = [result for result in collect(runs) if result["weights"] == "pretrained"]
+    pretrained = [result for result in collect(runs) if result["plan"].weights == "pretrained"]
     kept = [result for result in pretrained if (runs / result["folder"] / MODEL).is_dir()]
     best = {
         task: max(own, key=lambda result: scores.mean(result["best"], TASKS[task].official))
         for task in TASKS
-        if (own := [result for result in kept if result["task"] == task])
+        if (own := [result for result in kept if result["plan"].task == task])
     }
     without = ", ".join(task for task in TASKS if task not in best)
     missing = [f"no run with a kept model of {without}"] if without else []
@@ -160,7 +160,7 @@ def _submission_work(runs: Path) -> list[tuple[Task, Path, str, list[Example]]]:
     for task, result in best.items():
         for split, name in TASKS[task].test.items():
             try:
-                rows = examples.read_split(TASKS[task], result["plan"]["data"], split).examples
+                rows = examples.read_split(TASKS[task], result["plan"].data, split).examples
                 work.append((TASKS[task], runs / result["folder"], name or task, rows))
             except ValueError as error:
                 missing.append(str(error))

@@ -15,8 +15,8 @@ from pandas import DataFrame
 from data_prep.common.files import write_atomically
 from data_prep.common.markup import markdown_table
 from finetune.protocols import COLUMNS, PROTOCOLS, Protocol
-from finetune.result import RESULT, read_result, task_of
-from finetune.runs import WEIGHTS, check_comparable, read_plan
+from finetune.result import RESULT, read_result
+from finetune.runs import WEIGHTS, check_comparable
 from finetune.scores import LOWER_IS_BETTER, mean
 from finetune.tasks import TASKS, Task
 
@@ -46,7 +46,7 @@ def write_report(folder: Path) -> str:
     if len(named):
         sections.append(_official_table(named))
     for task, rows in table.groupby("task", sort=False):
-        sections.append(_section(rows, [result for result in results if result["task"] == task]))
+        sections.append(_section(rows, [run for run in results if run["plan"].task == task]))
     text = "\n".join(sections)
     write_atomically(folder / REPORT, text.encode())
     write_atomically(folder / TABLE, table.to_csv(index=False).encode())
@@ -63,16 +63,16 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     if not paths:
         lack = "has no finished run of `zeroclap glue`"
         raise ValueError(f"{folder}: {lack if folder.is_dir() else 'no such folder'}")
-    plans = {path.parent: read_plan(path.parent) for path in paths}
-    of_task = {plan.task: plan for plan in plans.values()}
-    for run, plan in plans.items():
-        check_comparable(run, plan, of_task.values(), "the runs beside it")
-    return [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
+    results = [read_result(path.parent) | {"folder": path.parent.name} for path in paths]
+    of_task = {result["plan"].task: result["plan"] for result in results}
+    for path, result in zip(paths, results, strict=True):
+        check_comparable(path.parent, result["plan"], of_task.values(), "the runs beside it")
+    return results
 
 
 def _protocol(results: Sequence[Result]) -> Protocol:
     """Return the protocol, which all runs of a folder share."""
-    return PROTOCOLS[results[0]["plan"]["protocol"]]
+    return PROTOCOLS[results[0]["plan"].protocol]
 
 
 def summary(results: Sequence[Result]) -> DataFrame:
@@ -85,9 +85,9 @@ def summary(results: Sequence[Result]) -> DataFrame:
     runs, and median, lowest and highest over the seeds.
     """
     protocol, rows = _protocol(results), []
-    tasks = {result["task"]: task_of(result["plan"]) for result in results}
+    tasks = {result["plan"].task: result["plan"].definition for result in results}
     for name in dict.fromkeys([*TASKS, *sorted(tasks)]):
-        runs = [result for result in results if result["task"] == name]
+        runs = [result for result in results if result["plan"].task == name]
         for model, group in _groups(runs):
             counts = len(group), sum(run["best"]["collapsed"] for run in group)
             counts = (0, 0) if model == CONSTANT else counts
@@ -100,7 +100,7 @@ def summary(results: Sequence[Result]) -> DataFrame:
 def _groups(runs: Sequence[Result]) -> Iterator[tuple[str, Sequence[Result]]]:
     """Yield the runs of a task that share a row; a constant answer is like a run of one epoch."""
     for weights in WEIGHTS:
-        own = [run for run in runs if run["weights"] == weights]
+        own = [run for run in runs if run["plan"].weights == weights]
         succeeded = [run for run in own if not run["best"]["collapsed"]]
         if own:
             yield weights, own
@@ -189,7 +189,7 @@ def _by_weights(table: DataFrame) -> Iterator[tuple[str, DataFrame]]:
 
 
 def _section(table: DataFrame, runs: Sequence[Result]) -> str:
-    example, task = runs[0], task_of(runs[0]["plan"])
+    example, task = runs[0], runs[0]["plan"].definition
     cells: dict[str, dict[str, str]] = {}
     for weights, rows in table[table.epoch != AS_PUBLISHED].groupby("model", sort=False):
         row = cells[str(weights)] = {}
@@ -199,7 +199,7 @@ def _section(table: DataFrame, runs: Sequence[Result]) -> str:
     head = ["weights", "seeds", "collapsed"]
     head += [f"{name}, {when}" for when in ("best", "last") for name in task.score_names]
     speed = statistics.median(run["tokens_per_second"] for run in runs)
-    choice = _joined(task.scores_of_best(example["plan"]["config"]["best_epoch_by"]))
+    choice = _joined(task.scores_of_best(example["plan"].config.best_epoch_by))
     notes = (
         f"Median over seeds (lowest to highest) on {example['dev_examples']:,} dev examples after "
         f"training on {example['train_examples']:,}. *best*: the epoch with the best {choice} on "

@@ -1,43 +1,112 @@
-"""Read what a finished run of `glue` or `finetune` leaves in its folder: result.json."""
+"""What the folder of a run of `glue` or `finetune` has: its plan and, at the end, its result.
 
+A plan is everything that decides a run's outcome; it is written to the folder before the run
+starts, and is part of the result.
+"""
+
+import dataclasses
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, cast
+from typing import Annotated, Any, cast
 
 from typing_extensions import TypedDict
 
+from data_prep.common.files import named_errors, read_json, write_json
 from data_prep.common.records import OneOf, check_value, decode
-from finetune import tasks
-from finetune.protocols import PROTOCOLS
-from finetune.tasks import Task
+from data_prep.common.wording import changes
+from finetune.config import FinetuneConfig
+from finetune.protocols import DEFAULT, PROTOCOLS
+from finetune.tasks import TASKS, Task
 
+PLAN = "run.json"
 RESULT = "result.json"
 
 
-class _Settings(TypedDict):
-    """What is read of the settings in a result."""
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """Everything that decides what a run computes.
 
-    best_epoch_by: Literal["benchmark", "published"]
-
-
-class _Plan(TypedDict):
-    """What is read of the plan in a result."""
+    The same plan gives the same scores on the same device, world size and number of threads.
+    """
 
     task: str
-    protocol: Annotated[str, OneOf(PROTOCOLS)]
-    config: _Settings
-    own: NotRequired[dict[str, Any] | None]
-    data: NotRequired[str]
+    weights: str
+    seed: int
+    """Seed of the head, the order and dropout."""
+    model: str
+    """A model folder."""
+    data: str
+    """Where the tasks are, as examples.py describes."""
+    model_sha256: str
+    data_sha256: str
+    config: FinetuneConfig
+    protocol: Annotated[str, OneOf(PROTOCOLS)] = DEFAULT
+    start: str = ""
+    """The run whose kept model it starts from, in the same folder of runs; empty: from `model`."""
+    start_sha256: str = ""
+    own: Task | None = None
+    """The custom task; None: GLUE's task of this name."""
+    save_model: bool = True
+    """Whether to keep the model of the best epoch."""
+    work: int = 0
+    """Characters to read, for estimating the remaining time."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return f"{self.task}-{self.weights}-seed{self.seed}"
+
+    @property
+    def definition(self) -> Task:
+        """The task itself."""
+        return self.own or TASKS[self.task]
+
+    def differences(self, other: "RunPlan") -> list[str]:
+        """Return the values that make two runs incomparable, as "key: ours, now theirs".
+
+        Seed and weights may differ between compared runs, and folders may have moved.
+        """
+        both_start = self.weights == other.weights == "pretrained"
+        comparable = (
+            {
+                "model": plan.model_sha256[:12],
+                "data": plan.data_sha256[:12],
+                "task": plan.own,
+                "protocol": plan.protocol,
+                "start": plan.start_sha256[:12] if both_start else "",
+                **dataclasses.asdict(plan.config),
+            }
+            for plan in (self, other)
+        )
+        return [f"{key}: {was}, now {now}" for key, was, now in changes(*comparable)]
+
+    def write(self, folder: Path) -> None:
+        """Write the plan into a run's folder, which is created if it is missing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / PLAN, dataclasses.asdict(self))
+
+
+def read_plan(folder: Path) -> RunPlan:
+    """Read the plan of a run's folder.
+
+    Raises:
+        ValueError: there is none, or this version cannot read it.
+    """
+    path = folder / PLAN
+    if not path.is_file():
+        raise ValueError(
+            f"{folder}: not the folder of a run: it has no {PLAN}, which `zeroclap "
+            "glue` or `zeroclap finetune` writes"
+        )
+    values = read_json(path)
+    with named_errors(f"{path}: not a plan that this version can read"):
+        return decode(RunPlan, values)
 
 
 class _Result(TypedDict):
     """What is read of result.json."""
 
-    plan: _Plan
-    task: str
-    weights: str
-    seed: int
+    plan: RunPlan
     best: dict[str, Any]
     last: dict[str, Any]
     epochs: list[dict[str, Any]]
@@ -61,7 +130,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     path = folder / RESULT
     try:
         result = cast(dict[str, Any], decode(_Result, path.read_bytes()))
-        names = task_of(result["plan"]).score_names
+        names = result["plan"].definition.score_names
         found = [result["best"], result["last"], *result["epochs"]]
         for scores in (*found, {**result["constant"], "collapsed": True}):
             for name in ("collapsed", *names):
@@ -73,9 +142,3 @@ def read_result(folder: Path) -> dict[str, Any]:
     for scores in found:
         scores |= {key: math.inf for key, value in scores.items() if value is None}
     return result
-
-
-def task_of(plan: Mapping[str, Any]) -> Task:
-    """Return the task of a run, from the plan in its result."""
-    own = plan.get("own")
-    return decode(Task, own) if own else tasks.TASKS[plan["task"]]

@@ -1,8 +1,7 @@
 """Plan the runs of `glue` or `finetune`.
 
 `plan_runs` lists them, and `prepare` refuses incompatible ones and skips finished ones; starting.py
-executes the others. A plan is everything that decides a run's outcome; it is written to the run's
-folder before the run starts.
+executes the others.
 """
 
 import dataclasses
@@ -12,13 +11,11 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from data_prep.common.files import check_new, named_errors, read_json, sha256_of, write_json
-from data_prep.common.records import decode
-from data_prep.common.wording import changes
+from data_prep.common.files import check_new, sha256_of
 from finetune import examples, tasks
 from finetune.config import FinetuneConfig
 from finetune.protocols import DEFAULT, PROTOCOLS
-from finetune.result import RESULT, read_result
+from finetune.result import PLAN, RESULT, RunPlan, read_plan, read_result
 from finetune.tasks import BenchmarkTask, Task
 from pretrain.checks.recipe import check_precision
 from pretrain.config import deepspeed
@@ -26,94 +23,12 @@ from pretrain.convert.model_folder import LoadedModel, load_model
 from pretrain.convert.reading import located, weight_files
 from pretrain.processes.gpus import device_type
 
-PLAN = "run.json"
 MODEL = "model"
 """The subfolder for the fine-tuned model, if it is kept."""
 DATA = "data"
 """The subfolder for the examples of custom tasks, in folders named after their hashes."""
 WEIGHTS = ("pretrained", "random")
 """Initial weights; random ones show the gain of pretraining."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RunPlan:
-    """Everything that decides what a run computes.
-
-    The same plan gives the same scores on the same device, world size and number of threads.
-    """
-
-    task: str
-    weights: str
-    seed: int
-    """Seed of the head, the order and dropout."""
-    model: str
-    """A model folder."""
-    data: str
-    """Where the tasks are, as examples.py describes."""
-    model_sha256: str
-    data_sha256: str
-    config: FinetuneConfig
-    protocol: str = DEFAULT
-    start: str = ""
-    """The run whose kept model it starts from, in the same folder of runs; empty: from `model`."""
-    start_sha256: str = ""
-    own: Task | None = None
-    """The custom task; None: GLUE's task of this name."""
-    save_model: bool = True
-    """Whether to keep the model of the best epoch."""
-    work: int = 0
-    """Characters to read, for estimating the remaining time."""
-
-    @property
-    def name(self) -> str:
-        """The name of the run's folder."""
-        return f"{self.task}-{self.weights}-seed{self.seed}"
-
-    @property
-    def definition(self) -> Task:
-        """The task itself."""
-        return self.own or tasks.TASKS[self.task]
-
-    def differences(self, other: "RunPlan") -> list[str]:
-        """Return the values that make two runs incomparable, as "key: ours, now theirs".
-
-        Seed and weights may differ between compared runs, and folders may have moved.
-        """
-        both_start = self.weights == other.weights == "pretrained"
-        comparable = (
-            {
-                "model": plan.model_sha256[:12],
-                "data": plan.data_sha256[:12],
-                "task": plan.own,
-                "protocol": plan.protocol,
-                "start": plan.start_sha256[:12] if both_start else "",
-                **dataclasses.asdict(plan.config),
-            }
-            for plan in (self, other)
-        )
-        return [f"{key}: {was}, now {now}" for key, was, now in changes(*comparable)]
-
-    def write(self, folder: Path) -> None:
-        """Write the plan into a run's folder, which is created if it is missing."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / PLAN, dataclasses.asdict(self))
-
-
-def read_plan(folder: Path) -> RunPlan:
-    """Read the plan of a run's folder.
-
-    Raises:
-        ValueError: there is none, or this version cannot read it.
-    """
-    path = folder / PLAN
-    if not path.is_file():
-        raise ValueError(
-            f"{folder}: not the folder of a run: it has no {PLAN}, which `zeroclap "
-            "glue` or `zeroclap finetune` writes"
-        )
-    values = read_json(path)
-    with named_errors(f"{path}: not a plan that this version can read"):
-        return decode(RunPlan, values)
 
 
 def is_finished(folder: Path, plan: RunPlan) -> bool:
@@ -294,7 +209,7 @@ def _with_start(output: Path, plan: RunPlan) -> RunPlan:
     if plan.weights == "random" or source in ("", plan.task):
         return plan
     runs = [
-        (result["best"]["collapsed"], result["seed"], path.parent)
+        (result["best"]["collapsed"], result["plan"].seed, path.parent)
         for path in output.glob(f"{source}-pretrained-*/{RESULT}")
         if (path.parent / MODEL).is_dir() and (result := read_result(path.parent))
     ]

@@ -13,8 +13,8 @@ from data_prep.common.wording import duration
 from finetune.batches import longest_input
 from finetune.config import FinetuneConfig
 from finetune.graphs import GRAPH_MULTIPLE, can_replay
-from finetune.result import read_result, task_of
-from finetune.runs import RunPlan, is_finished
+from finetune.result import RunPlan, read_result
+from finetune.runs import is_finished
 from pretrain.checks import needs
 from pretrain.checks.devices import HEADROOM
 from pretrain.config import deepspeed
@@ -160,7 +160,7 @@ def _cause(output: Path, plan: RunPlan, code: int) -> str:
 
 def _scores(result: Mapping[str, Any]) -> str:
     """Return the scores of a finished run, in words."""
-    names = task_of(result["plan"]).score_names
+    names = result["plan"].definition.score_names
     best, last = (
         ", ".join(f"{name} {result[epoch][name]:.4f}" for name in names)
         + " (collapsed)" * result[epoch]["collapsed"]

@@ -24,8 +24,8 @@ from finetune import classifiers, examples, scores, tasks
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.graphs import can_replay, replay_passes
-from finetune.result import RESULT
-from finetune.runs import MODEL, RunPlan, model_digest, read_plan
+from finetune.result import RESULT, RunPlan, read_plan
+from finetune.runs import MODEL, model_digest
 from pretrain.config.deepspeed import stage_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.convert.model_folder import LoadedModel, load_model
@@ -115,9 +115,6 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         classifiers.save(folder, evaluator.weights, loaded, plan)
     return {
         "plan": dataclasses.asdict(plan),
-        "task": plan.task,
-        "weights": plan.weights,
-        "seed": plan.seed,
         "best": evaluator.best,
         "last": evaluator.epochs[-1],
         "constant": of_constant,

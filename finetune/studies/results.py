@@ -16,7 +16,7 @@ from scipy.stats import t
 
 from data_prep.common.files import naming_damage
 from data_prep.common.wording import count
-from finetune.result import RESULT, read_result, task_of
+from finetune.result import RESULT, read_result
 from finetune.scores import mean
 from finetune.studies.job import EVALUATION
 from finetune.studies.study import Arm, Run, Study, finetuning_arms
@@ -182,9 +182,10 @@ def _scores(folder: Path) -> dict[int, Figures]:
     found: dict[int, Figures] = {}
     for path in sorted(folder.glob(f"*/{RESULT}")):
         result = read_result(path.parent)
-        figures = found.setdefault(result["seed"], {})
-        figures[result["task"]] = 100 * mean(result["last"], task_of(result["plan"]).official)
-        figures[COLLAPSED] = figures.get(COLLAPSED, 0.0) + result["last"]["collapsed"]
+        plan, last = result["plan"], result["last"]
+        figures = found.setdefault(plan.seed, {})
+        figures[plan.task] = 100 * mean(last, plan.definition.official)
+        figures[COLLAPSED] = figures.get(COLLAPSED, 0.0) + last["collapsed"]
     return found
 
 

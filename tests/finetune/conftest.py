@@ -1,5 +1,6 @@
 """A small model folder and small tasks in the benchmark's layout, shared by the tests."""
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -27,13 +28,15 @@ def train_on(run_ranks, count, plan, folder):
     return run_ranks(count, lambda: train.train(plan, folder))
 
 
-def result_like(task, seed=1, collapsed=False, value=0.5):
+def result_like(task, seed=1, collapsed=False, value=0.5, weights="pretrained", **settings):
     """What result.json holds of a run of a task; every score is `value`."""
+    from finetune.config import FinetuneConfig
+    from finetune.result import RunPlan
     from finetune.tasks import TASKS
 
     scores = {"epoch": 1, **dict.fromkeys(TASKS[task].score_names, value), "collapsed": collapsed}
-    plan = {"task": task, "protocol": "default", "config": {"best_epoch_by": "published"}}
-    result = {"plan": plan, "task": task, "weights": "pretrained", "seed": seed, "device": "cpu"}
+    plan = RunPlan(task, weights, seed, "model", "data", "1", "2", FinetuneConfig(**settings))
+    result = {"plan": dataclasses.asdict(plan), "device": "cpu"}
     result |= {"best": scores, "last": scores, "epochs": [scores], "constant": scores}
     result |= {"train_examples": 1000, "dev_examples": 200, "seconds": 10.0}
     return {**result, "tokens_per_second": 5000.0}

@@ -125,7 +125,7 @@ def test_a_submission_without_its_device_or_kept_models_and_a_model_without_a_he
         (["submit", str(tmp_path / "gone"), *output], "gone: no such folder"),
         (["glue-report", str(tmp_path / "gone")], "gone: no such folder"),
         (["predict", str(tiny_model), str(tmp_path / "new.TSV")], "has no classification head"),
-        (["predict", str(model), f"{tmp_path}/new.ndjson"], "new.ndjson: is a table; `predict` reads"),
+        (["predict", str(model), f"{tmp_path}/new.ndjson"], "new.ndjson: is a table; `predict`"),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
@@ -166,10 +166,9 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
         head = classifiers.head_config(PROTOCOLS["default"].config(task), task)
         made = random_contents("zero-clap", vocabulary, head, {"task": task.name})
         save_model(run / "model", made)
-        result = result_like(task.name)
-        result["plan"]["data"] = str(data)
+        planned = dataclasses.replace(plan, task=task.name, data=str(data))
+        result = result_like(task.name) | {"plan": dataclasses.asdict(planned)}
         (run / "result.json").write_text(json.dumps(result))
-        dataclasses.replace(plan, task=task.name).write(run)
         for split in task.test:
             texts = ("the old dog",) * len(task.texts)
             write_tsv(data, task.name, split, [task.texts, texts])

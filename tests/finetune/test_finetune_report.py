@@ -8,9 +8,7 @@ import pytest
 
 from data_prep.common.files import write_json
 from finetune import report
-from finetune.config import FinetuneConfig
 from finetune.report import CONSTANT, UNCOLLAPSED, collect, summary
-from finetune.runs import RunPlan
 from finetune.zeroclap import main
 from tests.finetune.conftest import result_like
 
@@ -20,21 +18,17 @@ def write_run(
 ):
     run = folder / f"{task}-{weights}-seed{seed}"
     run.mkdir(parents=True)
-    result = result_like(task, seed) | {
-        "weights": weights,
+    result = result_like(task, seed, weights=weights, best_epoch_by=best_epoch_by) | {
         "best": {"epoch": 1, "accuracy": best, "matthews": best - 0.5, "collapsed": collapsed},
         "last": {"epoch": 2, "accuracy": last, "matthews": last - 0.5, "collapsed": True},
         "constant": {"accuracy": 0.6, "matthews": 0.0},
     }
-    result["plan"]["config"]["best_epoch_by"] = best_epoch_by
     if task == "STS-B":
         scores = {"epoch": 1, "published_loss": best, "pearson": 0.5, "spearman": 0.25}
         scores |= {"collapsed": collapsed}
         result |= {"best": scores, "last": scores, "constant": {**scores, "published_loss": 0.13}}
     result["epochs"] = [result["best"], {**result["last"], "epoch": 2}]
     write_json(run / "result.json", result)
-    config = FinetuneConfig(best_epoch_by=best_epoch_by)
-    RunPlan(task, weights, seed, "model", "data", "1", "2", config).write(run)
 
 
 @pytest.fixture

@@ -29,4 +29,4 @@ def test_sentences_and_pairs_are_classified_better_than_by_the_majority_class(re
     assert main(command.split()) == 0
     for result in collect(tmp_path / "scores"):
         assert not result["last"]["collapsed"]
-        assert result["last"]["accuracy"] > result["constant"]["accuracy"] + 0.04, result["task"]
+        assert result["last"]["accuracy"] > result["constant"]["accuracy"] + 0.04, result["plan"]
