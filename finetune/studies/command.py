@@ -120,9 +120,7 @@ def _begin(
     now = json.loads(strict_json(now))  # as it is read back: JSON has no infinity
     if path.exists():
         before = read_json(path)
-        # A study that was begun before such a key was written has nothing to compare.
-        same = _FREE | {key for key in now if before.get(key, now[key]) == now[key]}
-        for changed in (key for key in now if key not in same):
+        for changed in (key for key in now if key not in _FREE and before.get(key) != now[key]):
             raise ValueError(
                 f"{path.parent}: was begun with other {changed}; name another --output, or give "
                 "the same study and settings, and data as it was"
