@@ -4,7 +4,6 @@ Only what cannot possibly fit is refused: the bounds leave out activations, buff
 programs use.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -93,17 +92,6 @@ def check_disk_space(config: RunConfig, parameters: int) -> None:
     if not state.checkpoints:
         size = checkpoints.BYTES_PER_PARAMETER * parameters
         checkpoints.check_disk_space(existing_folder(run), max_checkpoints_kept(config) + 1, size)
-
-
-def bytes_of_newest(run: Path, steps: Sequence[int]) -> int:
-    """Return the bytes of a run's newest checkpoint, as the next one will need; 0 without any.
-
-    Args:
-        run: the run's folder.
-        steps: of its checkpoints.
-    """
-    files = checkpoints.folder_of(run, steps[-1]).glob("*") if steps else ()
-    return sum(path.stat().st_size for path in files)
 
 
 def existing_folder(folder: Path) -> Path:

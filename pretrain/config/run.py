@@ -93,8 +93,7 @@ class RunConfig:
                 f"schedule.minimum_learning_rate {self.schedule.minimum_learning_rate} is above "
                 f"optimizer.learning_rate {self.optimizer.learning_rate}"
             )
-        needed = self.spike.margin_steps + self.spike.longest_alarm
-        if self.short_reach and steps > needed:
+        if self.short_reach and steps > self.spike.least_reach:
             raise ValueError(self.short_reach)
 
     @property
@@ -104,7 +103,7 @@ class RunConfig:
         A run of fewer steps than it takes to confirm a spike is only warned.
         """
         reach = (self.training.checkpoints_kept - 1) * self.training.checkpoint_interval
-        needed = self.spike.margin_steps + self.spike.longest_alarm
+        needed = self.spike.least_reach
         if reach >= needed:
             return ""
         return (

@@ -321,9 +321,12 @@ class SpikeConfig:
         return 4 * self.confirm_steps
 
     @property
-    def longest_alarm(self) -> int:
-        """Most steps from the onset of a rise that the fast channel sees to its confirmation."""
-        return max(self.confirm_steps, self.patience + 1)
+    def least_reach(self) -> int:
+        """Steps that the kept checkpoints have to reach back when a spike is confirmed.
+
+        Those before the onset, and the most from it to the confirmation by the fast channel.
+        """
+        return self.margin_steps + max(self.confirm_steps, self.patience + 1)
 
     @property
     def longest_delay(self) -> int:

@@ -5,6 +5,7 @@ moving window is the head of a monotonic queue.
 """
 
 import bisect
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -211,9 +212,6 @@ def change_point(distances: Sequence[float], height: float) -> int:
         distances: distances from the level before, in standard deviations, oldest first; not empty.
         height: smallest rise to be dated, in standard deviations.
     """
-    best, total, place = -math.inf, 0.0, len(distances) - 1
-    for index in range(len(distances) - 1, -1, -1):
-        total += max(-height, min(height, distances[index])) - height / 2
-        if total > best:
-            best, place = total, index
-    return place
+    rises = (max(-height, min(height, each)) - height / 2 for each in reversed(distances))
+    sums = [*itertools.accumulate(rises)]
+    return len(sums) - 1 - sums.index(max(sums))

@@ -19,12 +19,11 @@ from pathlib import Path
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from data_prep.common.wording import count, few
-from pretrain.checks import capacity
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
 from pretrain.records import control, failures, history, ledger, metrics, progress, wording
 from pretrain.records import folder as run_folder
-from pretrain.records.checkpoints import free_bytes
+from pretrain.records.checkpoints import folder_of, free_bytes
 from pretrain.records.control import ControlFile
 from pretrain.records.segments import Course
 from pretrain.spikes.policy import GiveUp, Rollback
@@ -237,8 +236,8 @@ class Supervisor:
 
     def _lack_of_room(self) -> str:
         """Describe a disk without room for the next checkpoint, else ""."""
-        newest = capacity.bytes_of_newest(self.run_folder, self._state().checkpoints)
-        needed = max(_LEAST_BYTES, newest)
+        newest = folder_of(self.run_folder, self._state().resume_step())
+        needed = max(_LEAST_BYTES, sum(path.stat().st_size for path in newest.glob("*")))
         free = free_bytes(self.run_folder)
         text = f"{self.run_folder}: has {free:,} bytes free and needs {needed:,}"
         return text if free < needed else ""
