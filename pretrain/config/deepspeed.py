@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_prep.common.files import named_errors, read_json
-from data_prep.common.records import (
-    PositiveFloat,
-    PositiveInt,
-    check_value,
-    decode,
-    unknown_key,
-)
+from data_prep.common.records import PositiveFloat, PositiveInt, check_value, decode, unknown_key
 from data_prep.common.wording import changes
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import flatten, named_file
@@ -149,7 +143,7 @@ def _load(name: str) -> tuple[Path, dict[str, Any]]:
     for name in _OFFLOADS:  # DeepSpeed takes null for one that is not used
         part = zero.get(name) or {}
         check_value(f"{path}: {name}", part, isinstance(part, dict), "a mapping of keys to values")
-    for name in _HALF:  # DeepSpeed takes other values for one of them, and "auto" for false
+    for name in _HALF:  # DeepSpeed reads "yes" as true, and "auto" as false
         enabled = settings.get(name, {}).get("enabled", False)
         check_value(f"{path}: {name}.enabled", enabled, enabled in (True, False), "true or false")
     for name in ("stage", "reduce_bucket_size"):
