@@ -37,8 +37,8 @@ class FinetuneConfig:
     pooling: Literal["first", "mean"] = "first"
     """Input of the head: "first", the feature of `<s>`, or "mean", the mean over all tokens."""
     max_tokens: Annotated[Int, Ge(6)] = 512
-    """Longer inputs are left out of training and truncated in scoring; result.json counts them. At
-    least those of `<s> a </s> </s> b </s>`."""
+    """Longer inputs are left out of training and cut in scoring; the report counts both. At least
+    those of `<s> a </s> </s> b </s>`."""
     max_train_examples: NonNegativeInt = 0
     """Train on the first N examples only; 0: on all."""
     best_epoch_by: Literal["benchmark", "published"] = "published"

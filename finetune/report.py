@@ -200,10 +200,18 @@ def _section(table: DataFrame, runs: Sequence[Result]) -> str:
     head += [f"{name}, {when}" for when in ("best", "last") for name in task.score_names]
     speed = statistics.median(run["tokens_per_second"] for run in runs)
     choice = _joined(task.scores_of_best(example["plan"].config.best_epoch_by))
+    long = sum(example["too_long"].values()) - example["too_long"]["train"]
+    missing = {
+        "training examples above max_tokens were left out": example["too_long"]["train"],
+        "ragged training rows were left out": example["skipped_rows"],
+        "other examples above max_tokens were cut": long,
+    }
     notes = (
         f"Median over seeds (lowest to highest) on {example['dev_examples']:,} dev examples after "
-        f"training on {example['train_examples']:,}. *best*: the epoch with the best {choice} on "
-        "the same dev examples, so it is optimistic. *last*: the last epoch, without selection. "
+        f"training on {example['train_examples']:,}. "
+        + "".join(f"{number:,} {what}. " for what, number in missing.items() if number)
+        + f"*best*: the epoch with the best {choice} on the same dev examples, so it is "
+        "optimistic. *last*: the last epoch, without selection. "
         "*collapsed*: runs whose model gives one answer to everything. "
         f"{sum(run['seconds'] for run in runs):,.0f} s in all, {speed:,.0f} tokens/s (median) on "
         f"{example['device']}."

@@ -114,6 +114,10 @@ class _Result(TypedDict):
     device: str
     dev_examples: int
     train_examples: int
+    skipped_rows: int
+    """Ragged rows of the training file (`BenchmarkTask.skips_ragged`)."""
+    too_long: dict[str, int]
+    """Inputs above max_tokens, by split."""
     seconds: float
     tokens_per_second: float
 
