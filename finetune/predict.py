@@ -1,5 +1,6 @@
 """Prediction with a fine-tuned model: labels of new text, and files for GLUE's server."""
 
+import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,6 +112,9 @@ def _logits(
     # A model from elsewhere has no record of its fine-tuning.
     max_tokens = int(loaded.recorded("max_tokens") or FinetuneConfig.max_tokens)
     encoded = EncodedExamples(task, rows, loaded, max_tokens)
+    if encoded.too_long:
+        which = f"{encoded.too_long:,} of {len(rows):,} inputs of {task.name}"
+        print(f"warning: {which} are above max_tokens, and were cut", file=sys.stderr)
     return logits_of(classifier.eval(), encoded, device)
 
 

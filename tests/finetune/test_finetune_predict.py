@@ -47,9 +47,9 @@ def predicted(trained, tmp_path, capsys):
 
 
 def test_each_line_gets_a_label_and_its_probability(predicted):
-    _, lines, _ = predicted(
-        "CoLA", "\ufeffthe old dog sees a wug\r\nthe small bird runs near\r\n", "--device", "cpu"
-    )
+    text = f"\ufeffthe old dog sees a wug\r\nthe small bird runs near\r\n{'dog ' * 600}\n"
+    _, (*lines, _), error = predicted("CoLA", text, "--device", "cpu")
+    assert error == "warning: 1 of 3 inputs of CoLA are above max_tokens, and were cut\n"
     assert [label for label, _, _ in lines] == ["0", "1"]
     assert all(0.5 <= float(probability) <= 1 for _, probability, _ in lines)
     assert [text for *_, text in lines] == ["the old dog sees a wug", "the small bird runs near"]
